@@ -1,0 +1,46 @@
+# Two commands are all anyone needs: `make demo` and `make test`. Both set up `.venv` first.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+N      ?= 1
+
+.PHONY: setup demo test lint bench deaths clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    set up, then watch a training die and hear why"
+	@echo "make test    set up, then lint and every test (about 10 minutes on 2 cores)"
+	@echo "make bench   the figures of docs/benchmarks.md, as tables and bench/results/*.json"
+	@echo "make deaths  the death suite: N times every kind (make deaths N=20)"
+	@echo "make lint    ruff and mypy --strict"
+
+setup: $(STAMP)
+
+# requirements-dev.txt is exact where a looser range would pull gigabytes (see docs/decisions.md).
+$(STAMP): pyproject.toml requirements-dev.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "buoy needs Python 3.11 or newer, this is " + sys.version.split()[0])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $(STAMP)
+
+demo: setup
+	$(BIN)/python examples/demo.py
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: setup lint
+	$(BIN)/python -m pytest
+
+bench: setup
+	$(BIN)/python -m bench
+
+deaths: setup
+	$(BIN)/python -m tests.deaths --repeat $(N)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,38 @@
+"""buoy keeps machine-learning training alive in small sessions, and says why it died.
+
+>>> import buoy
+>>> buoy.__version__
+'0.1.0'
+
+Nothing heavy is loaded here: each public name is imported on first use, so that `import buoy` in the first
+cell of a notebook costs a few milliseconds and no third-party module.
+"""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+
+# name -> module that defines it; kept sorted, and equal to __all__ (tests/test_public_surface.py).
+_HOMES = {
+    "BuoyError": "buoy.errors",
+    "ExitCode": "buoy.errors",
+    "watch": "buoy.supervisor.watch",
+    "why": "buoy.verdict",
+}
+
+__all__ = ["BuoyError", "ExitCode", "watch", "why"]  # noqa: F822 - resolved by __getattr__ below
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'buoy' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

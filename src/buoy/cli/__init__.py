@@ -1,0 +1,67 @@
+"""The `buoy` command. A verb's module is imported only when that verb is chosen."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+# verb -> (module, one line for `buoy --help`)
+VERBS = {
+    "run": ("buoy.cli.run", "run a training under the flight recorder: `buoy run -- python train.py`"),
+    "why": ("buoy.cli.why", "say what killed the last attempt, how sure we are, and how to go on"),
+}
+
+_OVERVIEW = """\
+usage: buoy VERB [options]
+
+Keeps machine-learning training alive in small sessions, and says why it died.
+
+{verbs}
+
+  buoy VERB --help   the options of a verb
+  buoy --version     the version
+
+exit codes: `run` gives the command's own code (128+N for signal N; 125 buoy could not start, 126 not
+executable, 127 not found). The others: 0 fine, 1 found something (`why`: no verdict), 2 error.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return its exit code; errors go to stderr without a traceback."""
+    from buoy.errors import BuoyError, ExitCode
+
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        return _dispatch(arguments)
+    except BuoyError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return int(error.exit_code)
+    except BrokenPipeError:  # `buoy why | head`: the reader has gone, which is no error of ours
+        sys.stderr.close()
+        return int(ExitCode.OK)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _dispatch(arguments: list[str]) -> int:
+    from buoy.errors import UsageError
+
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        width = max(map(len, VERBS))
+        verbs = "\n".join(f"  {name:{width}}  {line}" for name, (_, line) in VERBS.items())
+        sys.stdout.write(_OVERVIEW.format(verbs=verbs))
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        from buoy import __version__
+
+        sys.stdout.write(f"buoy {__version__}\n")
+        return 0
+    verb, *rest = arguments
+    if verb not in VERBS:
+        from difflib import get_close_matches
+
+        near = get_close_matches(verb, VERBS, n=1)
+        raise UsageError("unknown command", received=repr(verb), expected=" or ".join(f"`{v}`" for v in VERBS),
+                         hint=f"did you mean `buoy {near[0]}`?" if near else "`buoy --help` lists them")  # fmt: skip
+    module = import_module(VERBS[verb][0])
+    return int(module.execute(rest))

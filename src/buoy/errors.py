@@ -1,0 +1,93 @@
+"""Everything buoy raises on purpose, and the exit code each becomes.
+
+    BuoyError                    base: a message, what was received, what was expected, a hint
+     +-- UsageError              the person asked for something that cannot be asked          exit 2
+     +-- RunFolderError          a run folder is missing, foreign, damaged or not writable    exit 2
+     +-- LaunchError             `buoy run` could not start the command                       exit 125/126/127
+     +-- RecorderError           a second recorder, or two run folders in one process         exit 2
+
+    try:
+        buoy.watch("runs/cats")
+    except buoy.BuoyError as error:
+        print(error.hint)
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """The exit codes of every verb. `run` returns the command's own code, 128+N for signal N.
+
+    >>> int(ExitCode.FOUND)
+    1
+    """
+
+    OK = 0
+    """Nothing to report: `check` clean, `plan` fits, `why` has a verdict."""
+    FOUND = 1
+    """`check` has findings, `plan` does not fit, `why` has no verdict."""
+    ERROR = 2
+    """Usage, configuration or input error."""
+    RUN_FAILED = 125
+    """`run`: buoy itself could not start."""
+    NOT_EXECUTABLE = 126
+    """`run`: the command was found but cannot be executed."""
+    NOT_FOUND = 127
+    """`run`: the command was not found."""
+
+
+class BuoyError(Exception):
+    """An error that is the person's to mend; printed without a traceback.
+
+    >>> print(BuoyError("no such run", received="runs/cast", expected="a run folder", hint="`buoy why runs/cats`"))
+    no such run
+      received: runs/cast
+      expected: a run folder
+      hint: `buoy why runs/cats`
+    """
+
+    exit_code: int = ExitCode.ERROR
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        received: str | None = None,
+        expected: str | None = None,
+        hint: str | None = None,
+        exit_code: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.received = received
+        self.expected = expected
+        self.hint = hint
+        if exit_code is not None:
+            self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        lines = [self.message]
+        for label, text in (("received", self.received), ("expected", self.expected), ("hint", self.hint)):
+            if text is not None:
+                lines.append(f"  {label}: {text}")
+        return "\n".join(lines)
+
+
+class UsageError(BuoyError):
+    """The command line or an argument asks for something that cannot be done."""
+
+
+class RunFolderError(BuoyError):
+    """A run folder is missing, not one of ours, damaged, or cannot be written."""
+
+
+class LaunchError(BuoyError):
+    """`buoy run` could not start the command."""
+
+    exit_code = ExitCode.RUN_FAILED
+
+
+class RecorderError(BuoyError):
+    """This process already records, into another folder."""

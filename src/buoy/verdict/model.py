@@ -1,0 +1,90 @@
+"""What a verdict is: claims about one death, each graded, each with the readings it rests on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Grade = Literal["certain", "likely", "possible"]
+
+SCHEMA = "buoy.verdict/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One piece of evidence: what was read, where, and when (wall clock; None when it has no time)."""
+
+    text: str
+    source: str
+    wall: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A statement, how sure we are of it, and why."""
+
+    text: str
+    grade: Grade
+    evidence: tuple[Reading, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where the training was when it died; what is not known is None."""
+
+    step: int | None = None
+    epoch: int | None = None
+    phase: str | None = None
+    cell: str | None = None
+    file: str | None = None
+    line: int | None = None
+    function: str | None = None
+    seconds_before: float | None = None
+    """How long before the death this place was recorded; None when it is the place of the death itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why it died, as one file of `causes/` found it."""
+
+    id: str
+    """Stable kebab-case name: `kernel-oom`, `disk-full`, ..."""
+    claim: Claim
+    actor: Claim | None = None
+    """Who did it, when something can be said."""
+    cascade: tuple[Claim, ...] = ()
+    """What died first, in order of time."""
+    next: tuple[str, ...] = ()
+    """What to do: commands that can be pasted or changes to make, the best first."""
+    survivable: bool = False
+    """Whether starting the same command again makes sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who held the memory at the end."""
+
+    name: str
+    bytes: int | None
+    pid: int | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What killed one attempt."""
+
+    run: str
+    attempt: int
+    mechanism: Claim
+    cause: Cause
+    where: Where
+    holders: tuple[Holder, ...] = ()
+    wall: float | None = None
+    """When it died, or None when it is not known or it has not."""
+    ran_for: float | None = None
+    schema: str = field(default=SCHEMA)
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict as plain values, for `--format json` and verdict.json."""
+        return asdict(self)
