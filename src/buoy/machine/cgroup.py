@@ -1,0 +1,224 @@
+"""The control group a process lives in: memory limit, use and kills, CPU quota, number of processes.
+
+The kernel counts an OOM kill in the victim's own group; version 2 adds it to every group above, version 1
+does not. So kills and members are read in the process's own group, whichever group above sets the limit.
+Limit, use and peak belong together: those come from the group with the smallest limit.
+"""
+
+from __future__ import annotations
+
+import os
+
+from buoy.machine import colab
+from buoy.machine.cgroup_tree import Groups, descend, groups_of
+from buoy.machine.host import parse_pressure
+from buoy.machine.procfs import FileReader, field, read_bytes, to_int
+
+_NO_LIMIT = 1 << 60  # version 1 writes the largest page-aligned number for "unlimited"
+
+# What the kernel holds for a group and cannot give back. `kernel` (Linux 5.18) includes the others.
+_KERNEL_PARTS = (b"kernel_stack", b"pagetables", b"percpu", b"slab_unreclaimable")
+
+_FILES = {
+    1: {
+        "limit": "memory.limit_in_bytes",
+        "usage": "memory.usage_in_bytes",
+        "peak": "memory.max_usage_in_bytes",
+        "kills": "memory.oom_control",
+    },
+    2: {"limit": "memory.max", "usage": "memory.current", "peak": "memory.peak", "kills": "memory.events"},
+}
+
+
+class Cgroup:
+    """A process's memory group and those above it, through open files; what cannot be read is None."""
+
+    def __init__(self, memory: Groups, others: list[str], cpu: Groups | None, pids: Groups | None) -> None:
+    """A process's memory group and those above it, through open files; what cannot be read is None."""
+        self.version = memory.version
+        self._memory = memory
+        self._cpu = cpu
+        self._pids = pids
+        self._names = _FILES[memory.version]
+        self._limits = [FileReader(f"{folder}/{self._names['limit']}") for folder in memory.folders]
+        kills = [f"{folder}/{self._names['kills']}" for folder in memory.folders]
+        self._kills = [FileReader(path) for path in [*kills, *others]]
+        self._usage = self._peak = self._stat = FileReader("")
+        self._limited = 0
+        self._limit_path: str | None = None
+        self._open_limited(0)
+        self._hidden_limit: int | None = None
+        visible = self.limit()
+        # In a container of version 1 a group that cannot be seen from inside may set a smaller limit.
+        stat = read_bytes(memory.folders[0] + "/memory.stat") if memory.version == 1 else b""
+        hidden = field(stat, b"hierarchical_memory_limit")
+        if hidden is not None and 0 < hidden < (_NO_LIMIT if visible is None else visible):
+            self._hidden_limit = hidden
+            self.limit()
+
+    @property
+    def path(self) -> str:
+        """The process's own group, as a folder."""
+        return self._memory.shown(self._memory.folders[0])
+
+    @property
+    def limit_path(self) -> str | None:
+        """The group that sets the limit; None without one, `.../..` when it cannot be seen from here."""
+        return self._limit_path
+
+    def limit(self) -> int | None:
+        """The smallest memory limit on the way up; None when there is none."""
+        smallest, index = None, 0
+        for number, reader in enumerate(self._limits):
+            value = to_int(reader.read(32))
+            if value is not None and 0 < value < _NO_LIMIT and (smallest is None or value < smallest):
+                smallest, index = value, number
+        hidden = self._hidden_limit
+        if hidden is not None and (smallest is None or hidden < smallest):
+            index = len(self._limits) - 1
+            self._limit_path = self._memory.shown(self._memory.folders[index]) + "/.."
+            smallest = hidden
+        else:
+            self._limit_path = None if smallest is None else self._memory.shown(self._memory.folders[index])
+        if index != self._limited:
+            self._open_limited(index)
+        return smallest
+
+    def usage(self) -> int | None:
+        """Bytes charged to the group that sets the limit, caches included."""
+        return to_int(self._usage.read(32))
+
+    def used(self) -> int | None:
+        """Bytes of that group that the kernel cannot take back: anonymous and shared memory, and its own."""
+        data = self._stat.read(8192)
+        if self.version == 1:
+            anon, shared = field(data, b"total_rss"), field(data, b"total_shmem")
+            return None if anon is None else anon + (shared or 0)
+        anon = field(data, b"anon")
+        if anon is None:
+            return None
+        kernel = field(data, b"kernel")
+        if kernel is not None:
+            kernel -= field(data, b"slab_reclaimable") or 0
+        else:
+            kernel = sum(field(data, part) or 0 for part in _KERNEL_PARTS)
+        return anon + (field(data, b"shmem") or 0) + max(kernel, 0)
+
+    def peak(self) -> int | None:
+        """The most that group was ever charged, since it was made; Linux 5.19 and later for version 2."""
+        return to_int(self._peak.read(32))
+
+    def oom_kills(self) -> int | None:
+        """Processes of the own group killed for want of memory, ever; only a difference says something."""
+        return field(self._kills[0].read(512), b"oom_kill")
+
+    def parent_oom_kills(self) -> list[tuple[str, int | None]]:
+        """The same counter for the groups above, and for Colab's other group."""
+        readers = self._kills[1:]
+        return [
+            (self._memory.shown(os.path.dirname(reader.path)), field(reader.read(512), b"oom_kill"))
+            for reader in readers
+        ]
+
+    def group_kill(self) -> bool | None:
+        """Whether an OOM kill takes every process of the group at once (`memory.oom.group`)."""
+        if self.version == 1:
+            return False
+        flags = [read_bytes(f"{folder}/memory.oom.group", 8).strip() for folder in self._memory.folders]
+        if b"1" in flags[: self._limited + 1]:
+            return True
+        return False if flags[0] == b"0" else None
+
+    def pids(self) -> list[int] | None:
+        """Processes in the own group and below; 0 stands for one outside our PID namespace.
+
+        None when the list would be incomplete.
+        """
+        return descend(self._memory.folders[0])
+
+    def pressure(self) -> dict[str, int] | None:
+        """Microseconds the own group has stalled for memory; version 2 only."""
+        return parse_pressure(read_bytes(self._memory.folders[0] + "/memory.pressure", 512))
+
+    def cpu_quota(self) -> float | None:
+        """The smallest CPU allowance on the way up, in cores; None when there is none."""
+        return self._smallest_quota()[0]
+
+    def throttled_seconds(self) -> float | None:
+        """How long that group was held back by its quota."""
+        if self._cpu is None:
+            return None
+        data = read_bytes(self._smallest_quota()[1] + "/cpu.stat", 1024)
+        if self._cpu.version == 1:
+            nanoseconds = field(data, b"throttled_time")
+            return None if nanoseconds is None else nanoseconds / 1e9
+        microseconds = field(data, b"throttled_usec")
+        return None if microseconds is None else microseconds / 1e6
+
+    def pids_limit(self) -> tuple[int | None, int | None]:
+        """How many processes and threads there are and may be, in the group with the least room left."""
+        tightest: tuple[int | None, int | None] = (None, None)
+        for folder in self._pids.folders if self._pids else ():
+            current = to_int(read_bytes(folder + "/pids.current", 32))
+            most = to_int(read_bytes(folder + "/pids.max", 32))
+            if current is None:
+                continue
+            if tightest[0] is None or (most is not None and most - current < _room(tightest)):
+                tightest = (current, most)
+        return tightest
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for reader in [*self._limits, *self._kills, self._usage, self._peak, self._stat]:
+            reader.close()
+
+    def _open_limited(self, index: int) -> None:
+        for reader in (self._usage, self._peak, self._stat):
+            reader.close()
+        self._limited = index
+        folder = self._memory.folders[index]
+        self._usage = FileReader(f"{folder}/{self._names['usage']}")
+        self._peak = FileReader(f"{folder}/{self._names['peak']}")
+        self._stat = FileReader(f"{folder}/memory.stat")
+
+    def _smallest_quota(self) -> tuple[float | None, str]:
+        if self._cpu is None:
+            return None, ""
+        smallest, where = None, self._cpu.folders[0]
+        for folder in self._cpu.folders:
+            if self._cpu.version == 1:
+                quota = to_int(read_bytes(folder + "/cpu.cfs_quota_us", 32))
+                period = to_int(read_bytes(folder + "/cpu.cfs_period_us", 32))
+            else:
+                words = read_bytes(folder + "/cpu.max", 64).split()
+                quota, period = (to_int(words[0]), to_int(words[1])) if len(words) == 2 else (None, None)
+            if quota and period and (smallest is None or quota / period < smallest):
+                smallest, where = quota / period, folder
+        return smallest, where
+
+
+def find(pid: int, root: str = "/") -> Cgroup | None:
+    """The memory group of a process; None when there is no memory controller to be seen."""
+    memory = groups_of(pid, "memory", root)
+    others = colab.memory_events_paths(os.environ, root)
+    for path in others:
+        folder = os.path.dirname(path)
+        if memory is not None and folder in memory.folders:
+            continue
+        if pid in (descend(folder) or ()):
+            # Colab keeps kernels in a group that /proc/PID/cgroup does not lead to: that one counts.
+            if memory is not None:
+                name = _FILES[memory.version]["kills"]
+                others = [*(f"{above}/{name}" for above in memory.folders), *others]
+            memory = Groups(2, [folder], root)
+            break
+    if memory is None:
+        return None
+    counted = {f"{folder}/{_FILES[memory.version]['kills']}" for folder in memory.folders}
+    others = [path for path in dict.fromkeys(others) if path not in counted]
+    return Cgroup(memory, others, groups_of(pid, "cpu", root), groups_of(pid, "pids", root))
+
+
+def _room(pair: tuple[int | None, int | None]) -> float:
+    current, most = pair
+    return float("inf") if most is None or current is None else most - current

@@ -1,0 +1,120 @@
+"""Room on disk, also where the file system does not tell the truth, and what kind of file system it is."""
+
+from __future__ import annotations
+
+import os
+
+from buoy.machine.procfs import read_bytes
+
+KAGGLE_QUOTA = 20 * 10**9
+"""What /kaggle/working may hold by Kaggle's pages (third-party reading, see platforms.csv): not measured."""
+
+_KAGGLE = "/kaggle/working"
+_MOST_FILES = 20_000
+
+_REMOTE = ("9p", "afs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "smb", "virtiofs", "beegfs")
+# FUSE carries local file systems too; these do not leave the machine.
+_LOCAL_FUSE = ("fuse.lxcfs", "fuse.fuse-overlayfs", "fuse.mergerfs", "fuse.gocryptfs", "fuseblk", "fusectl")
+
+
+class Space:
+    """Bytes free and in all for one folder, and where the numbers come from."""
+
+    __slots__ = ("free", "path", "source", "total")
+
+    def __init__(self, path: str, free: int, total: int, source: str) -> None:
+        self.path = path
+        self.free = free
+        self.total = total
+        self.source = source
+
+
+def space(path: str, root: str = "/") -> Space | None:
+    """Room for new files in `path`; None when it cannot be asked."""
+    full = _below(root, path)
+    try:
+        facts = os.statvfs(full)
+    except (OSError, ValueError):
+        return None
+    free, total = facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
+    if total == 0:  # a file system that does not count: FUSE mounts often say 0 of 0
+        return None
+    if not _under_kaggle_quota(full, root):
+        return Space(path, free, total, "statvfs")
+    counted = _bytes_in(_below(root, _KAGGLE))
+    if counted is None:
+        return Space(
+            path,
+            min(free, KAGGLE_QUOTA),
+            KAGGLE_QUOTA,
+            "Kaggle's 20 GB quota, too many files to count: at most",
+        )
+    return Space(
+        path,
+        min(free, max(0, KAGGLE_QUOTA - counted)),
+        KAGGLE_QUOTA,
+        "Kaggle's 20 GB quota less files counted",
+    )
+
+
+def filesystem_type(path: str, root: str = "/") -> str | None:
+    """The type of the file system that holds `path`, such as `ext4`, `overlay` or `fuse.drive`."""
+    try:
+        wanted = os.path.realpath(_below(root, path))[len(root.rstrip("/")) :] or "/"
+    except (OSError, ValueError):
+        return None
+    best, kind = -1, None
+    data = read_bytes(root.rstrip("/") + "/proc/self/mountinfo", 1 << 20)
+    for line in data.decode("utf-8", "replace").split("\n"):
+        before, _, after = line.partition(" - ")
+        left, right = before.split(" "), after.split(" ")
+        if len(left) < 5 or not right[0]:
+            continue
+        mount_point = left[4].replace("\\040", " ")
+        inside = wanted == mount_point or wanted.startswith(mount_point.rstrip("/") + "/")
+        if inside and len(mount_point) >= best:  # a later mount on the same point hides the earlier one
+            best, kind = len(mount_point), right[0]
+    return kind
+
+
+def is_remote(path: str, root: str = "/") -> bool | None:
+    """Whether writing there leaves the machine (a mounted drive, NFS, ...); None when not known."""
+    kind = filesystem_type(path, root)
+    if kind is None:
+        return None
+    if kind.startswith("fuse"):
+        return kind not in _LOCAL_FUSE
+    return kind.startswith(_REMOTE)
+
+
+def _under_kaggle_quota(full: str, root: str) -> bool:
+    if "KAGGLE_KERNEL_RUN_TYPE" not in os.environ:
+        return False
+    quota_folder = os.path.realpath(_below(root, _KAGGLE))
+    real = os.path.realpath(full)
+    return os.path.isdir(quota_folder) and (real == quota_folder or real.startswith(quota_folder + "/"))
+
+
+def _bytes_in(folder: str) -> int | None:
+    """Bytes that the files below take up; None when there are too many to count or they cannot be read."""
+    total, seen, folders = 0, 0, [folder]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    seen += 1
+                    if seen > _MOST_FILES:
+                        return None
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+        except FileNotFoundError:  # removed while we counted
+            continue
+        except (OSError, ValueError):
+            return None
+    return total
+
+
+def _below(root: str, path: str) -> str:
+    return path if root == "/" else root.rstrip("/") + "/" + path.lstrip("/")
