@@ -34,7 +34,7 @@ class Cgroup:
     """A process's memory group and those above it, through open files; what cannot be read is None."""
 
     def __init__(self, memory: Groups, others: list[str], cpu: Groups | None, pids: Groups | None) -> None:
-    """A process's memory group and those above it, through open files; what cannot be read is None."""
+        """`others`: counter files of groups not on the way up that count kills of this session too."""
         self.version = memory.version
         self._memory = memory
         self._cpu = cpu
