@@ -1,0 +1,195 @@
+"""What the campaign does to a program once it is ready."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+from tests.deaths.judging import judge_folder
+from tests.deaths.kind import Act
+from tests.deaths.scene import Scene
+
+
+def nothing(scene: Scene) -> None:
+    """It needs no help, and gives no sign."""
+
+
+def cue(scene: Scene) -> None:
+    """Give it its cue; it dies of its own doing."""
+    scene.wait_ready()
+    scene.wait_sidecar()
+    scene.say()
+
+
+def send(*signals: int, pause: float = 0.15, to: str = "main") -> Act:
+    """Send signals, one after the other, to the main process or to the command the campaign launched."""
+
+    def act(scene: Scene) -> None:
+        scene.wait_ready()
+        scene.wait_sidecar()
+        for index, number in enumerate(signals):
+            time.sleep(pause if index else 0.1)
+            launcher = to == "launcher" or (to == "launcher-then-main" and index == 0)
+            scene.kill(number, scene.process.pid if launcher else scene.main)
+
+    return act
+
+
+def wait_only(scene: Scene) -> None:
+    """Wait until it is ready; what kills it is on its way."""
+    scene.wait_ready()
+
+
+def signal_then_cue(number: int, pause: float) -> Act:
+    """Send a signal that is survived; give the cue some time later."""
+
+    def act(scene: Scene) -> None:
+        scene.wait_ready()
+        scene.wait_sidecar()
+        scene.kill(number)
+        time.sleep(pause)
+        scene.say()
+
+    return act
+
+
+def cue_then_send(number: int, pause: float) -> Act:
+    """Give the cue, wait, then send a signal."""
+
+    def act(scene: Scene) -> None:
+        cue(scene)
+        time.sleep(pause)
+        scene.kill(number)
+
+    return act
+
+
+def kill_at_birth(scene: Scene) -> None:
+    """Kill the main process as soon as it is known who that is."""
+    scene.wait_ready()
+    scene.kill(signal.SIGKILL)
+
+
+def hang(scene: Scene) -> None:
+    """Let it hang until the recorder says so, ask why while it is alive, then kill it."""
+    cue(scene)
+    _judge_hang(scene)
+
+
+def stop_then_kill(scene: Scene) -> None:
+    """Stop it with SIGSTOP until the recorder calls that a hang, then kill it."""
+    scene.wait_ready()
+    scene.wait_sidecar()
+    scene.kill(signal.SIGSTOP)
+    _judge_hang(scene)
+
+
+def _judge_hang(scene: Scene) -> None:
+    scene.wait_for(
+        lambda: any(event.get("kind") == "hang" for event in scene.events()), "the hang to be noticed"
+    )
+    scene.alive_verdict = judge_folder(scene.attempt_folder())
+    scene.kill(signal.SIGKILL)
+
+
+def neighbour_dies_too(scene: Scene) -> None:
+    """Kill the main process in the moment in which the kernel kills a neighbour for memory."""
+    scene.wait_ready()
+    scene.wait_sidecar()
+    neighbour = scene.neighbour("leak.py", "2", "0.002")
+    (scene.folder / "neighbour" / "go").touch()
+    while neighbour.poll() is None:
+        time.sleep(0.0005)
+    scene.kill(signal.SIGKILL)
+    if neighbour.returncode != -signal.SIGKILL or scene.ground.oom_kills() != 1:
+        raise AssertionError("the neighbour did not die as it should")
+
+
+def neighbour_presses(scene: Scene) -> None:
+    """A neighbour takes what is left of the group's memory; the kernel kills the largest, which is us."""
+    scene.wait_ready()
+    scene.wait_sidecar()
+    scene.neighbour("leak.py", "1", "0.01")
+    (scene.folder / "neighbour" / "go").touch()
+
+
+def kill_recorder_then(number: int) -> Act:
+    """Kill the recorder, then the main process."""
+
+    def act(scene: Scene) -> None:
+        scene.wait_ready()
+        time.sleep(0.3)
+        scene.kill(signal.SIGKILL, scene.wait_sidecar())
+        scene.kill(number)
+
+    return act
+
+
+def kill_recorder_then_cue(scene: Scene) -> None:
+    """Kill the recorder, then give the cue."""
+    scene.wait_ready()
+    time.sleep(0.3)
+    scene.kill(signal.SIGKILL, scene.wait_sidecar())
+    scene.say()
+
+
+def kill_everything(scene: Scene) -> None:
+    """Kill launcher, recorder and main process, as the end of a container does."""
+    scene.wait_ready()
+    time.sleep(0.3)
+    for pid in {scene.process.pid, scene.wait_sidecar(), scene.main} - {scene.main}:
+        scene.kill(signal.SIGKILL, pid)
+    scene.kill(signal.SIGKILL)
+
+
+def kill_launcher_then_main(scene: Scene) -> None:
+    """Kill `buoy run` itself; the training goes on, and dies later."""
+    scene.wait_ready()
+    scene.wait_sidecar()
+    scene.kill(signal.SIGKILL, scene.process.pid)
+    time.sleep(0.4)
+    scene.kill(signal.SIGKILL)
+    time.sleep(0.3)
+
+
+def lose_the_machine(scene: Scene) -> None:
+    """Kill everything, then let the recording say that it was made in another boot."""
+    kill_everything(scene)
+    scene.process.wait(5)
+    attempt = scene.attempt_folder()
+    for name in ("exit.json", "death.json", "verdict.json"):
+        (attempt / name).unlink(missing_ok=True)
+    path = attempt / "attempt.json"
+    found = json.loads(path.read_text())
+    path.write_text(
+        json.dumps({**found, "boot_id": "00000000-0000-4000-8000-000000000000", "pid1_start": 1.0})
+    )
+
+
+def limit_processes(scene: Scene) -> None:
+    """Allow a few more processes, then give the cue."""
+    scene.wait_ready()
+    scene.wait_sidecar()
+    scene.ground.limit_processes(more=8)
+    scene.say()
+
+
+def kill_rank(scene: Scene) -> None:
+    """Kill the second rank of a distributed training."""
+    scene.wait_ready()
+    rank = scene.wait_word("ready-rank")
+    time.sleep(0.2)
+    scene.kill(signal.SIGKILL, rank)
+
+
+def kill_at_time_limit(seconds: float) -> Act:
+    """Kill the main process when its session's time is over."""
+
+    def act(scene: Scene) -> None:
+        scene.wait_ready()
+        started = json.loads((scene.attempt_folder() / "attempt.json").read_text())["wall"]
+        time.sleep(max(0.0, started + seconds - time.time()))
+        scene.kill(signal.SIGKILL)
+
+    return act

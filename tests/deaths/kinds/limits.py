@@ -1,0 +1,76 @@
+"""Deaths at a limit of time or size that the kernel or the session enforces."""
+
+from __future__ import annotations
+
+import signal
+
+from tests.deaths import acts
+from tests.deaths.kind import Kind, expect
+from tests.deaths.kinds.memory import KILLED
+
+KINDS = (
+    *(
+        Kind(
+            f"cpu-limit-soft-{launch}",
+            ("burn_cpu.py",),
+            launch,
+            acts.cue,
+            expect(
+                "cpu-limit",
+                notes_only="cpu-limit other-signal",
+                why="the note says SIGXCPU, not what the limit was",
+            ),
+        )
+        for launch in ("run", "watch")
+    ),
+    *(
+        Kind(
+            f"cpu-limit-hard-{launch}",
+            ("burn_cpu.py", "ignore"),
+            launch,
+            acts.cue,
+            expect(
+                "cpu-limit",
+                old_kernel="cpu-limit unknown",
+                notes_only="recorder-lost cpu-limit<=likely",
+                why="SIGKILL leaves no note",
+            ),
+        )
+        for launch in ("run", "watch")
+    ),
+    *(
+        Kind(
+            f"sigxfsz-{launch}",
+            ("file_size.py", "SIGXFSZ"),
+            launch,
+            acts.cue,
+            expect(
+                "file-size-limit",
+                old_kernel="unknown file-size-limit",
+                notes_only="recorder-lost",
+                why="the signal leaves no note",
+            ),
+        )
+        for launch in ("run", "watch")
+    ),
+    Kind(
+        "wall-time-limit-run",
+        ("wait.py",),
+        "run",
+        acts.kill_at_time_limit(2.0),
+        expect(
+            "time-limit<=likely",
+            notes_only="time-limit<=likely recorder-lost",
+            why="nothing proves that the clock was the reason",
+        ),
+        options=("--time-limit", "2s"),
+    ),
+    Kind(
+        "sigkill-long-before-time-limit-run",
+        ("wait.py",),
+        "run",
+        acts.send(signal.SIGKILL),
+        KILLED,
+        options=("--time-limit", "60s"),
+    ),
+)

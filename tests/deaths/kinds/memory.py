@@ -1,0 +1,196 @@
+"""Deaths by memory, and deaths that only look like it."""
+
+from __future__ import annotations
+
+import signal
+
+from tests.deaths import acts
+from tests.deaths.kind import Kind, expect
+
+_NO_TRACE = "SIGKILL leaves no note: without the recorder's evidence only the loss itself is known"
+
+OOM = expect("kernel-oom", notes_only="recorder-lost kernel-oom<=likely", at_least="certain", why=_NO_TRACE)
+
+KILLED = expect(
+    "killed",
+    old_kernel="unknown killed<=likely",
+    notes_only="recorder-lost",
+    why=_NO_TRACE + "; without a status os._exit() looks the same",
+)
+
+_CHILD_OOM = expect(
+    "worker-killed kernel-oom",
+    notes_only="recorder-lost worker-killed<=likely kernel-oom<=likely",
+    why=_NO_TRACE,
+)
+
+KINDS = (
+    Kind("oom-slow-leak-run", ("leak.py", "2", "0.02"), "run", acts.cue, OOM, memory=96),
+    Kind("oom-slow-leak-watch", ("leak.py", "2", "0.02"), "watch", acts.cue, OOM, memory=96),
+    Kind("oom-burst-run", ("burst.py",), "run", acts.cue, OOM, memory=128),
+    Kind("oom-burst-watch", ("burst.py",), "watch", acts.cue, OOM, memory=128),
+    Kind("oom-numpy-pages-run", ("numpy_pages.py",), "run", acts.cue, OOM, memory=160, needs=("numpy",)),
+    Kind(
+        "oom-torch-tensors-watch", ("torch_tensors.py",), "watch", acts.cue, OOM, memory=400, needs=("torch",)
+    ),
+    Kind("oom-torch-loop-run", ("torch_loop.py",), "run", acts.cue, OOM, memory=400, needs=("torch",)),
+    Kind("oom-tf-tensors-run", ("tf_tensors.py",), "run", acts.cue, OOM, memory=800, needs=("tensorflow",)),
+    Kind(
+        "oom-limit-of-parent-group-run",
+        ("leak.py", "4", "0.02"),
+        "run",
+        acts.cue,
+        OOM,
+        memory=96,
+        needs=("nested-cgroup",),
+    ),
+    Kind(
+        "oom-limit-of-parent-group-watch",
+        ("leak.py", "4", "0.02"),
+        "watch",
+        acts.cue,
+        OOM,
+        memory=96,
+        needs=("nested-cgroup",),
+    ),
+    Kind(
+        "oom-after-moving-to-another-group-run",
+        ("move_cgroup_then_leak.py", "{other}"),
+        "run",
+        acts.cue,
+        expect(
+            "kernel-oom",
+            no_kernel_log="kernel-oom unknown killed<=likely",
+            notes_only="recorder-lost kernel-oom<=likely",
+            why="the counters that were being watched are those of the group it left",
+        ),
+        needs=("other-cgroup",),
+    ),
+    Kind(
+        "oom-in-container-run",
+        ("leak.py", "4", "0.02"),
+        "run",
+        acts.cue,
+        expect(
+            "kernel-oom",
+            notes_only="recorder-lost machine-lost kernel-oom<=likely",
+            at_least="likely",
+            why="the kernel log names pids of another namespace; from outside a container is another machine",
+        ),
+        memory=96,
+        needs=("pid-namespace",),
+    ),
+    Kind(
+        "oom-as-first-process-of-container-watch",
+        ("leak.py", "4", "0.02"),
+        "watch",
+        acts.cue,
+        expect(
+            "recorder-lost machine-lost kernel-oom<=likely",
+            why="the first process of a container takes the recorder with it",
+        ),
+        memory=96,
+        needs=("pid-namespace",),
+    ),
+    Kind(
+        "oom-by-pressure-of-neighbour-run",
+        ("hold.py", "80"),
+        "run",
+        acts.neighbour_presses,
+        expect("kernel-oom", notes_only="recorder-lost kernel-oom<=likely", why=_NO_TRACE),
+        memory=128,
+    ),
+    Kind(
+        "oom-by-pressure-of-neighbour-watch",
+        ("hold.py", "80"),
+        "watch",
+        acts.neighbour_presses,
+        expect("kernel-oom", notes_only="recorder-lost kernel-oom<=likely", why=_NO_TRACE),
+        memory=128,
+    ),
+    *(
+        Kind(
+            f"sigkill-as-neighbour-is-oom-killed-{launch}",
+            ("wait.py",),
+            launch,
+            acts.neighbour_dies_too,
+            expect(
+                "killed",
+                no_kernel_log="unknown killed<=likely kernel-oom<=possible",
+                old_kernel="killed unknown",
+                notes_only="recorder-lost",
+                why="without the kernel log nobody can say which of the two the kernel killed",
+            ),
+            memory=96,
+        )
+        for launch in ("run", "watch")
+    ),
+    *(
+        Kind(
+            f"sigkill-at-90-percent-{launch}",
+            ("hold.py", "72"),
+            launch,
+            acts.send(signal.SIGKILL),
+            KILLED,
+            memory=96,
+        )
+        for launch in ("run", "watch")
+    ),
+    Kind(
+        "oom-under-bash-run",
+        ("bash", "-c", "{python} {programs}/leak.py 4 0.02; exit $?"),
+        "run",
+        acts.cue,
+        _CHILD_OOM,
+        memory=96,
+    ),
+    Kind(
+        "oom-of-dataloader-worker-run",
+        ("dataloader_leak.py",),
+        "run",
+        acts.cue,
+        expect(
+            "worker-killed",
+            old_kernel="worker-killed",
+            notes_only="worker-killed python-exception",
+            why="torch's own words say only that a worker ended",
+        ),
+        memory=480,
+        needs=("torch",),
+    ),
+    Kind(
+        "oom-of-dataloader-worker-watch",
+        ("dataloader_leak.py",),
+        "watch",
+        acts.cue,
+        expect(
+            "worker-killed",
+            notes_only="worker-killed python-exception",
+            why="torch's own words say only that a worker ended",
+        ),
+        memory=480,
+        needs=("torch",),
+    ),
+    *(
+        Kind(
+            f"oom-of-child-main-ends-well-{launch}",
+            ("child_oom_main_lives.py",),
+            launch,
+            acts.cue,
+            expect("clean-exit"),
+            memory=96,
+        )
+        for launch in ("run", "watch")
+    ),
+    *(
+        Kind(
+            f"oom-of-child-then-bug-{launch}",
+            ("child_oom_then_bug.py",),
+            launch,
+            acts.cue,
+            expect("python-exception"),
+            memory=96,
+        )
+        for launch in ("run", "watch")
+    ),
+)

@@ -1,0 +1,78 @@
+"""Deaths in which the recorder, the launcher or the whole machine went too."""
+
+from __future__ import annotations
+
+import signal
+
+from tests.deaths import acts
+from tests.deaths.kind import Kind, expect
+
+_LOST = expect(
+    "recorder-lost", why="recorder and training were killed together: nothing was left to take a note"
+)
+
+KINDS = (
+    Kind(
+        "recorder-killed-then-sigkill-run",
+        ("wait.py",),
+        "run",
+        acts.kill_recorder_then(signal.SIGKILL),
+        expect(
+            "killed unknown recorder-lost",
+            notes_only="recorder-lost",
+            why="nobody read the counters at the death",
+        ),
+    ),
+    Kind(
+        "recorder-killed-then-sigkill-watch",
+        ("wait.py",),
+        "watch",
+        acts.kill_recorder_then(signal.SIGKILL),
+        _LOST,
+    ),
+    *(
+        Kind(
+            f"recorder-killed-then-sigterm-{launch}",
+            ("wait.py",),
+            launch,
+            acts.kill_recorder_then(signal.SIGTERM),
+            expect("terminated"),
+        )
+        for launch in ("run", "watch")
+    ),
+    *(
+        Kind(
+            f"recorder-killed-then-exception-{launch}",
+            ("exception.py",),
+            launch,
+            acts.kill_recorder_then_cue,
+            expect("python-exception"),
+        )
+        for launch in ("run", "watch")
+    ),
+    Kind("container-killed-whole-run", ("wait.py",), "run", acts.kill_everything, _LOST),
+    Kind(
+        "container-killed-whole-in-group-watch",
+        ("hold.py", "60"),
+        "watch",
+        acts.kill_everything,
+        _LOST,
+        memory=96,
+    ),
+    Kind(
+        "launcher-killed-then-sigkill-run",
+        ("wait.py",),
+        "run",
+        acts.kill_launcher_then_main,
+        expect(
+            "killed",
+            old_kernel="unknown killed",
+            notes_only="recorder-lost",
+            why="nobody is left who waits for it",
+        ),
+    ),
+    Kind("simulated-machine-lost-run", ("wait.py",), "run", acts.lose_the_machine, expect("machine-lost")),
+    Kind(
+        "simulated-machine-lost-watch", ("wait.py",), "watch", acts.lose_the_machine, expect("machine-lost")
+    ),
+)

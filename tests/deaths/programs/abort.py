@@ -1,0 +1,8 @@
+"""Aborts itself."""
+
+import os
+
+import stage
+
+stage.ready()
+os.abort()

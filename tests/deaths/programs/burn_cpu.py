@@ -1,0 +1,14 @@
+"""Burns CPU time against RLIMIT_CPU; `ignore` leaves only the hard limit."""
+
+import resource
+import signal
+import sys
+
+import stage
+
+stage.ready()
+resource.setrlimit(resource.RLIMIT_CPU, (1, 2))
+if "ignore" in sys.argv:
+    signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+while True:
+    pass

@@ -1,0 +1,14 @@
+"""Ends well and crashes while the interpreter is taken down, as native libraries do."""
+
+import ctypes
+
+
+class Late:
+    def __del__(self):
+        ctypes.string_at(0)
+
+
+import stage  # noqa: E402
+
+late = Late()
+stage.ready()
