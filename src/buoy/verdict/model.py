@@ -88,3 +88,10 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """The verdict as plain values, for `--format json` and verdict.json."""
         return asdict(self)
+
+    def __str__(self) -> str:
+        from buoy.view.verdict import (
+            render,
+        )  # the one look upwards: print(verdict) in a notebook should just work
+
+        return render(self)

@@ -1,0 +1,52 @@
+"""`buoy why`: what killed the last attempt, how sure that is, the evidence, and what to do next."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from buoy.errors import ExitCode
+from buoy.verdict.model import Verdict
+
+_EPILOG = "exit codes: 0 a verdict, 1 none (it cannot be told, or the training is well and alive), 2 an error"
+
+
+def execute(arguments: list[str]) -> int:
+    """Run the verb."""
+    chosen = _parser().parse_args(arguments)
+    from buoy.verdict import why
+
+    verdict = why(chosen.run, chosen.attempt)
+    if chosen.format == "json":
+        import json
+
+        sys.stdout.write(json.dumps(verdict.to_json(), indent=2) + "\n")
+    else:
+        from buoy.view.verdict import render
+
+        sys.stdout.write(render(verdict, chosen.format, colour=_wants_colour()) + "\n")
+    return int(ExitCode.OK if _says_something(verdict) else ExitCode.FOUND)
+
+
+def _says_something(verdict: Verdict) -> bool:
+    return verdict.cause.id not in ("unknown", "recorder-lost", "still-running")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="buoy why", description=__doc__, epilog=_EPILOG)
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help="run folder (default: the newest run here or in runs/)"
+    )
+    parser.add_argument("--attempt", type=int, metavar="N", help="which attempt (default: the last)")
+    parser.add_argument("--format", choices=("full", "concise", "json"), default="full",
+                        help="full: at most 25 lines; concise: at most 6; json: for programs")  # fmt: skip
+    return parser
+
+
+def _wants_colour() -> bool:
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")

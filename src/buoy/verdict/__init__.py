@@ -1,0 +1,40 @@
+"""Why an attempt died: evidence in, a graded verdict out.
+
+evidence.py    what the attempt left behind, and the same with parts taken away
+causes/        one file per cause, tried in order
+judge.py       the first that fits, plus mechanism, place and memory holders
+"""
+
+from __future__ import annotations
+
+import os
+
+from buoy.verdict.model import Verdict
+
+__all__ = ["Verdict", "settle", "why"]
+
+
+def why(run: str | None = None, attempt: int | None = None) -> Verdict:
+    """What killed the last attempt of a run (by default the newest run here), how sure that is, and what to do.
+
+    >>> verdict = buoy.why("runs/train")                     # doctest: +SKIP
+    >>> verdict.cause.id, verdict.cause.claim.grade          # doctest: +SKIP
+    ('kernel-oom', 'certain')
+    >>> print(verdict)                                       # doctest: +SKIP
+    """
+    from buoy.flight.attempt import find_attempt
+    from buoy.verdict.evidence import load
+    from buoy.verdict.judge import judge
+
+    return judge(load(find_attempt(run, attempt).folder))
+
+
+def settle(folder: str) -> Verdict:
+    """Judge an attempt that has just died and write its verdict.json, whole or not at all."""
+    from buoy.flight.attempt import write_json
+    from buoy.verdict.evidence import load
+    from buoy.verdict.judge import judge
+
+    verdict = judge(load(folder))
+    write_json(os.path.join(folder, "verdict.json"), verdict.to_json())
+    return verdict

@@ -1,0 +1,42 @@
+"""It ended well."""
+
+from __future__ import annotations
+
+from buoy.verdict.causes.common import status_reading
+from buoy.verdict.evidence import Evidence
+from buoy.verdict.model import Cause, Claim, Reading
+
+
+def judge(evidence: Evidence) -> Cause | None:
+    """Certain with exit code 0. An orderly shutdown without a code is likely one: `sys.exit(3)` looks the same."""
+    speaker = evidence.speaker
+    if evidence.status.exit_code == 0:
+        readings = [status_reading(evidence)]
+        if speaker and speaker.left_in_order:
+            readings.append(Reading("the interpreter shut down in order", speaker.source))
+        return Cause(
+            "clean-exit",
+            Claim("It ended by itself with exit code 0", "certain", tuple(readings)),
+            None,
+            _left(evidence),
+        )
+    if evidence.status.known or speaker is None or not speaker.note or speaker.note.get("kind") != "exit":
+        return None
+    code = speaker.note.get("code")
+    if isinstance(code, int) and code != 0:
+        return None
+    reading = Reading("the interpreter shut down in order; the exit code was not read", speaker.source)
+    return Cause(
+        "clean-exit", Claim("It ended in order, probably well", "likely", (reading,)), None, _left(evidence)
+    )
+
+
+def _left(evidence: Evidence) -> tuple[Claim, ...]:
+    """Descendants that run on, as after a fork that became a daemon."""
+    pids = evidence.death.get("alive")
+    alive = [pid for pid in pids if isinstance(pid, int)] if isinstance(pids, list) else []
+    if not alive:
+        return ()
+    names = ", ".join(map(str, alive[:5]))
+    reading = Reading(f"still running at the end: pid {names}", "death.json", evidence.died_wall)
+    return (Claim(f"{len(alive)} process(es) it had started went on without it", "certain", (reading,)),)

@@ -1,0 +1,186 @@
+"""What several causes need: the status as a reading, a signal that came shortly before, the uncaught exception."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from buoy.units import format_duration
+from buoy.verdict.evidence import Evidence, ProcessDeath, ProcessNotes
+from buoy.verdict.exceptions import ExceptionFinding, classify
+from buoy.verdict.model import Claim, Grade, Reading
+from buoy.verdict.status import signal_name
+from buoy.verdict.values import count, integer, mapping, number, printable, text
+
+_ORDER: tuple[Grade, ...] = ("possible", "likely", "certain")
+ABOUT_FULL = 1 << 20
+"""A file system with less than this free takes no further page of a mapped file."""
+
+
+def weaker(*grades: Grade) -> Grade:
+    """The least sure of these."""
+    return min(grades, key=_ORDER.index)
+
+
+def status_reading(evidence: Evidence) -> Reading:
+    """How the process ended, as evidence."""
+    return Reading(str(evidence.status), evidence.status.source or "death.json", evidence.died_wall)
+
+
+@dataclass(frozen=True, slots=True)
+class SignalSeen:
+    """A signal that reached the training, or the launcher above it, before the end."""
+
+    age: float
+    reading: Reading
+    sender: str | None
+
+
+def recent_signal(evidence: Evidence, name: str, within: float = 60.0) -> SignalSeen | None:
+    """Whether this signal came within so many seconds of the end. One from minutes ago was survived."""
+    forwarded = _forwarded(evidence, name)
+    if forwarded is not None and forwarded.age <= within:
+        return forwarded
+    speaker = evidence.speaker
+    dump = speaker.dump(name) if speaker else None
+    if speaker is None or dump is None or not dump.text:
+        return None
+    age = evidence.seconds_before_death(dump.wall)
+    if age is None or age > within:
+        return None
+    source = f"process-{speaker.pid}/{name}.txt"
+    when = "at the end" if age < 0.5 else f"{format_duration(age)} before the end"
+    return SignalSeen(age, Reading(f"{name} came {when}", source, dump.wall), None)
+
+
+def _forwarded(evidence: Evidence, name: str) -> SignalSeen | None:
+    end = evidence.last_t
+    for event in reversed(evidence.events_of("signal")):
+        value = event.get("signal")
+        received = text(value) or (signal_name(value) if isinstance(value, int) and value > 0 else None)
+        t = number(event.get("t"))
+        if received != name or t is None or end is None:
+            continue
+        pid = count(event.get("from_pid"))
+        sender = (
+            f"pid {pid}, through `buoy run`" if pid else "whoever signalled `buoy run`, which passed it on"
+        )
+        age = max(0.0, end - t)
+        words = f"`buoy run` received {name} {format_duration(age)} before the end and passed it on"
+        return SignalSeen(age, Reading(words, "events.jsonl", number(event.get("wall"))), sender)
+    return None
+
+
+def signal_sender(evidence: Evidence, name: str) -> Claim | None:
+    """Who sent a signal, if `buoy run` was the one that passed it on."""
+    seen = _forwarded(evidence, name)
+    return Claim(f"sent by {seen.sender}", "certain", (seen.reading,)) if seen and seen.sender else None
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The exception that ended the process."""
+
+    finding: ExceptionFinding
+    grade: Grade
+    evidence: tuple[Reading, ...]
+    cascade: tuple[Claim, ...]
+
+
+def raised(evidence: Evidence) -> Raised | None:
+    """The uncaught exception, if it is what ended the process: a signal or exit code 0 after it says that it is not."""
+    speaker = evidence.speaker
+    note = speaker.exception if speaker else None
+    status = evidence.status
+    if speaker is None or note is None or status.signal is not None or status.exit_code == 0:
+        return None
+    finding = classify(note)
+    grade: Grade = (
+        "certain" if status.exit_code == 1 and note.get("thread") in (None, "MainThread") else "likely"
+    )
+    readings = [Reading(finding.short, speaker.source)]
+    readings.append(
+        status_reading(evidence) if status.known else Reading("no exit status was read", "death.json")
+    )
+    cascade = passed_on(evidence, speaker)
+    return Raised(finding, weaker(grade, finding.grade), tuple(readings), cascade)
+
+
+def raised_as(evidence: Evidence, *kinds: str) -> Raised | None:
+    """The uncaught exception, if it is of one of these kinds."""
+    found = raised(evidence)
+    return found if found is not None and found.finding.id in kinds else None
+
+
+def passed_on(evidence: Evidence, speaker: ProcessNotes) -> tuple[Claim, ...]:
+    """That a child's end became the end of the process we watch, if so."""
+    if speaker.pid == evidence.pid:
+        return ()
+    who = printable(evidence.command, 60)
+    return (Claim(f"process {speaker.pid} ended first; `{who}` passed its end on", "likely"),)
+
+
+def died_before(evidence: Evidence, death: ProcessDeath, within: float) -> float | None:
+    """Seconds between a child's death and the end; None when it came later or too long before."""
+    end = evidence.died_t
+    if death.t is None or end is None:
+        return None
+    age = end - death.t
+    return max(0.0, age) if -0.5 <= age <= within else None
+
+
+def last_save(evidence: Evidence) -> tuple[str, float | None] | None:
+    """The last thing the script saved, and how long before the end."""
+    for event in reversed(evidence.events_of("save")):
+        path, t, end = text(event.get("path")), number(event.get("t")), evidence.last_t
+        if path:
+            return printable(path, 80), max(0.0, end - t) if t is not None and end is not None else None
+    return None
+
+
+def go_on(evidence: Evidence) -> str:
+    """How to continue: from the last save, if one was seen."""
+    command = (
+        printable(evidence.command, 70)
+        if isinstance(evidence.attempt.get("command"), list)
+        else "python train.py"
+    )
+    restart = f"`buoy run --restart 3 -- {command}`"
+    saved = last_save(evidence)
+    if saved is None:
+        return f"save every few minutes and load it at the start; then {restart} goes on by itself"
+    path, age = saved
+    when = f", saved {format_duration(age)} before the end" if age is not None else ""
+    return f"go on from {path}{when}; {restart} starts it again by itself"
+
+
+def shm_free(evidence: Evidence) -> int | None:
+    """The least room seen in /dev/shm lately: the dead process has given its own back by now."""
+    seen = [count(mapping(mapping(evidence.death.get("disks")).get("shm")).get("free"))]
+    seen += [count(row.get("shm_free")) for row in evidence.samples[-10:]]
+    return min((value for value in seen if value is not None), default=None)
+
+
+def full_disk(evidence: Evidence) -> str | None:
+    """A disk of this attempt that has no room left, if any."""
+    for disk in mapping(evidence.death.get("disks")).values():
+        free, path = count(mapping(disk).get("free")), text(mapping(disk).get("path"))
+        if free is not None and path and free < ABOUT_FULL and not path.startswith("/dev/shm"):  # noqa: S108
+            return path
+    return None
+
+
+def standing_hang(evidence: Evidence) -> dict[str, object] | None:
+    """The hang that had not ended when the record does."""
+    hang = None
+    for event in evidence.events:
+        if event.get("kind") == "hang":
+            hang = event
+        elif event.get("kind") == "hang-over":
+            hang = None
+    return hang
+
+
+def step_of(event: dict[str, object]) -> str:
+    """`step 120`, or `its start` before the first."""
+    step = integer(event.get("step"))
+    return f"step {step}" if step else "its start"

@@ -1,0 +1,59 @@
+"""No room was left on a disk, or a quota was used up."""
+
+from __future__ import annotations
+
+from buoy.units import format_bytes
+from buoy.verdict.causes import bus_error
+from buoy.verdict.causes.common import full_disk, raised_as
+from buoy.verdict.evidence import Evidence
+from buoy.verdict.exceptions import EDQUOT
+from buoy.verdict.model import Cause, Claim, Reading
+from buoy.verdict.values import count, mapping, printable, text
+
+
+def judge(evidence: Evidence) -> Cause | None:
+    """Certain when the system's own error (28 or 122) ended it; likely when SIGBUS struck on a full disk."""
+    found = raised_as(evidence, "disk-full")
+    if found is None:
+        return _by_bus_error(evidence)
+    finding = found.finding
+    quota = finding.errno == EDQUOT or "quota" in finding.message.lower()
+    what = "The disk quota was used up" if quota else "No space was left on the disk"
+    path = printable(finding.path, 80) if finding.path else None
+    room = f"{format_bytes(finding.free)} free where {path or 'the working directory'} lies"
+    readings = (
+        *found.evidence,
+        Reading(room, f"process-{evidence.speaker.pid}/beacon" if evidence.speaker else ""),
+    )
+    return Cause(
+        id="disk-full",
+        claim=Claim(f"{what}{f' while writing {path}' if path else ''}", found.grade, readings),
+        cascade=found.cascade,
+        next=_next(evidence, path),
+    )
+
+
+def _by_bus_error(evidence: Evidence) -> Cause | None:
+    path = full_disk(evidence)
+    if path is None or not bus_error.is_bus_error(evidence):
+        return None
+    readings = (
+        *bus_error.readings(evidence),
+        Reading(f"no room left on {path}", "death.json", evidence.died_wall),
+    )
+    claim = Claim(f"A mapped file could not grow: no space was left on {path}", "likely", readings)
+    return Cause("disk-full", claim, next=_next(evidence, path))
+
+
+def _next(evidence: Evidence, path: str | None) -> tuple[str, ...]:
+    folder = text(evidence.attempt.get("cwd")) or "."
+    if path and "/" in path:
+        folder = path.rpartition("/")[0] or "/"
+    steps = [f"see what fills it: `du -xh {folder} | sort -h | tail`; `df -h {folder}` shows what is left"]
+    steps.append("keep only the last few checkpoints, and delete the old one only after the new one is whole")
+    free = count(mapping(mapping(evidence.death.get("disks")).get("tmp")).get("free"))
+    if "drive" in folder.lower():
+        steps.append("empty the drive's bin too: deleted checkpoints still count there")
+    elif free is not None and free > 4 << 30:
+        steps.append(f"the temporary folder has {format_bytes(free)} free: caches can go there")
+    return tuple(steps)

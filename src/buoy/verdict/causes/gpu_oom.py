@@ -1,0 +1,43 @@
+"""The GPU's memory did not suffice for one more allocation."""
+
+from __future__ import annotations
+
+from buoy.units import format_bytes, format_share
+from buoy.verdict.causes.common import raised_as
+from buoy.verdict.evidence import Evidence
+from buoy.verdict.model import Cause, Claim, Reading
+from buoy.verdict.values import count, mappings, printable, text
+
+
+def judge(evidence: Evidence) -> Cause | None:
+    """Certain: the framework's own exception."""
+    found = raised_as(evidence, "gpu-oom")
+    if found is None:
+        return None
+    asked = found.finding.asked
+    what = f" for another {format_bytes(asked)}" if asked else ""
+    readings = list(found.evidence)
+    for device in mappings(evidence.death.get("gpu"))[:1]:
+        name = printable(text(device.get("name")) or "GPU", 40)
+        share = format_share(count(device.get("used")), count(device.get("total")))
+        readings.append(Reading(f"{name}: {share} in use when it was read", "death.json", evidence.died_wall))
+    return Cause(
+        id="gpu-oom",
+        claim=Claim(f"The GPU's memory did not suffice{what}", found.grade, tuple(readings)),
+        cascade=found.cascade,
+        next=_next(found.finding.type, found.finding.message),
+    )
+
+
+def _next(kind: str, message: str) -> tuple[str, ...]:
+    first = "halve the batch and accumulate gradients over two (batch norm and in-batch losses will notice)"
+    if kind.startswith("torch.") or "PYTORCH" in message or "Tried to allocate" in message:
+        return (
+            first,
+            "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` helps if much is reserved but unallocated",
+            "activation checkpointing (`torch.utils.checkpoint`) trades time for memory where activations own the peak",
+        )
+    return (
+        first,
+        "in a notebook, restart the kernel: a failed cell keeps its tensors alive through its traceback",
+    )

@@ -1,0 +1,100 @@
+"""The kernel killed it because memory ran out: of its memory group (a container's limit) or of the machine."""
+
+from __future__ import annotations
+
+from buoy.machine.kernel_log import parse_oom_kill
+from buoy.units import format_bytes, format_share
+from buoy.verdict.causes.common import go_on, status_reading
+from buoy.verdict.evidence import Evidence
+from buoy.verdict.model import Cause, Claim, Reading
+from buoy.verdict.oom import describe_limit, examine
+from buoy.verdict.traces import headline
+from buoy.verdict.values import count, mappings, number, printable, text
+
+
+def judge(evidence: Evidence) -> Cause | None:
+    """Certain when the kernel log names this process, or its memory group counted a kill and no other can be meant."""
+    if not evidence.death or _ended_otherwise(evidence):
+        return None
+    finding = examine(evidence, evidence.own_death)
+    if finding.answer != "oom":
+        return None
+    limit, peak = describe_limit(evidence)
+    on_machine = _is_global(evidence)
+    room = (
+        "the machine's memory"
+        if on_machine or limit is None
+        else f"its memory limit of {format_bytes(limit)}"
+    )
+    readings = list(finding.evidence)
+    if evidence.status.known:
+        readings.append(status_reading(evidence))
+    if peak is not None:
+        readings.append(
+            Reading(f"memory last seen: {format_share(peak, limit)}", "samples", evidence.last_wall)
+        )
+    readings += _colab(evidence)
+    return Cause(
+        id="kernel-oom",
+        claim=Claim(f"The kernel's OOM killer ended it: {room} was used up", finding.grade, tuple(readings)),
+        actor=Claim("the Linux kernel", finding.grade),
+        next=_next(evidence, limit, peak),
+        survivable=True,
+    )
+
+
+def _ended_otherwise(evidence: Evidence) -> bool:
+    """Without a status, last words of another kind come before a counter; the kernel log's own word does not."""
+    if evidence.status.known:
+        return evidence.status.signal != 9
+    named = [parse_oom_kill(str(line["text"])) for line in evidence.own_death.lines]
+    if evidence.attempt.get("initial_pid_namespace") is True and any(
+        found and found.get("pid") == evidence.pid for found in named
+    ):
+        return False
+    speaker = evidence.main
+    return bool(speaker and (speaker.note or headline(speaker.fault.text)))
+
+
+def _is_global(evidence: Evidence) -> bool:
+    lines = [str(line["text"]) for line in evidence.own_death.lines]
+    return any("constraint=CONSTRAINT_NONE" in line and f"pid={evidence.pid}," in line for line in lines)
+
+
+def _colab(evidence: Evidence) -> list[Reading]:
+    recorded = evidence.death.get("colab_events")
+    lines = recorded.get("lines") if isinstance(recorded, dict) else None
+    words = (
+        [line for line in lines if isinstance(line, str) and "oom_kill" in line]
+        if isinstance(lines, list)
+        else []
+    )
+    return [Reading(f"Colab noted {printable(words[-1], 60)}", "/var/colab/events")] if words else []
+
+
+def _next(evidence: Evidence, limit: int | None, peak: int | None) -> tuple[str, ...]:
+    steps = []
+    children = [p for p in mappings(evidence.death.get("processes")) if p.get("role") == "child"]
+    held = sum(count(child.get("rss")) or 0 for child in children)
+    if children and limit and held > 0.2 * limit:
+        steps.append(
+            f"lower `num_workers`: {len(children)} child processes held {format_bytes(held)} beside the main one; "
+            "each copies the Python objects of the data set"
+        )
+    if limit and peak and peak < 0.7 * limit and not steps:
+        steps.append(
+            f"one sudden allocation did it (memory was at {format_share(peak, limit)} just before): "
+            "build or load that object in pieces"
+        )
+    steps.append(
+        "keep the data set out of RAM: read it in pieces or memory-map it; a smaller batch changes little here"
+    )
+    warned = [e for e in evidence.events_of("warning") if e.get("alarm") == "ram"]
+    if warned:
+        words = printable(text(warned[-1].get("text")) or "memory grows", 100)
+        steps.insert(
+            0, f"find what grows with each step (lists of losses with their graph are the usual one): {words}"
+        )
+    if number(evidence.attempt.get("t")) is not None:
+        steps.append(go_on(evidence))
+    return tuple(steps[:3])

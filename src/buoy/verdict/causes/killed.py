@@ -1,0 +1,38 @@
+"""Somebody sent SIGKILL, and it was not the kernel's OOM killer."""
+
+from __future__ import annotations
+
+from buoy.units import format_bytes
+from buoy.verdict.causes.common import go_on, status_reading
+from buoy.verdict.evidence import Evidence
+from buoy.verdict.model import Cause, Claim
+from buoy.verdict.oom import describe_limit, examine
+
+SIGKILL = 9
+
+
+def judge(evidence: Evidence) -> Cause | None:
+    """Certain only if the kernel's counters were readable and unchanged, or its log accounts for every kill."""
+    if evidence.status.signal != SIGKILL or not evidence.death:
+        return None
+    finding = examine(evidence, evidence.own_death)
+    if finding.answer != "not-oom":
+        return None
+    done = (
+        ", while it was shutting down in order" if evidence.speaker and evidence.speaker.left_in_order else ""
+    )
+    limit, peak = describe_limit(evidence)
+    high = (
+        f" (high memory, {format_bytes(peak)}, is no proof of one)"
+        if limit and peak and peak > 0.8 * limit
+        else ""
+    )
+    return Cause(
+        id="killed",
+        claim=Claim(f"Somebody killed it with SIGKILL{done}; it was no kernel OOM kill{high}", finding.grade,
+                    (status_reading(evidence), *finding.evidence)),
+        actor=Claim("not recorded: `kill -9`, a notebook's restart, a scheduler, an out-of-memory daemon in user space",
+                    "possible"),
+        next=(go_on(evidence), "if it was not you: look for a scheduler's or platform's message at that time"),
+        survivable=True,
+    )  # fmt: skip

@@ -1,0 +1,65 @@
+"""A signal that neither crashes nor belongs to a limit: SIGQUIT, SIGUSR1, SIGALRM, SIGPIPE, real-time ones."""
+
+from __future__ import annotations
+
+from buoy.verdict.causes.common import go_on, recent_signal, signal_sender, status_reading
+from buoy.verdict.evidence import Evidence
+from buoy.verdict.model import Cause, Claim
+from buoy.verdict.status import signal_name
+
+_WORDS = {
+    "SIGQUIT": ("somebody pressed Ctrl-\\ or sent it", "start it again when you are ready"),
+    "SIGALRM": (
+        "a timer of its own ran out (`signal.alarm`) and no handler was there",
+        "handle SIGALRM or drop the alarm",
+    ),
+    "SIGPIPE": (
+        "it wrote to a pipe whose reader had gone",
+        "check the command after the `|`; write to a file instead",
+    ),
+    "SIGUSR1": (
+        "SLURM and other schedulers send it before the time is over",
+        "install a handler that saves, or drop `--signal`",
+    ),
+    "SIGUSR2": (
+        "a tool sent it and no handler was there",
+        "find out which tool uses it, or install a handler",
+    ),
+    "SIGXCPU": (
+        "sent by hand, or a CPU limit that was not recorded",
+        "`ulimit -t` shows whether there is a limit",
+    ),
+    "SIGSYS": ("a forbidden system call: the sandbox does not allow it", "run it outside that sandbox"),
+}
+
+
+def judge(evidence: Evidence) -> Cause | None:
+    """Certain which signal it was; who sent it is not recorded."""
+    signal = evidence.status.signal
+    if signal is None:
+        return _by_dump(evidence) if not evidence.status.known else None
+    if signal in (9, 15):
+        return None
+    name = signal_name(signal)
+    seen = recent_signal(evidence, name, 5.0)
+    readings = (status_reading(evidence), *((seen.reading,) if seen else ()))
+    return _cause(evidence, name, Claim(f"A signal ended it: {name} ({signal})", "certain", readings))
+
+
+def _by_dump(evidence: Evidence) -> Cause | None:
+    """Without a status: the stacks written when the signal came."""
+    if evidence.speaker is None or evidence.speaker.note:
+        return None
+    for name in ("SIGQUIT", "SIGXCPU"):
+        seen = recent_signal(evidence, name, 5.0)
+        if seen:
+            return _cause(evidence, name, Claim(f"A signal ended it: {name}", "likely", (seen.reading,)))
+    return None
+
+
+def _cause(evidence: Evidence, name: str, claim: Claim) -> Cause:
+    why, step = _WORDS.get(
+        name, ("who sent it is not recorded", f"find out which program sends {name}, or install a handler")
+    )
+    actor = signal_sender(evidence, name) or Claim(why, "possible")
+    return Cause("other-signal", claim, actor, (), (step, go_on(evidence)))

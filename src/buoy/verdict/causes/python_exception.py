@@ -1,0 +1,51 @@
+"""An exception that nobody caught."""
+
+from __future__ import annotations
+
+from buoy.verdict.causes.common import died_before, raised
+from buoy.verdict.evidence import Evidence
+from buoy.verdict.model import Cause, Claim, Reading
+from buoy.verdict.values import count, mapping, printable, text
+
+_HINTS = {
+    "ModuleNotFoundError": "`pip install` the missing module, in the same environment that runs the script",
+    "ImportError": "the module is there but does not offer that name: check its version",
+    "SyntaxError": "mend the line; `python -m py_compile FILE` checks it without running",
+    "RecursionError": "end the recursion; raising `sys.setrecursionlimit` risks a crash instead",
+    "FileNotFoundError": "check the path and the working directory; `/content` and `/tmp` are empty after a new session",
+    "PermissionError": "check the owner and mode of that file, or write elsewhere",
+    "KeyError": "print the keys that are there just before that line",
+    "AssertionError": "the condition in that line did not hold: print both sides before it",
+}
+
+
+def judge(evidence: Evidence) -> Cause | None:
+    """Certain: its own last words and exit code 1."""
+    found = raised(evidence)
+    if found is None:
+        return None
+    name = found.finding.type.rpartition(".")[2]
+    place = mapping((evidence.speaker.exception or {}).get("where")) if evidence.speaker else {}
+    where = ""
+    if text(place.get("file")):
+        where = f" at {printable(str(place['file']), 70)}:{count(place.get('line')) or '?'}"
+    cascade = [*found.cascade]
+    for child in evidence.child_deaths:
+        if (
+            child.status.known
+            and child.status.shell_code not in (0, 143)
+            and died_before(evidence, child, 10.0) is not None
+        ):
+            reading = Reading(str(child.status), child.source, child.wall)
+            who = printable(child.name, 50)
+            cascade.append(Claim(f"{who} (pid {child.pid}) had ended: {child.status}", "certain", (reading,)))
+    hint = _HINTS.get(name, "mend that line; the traceback on stderr shows how it got there")
+    if "DataLoader worker" in found.finding.message:
+        hint = "run once with `num_workers=0`: the worker's own error then shows where it happens"
+    return Cause(
+        id="python-exception",
+        claim=Claim(f"An exception that nobody caught: {printable(found.finding.short, 130)}", found.grade,
+                    (Reading(f"raised{where}", found.evidence[0].source), *found.evidence[1:])),
+        cascade=tuple(cascade[:3]),
+        next=(hint,),
+    )  # fmt: skip

@@ -1,0 +1,44 @@
+"""/dev/shm, through which DataLoader workers hand over batches, is full."""
+
+from __future__ import annotations
+
+from buoy.units import format_bytes
+from buoy.verdict.causes import bus_error
+from buoy.verdict.causes.common import ABOUT_FULL, raised, shm_free
+from buoy.verdict.evidence import Evidence
+from buoy.verdict.model import Cause, Claim, Grade, Reading
+from buoy.verdict.values import count, mapping
+
+_GUESS_OF_TORCH = "workers are out of shared memory"
+
+
+def judge(evidence: Evidence) -> Cause | None:
+    """Certain when torch or the system says so; likely when SIGBUS struck and no room was left."""
+    found = raised(evidence)
+    free = shm_free(evidence)
+    grade: Grade = "likely"
+    if found and found.finding.id == "shm-full":
+        grade, readings, cascade = found.grade, found.evidence, found.cascade
+        free = found.finding.shm_free if free is None else free
+    elif found and _GUESS_OF_TORCH in found.finding.message:  # torch says this of any SIGBUS in a worker
+        grade = "likely" if free is not None and free < 64 * ABOUT_FULL else "possible"
+        readings, cascade = found.evidence, found.cascade
+    elif bus_error.is_bus_error(evidence) and free is not None and free < ABOUT_FULL:
+        readings, cascade = bus_error.readings(evidence), ()
+    else:
+        return None
+    total = count(mapping(mapping(evidence.death.get("disks")).get("shm")).get("total"))
+    if free is not None:
+        room = f"/dev/shm: {format_bytes(free)} free of {format_bytes(total)}"
+        readings = (*readings, Reading(room, "samples", evidence.last_wall))
+    size = f" ({format_bytes(total)})" if total else ""
+    return Cause(
+        id="shm-full",
+        claim=Claim(f"The shared memory in /dev/shm{size} is full", grade, readings),
+        cascade=cascade,
+        next=(
+            "`DataLoader(..., num_workers=0)` needs none of it; fewer workers, a lower `prefetch_factor` or smaller batches need less",
+            "`torch.multiprocessing.set_sharing_strategy('file_descriptor')` and fewer open batches free it sooner",
+            "in Docker: `--shm-size=8g` (or `--ipc=host`); as root: `mount -o remount,size=8G /dev/shm`",
+        ),
+    )  # fmt: skip

@@ -1,0 +1,57 @@
+"""The session's time was over."""
+
+from __future__ import annotations
+
+from buoy.units import format_duration
+from buoy.verdict.causes.common import go_on, recent_signal, status_reading
+from buoy.verdict.evidence import Evidence
+from buoy.verdict.model import Cause, Claim, Reading
+from buoy.verdict.values import mapping, number, text
+
+_NEAR = 0.97
+_BEYOND = 1.1
+
+
+def judge(evidence: Evidence) -> Cause | None:
+    """Likely at best: that the clock was the reason is nowhere written down."""
+    limit = number(evidence.attempt.get("time_limit"))
+    elapsed = _elapsed(evidence)
+    if not limit or limit <= 0 or elapsed is None:
+        return None
+    # A limit that was passed long ago is not being enforced.
+    if not _NEAR * limit <= elapsed <= max(_BEYOND * limit, limit + 60.0) or not _taken(evidence):
+        return None
+    source = text(evidence.attempt.get("time_limit_source")) or "attempt.json"
+    reading = Reading(
+        f"{format_duration(elapsed)} of {format_duration(limit)} had passed ({source})", "attempt.json"
+    )
+    readings = (reading, status_reading(evidence)) if evidence.status.known else (reading,)
+    return Cause(
+        id="time-limit",
+        claim=Claim(f"The time limit of {format_duration(limit)} was reached", "likely", readings),
+        actor=Claim("the platform or scheduler that sets the limit", "likely"),
+        next=(
+            go_on(evidence),
+            f"save before the limit: at {format_duration(0.95 * limit)} at the latest; `--mirror` keeps the log elsewhere",
+        ),
+        survivable=True,
+    )  # fmt: skip
+
+
+def _taken(evidence: Evidence) -> bool:
+    if evidence.status.known:
+        return evidence.status.signal in (9, 15) or recent_signal(evidence, "SIGTERM") is not None
+    speaker = evidence.speaker
+    if speaker and speaker.note:
+        return False
+    return evidence.now.same_machine is False or bool(evidence.death)
+
+
+def _elapsed(evidence: Evidence) -> float | None:
+    """Seconds of the session, which may have begun before the attempt."""
+    ran = evidence.ran_for
+    began = number(mapping(evidence.attempt.get("limits")).get("session_started"))
+    start = number(evidence.attempt.get("wall"))
+    if ran is None or began is None or start is None or not 0 <= start - began < 30 * 86400:
+        return ran
+    return ran + (start - began)

@@ -1,0 +1,174 @@
+"""A process it had started died first: a DataLoader worker, a rank, or the command that a shell ran."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from buoy.units import format_bytes, format_duration
+from buoy.verdict.causes.common import died_before, go_on, raised, status_reading, weaker
+from buoy.verdict.evidence import Evidence, ProcessDeath
+from buoy.verdict.exceptions import ExceptionFinding
+from buoy.verdict.model import Cause, Claim, Grade, Reading
+from buoy.verdict.oom import OomFinding, describe_limit, examine
+from buoy.verdict.values import printable
+
+# Words with which a parent reports that a child of its own is gone.
+_REPORTS = (
+    "DataLoader worker", "exited unexpectedly", "terminated with signal", "terminated abruptly", "died with <Signals.",
+    "process pool", "ChildFailedError", "worker died", "Worker exited", "worker process",
+)  # fmt: skip
+_REPORTERS = (
+    "BrokenProcessPool",
+    "ProcessExitedException",
+    "ChildFailedError",
+    "TerminatedWorkerError",
+    "WorkerCrashedError",
+)
+_BROKEN_LINES = (
+    "EOFError",
+    "BrokenPipeError",
+    "ConnectionResetError",
+    "ConnectionRefusedError",
+    "ConnectionAbortedError",
+)
+_AT_SHUTDOWN = (1, 2, 15)
+"""Signals with which a parent ends its own workers in order."""
+
+Link = Literal["named", "reported", "passed on", "broken line"]
+
+
+def judge(evidence: Evidence) -> Cause | None:
+    """Certain when the child's own death is, and the parent's last words or exit code point to that child."""
+    if evidence.status.signal is not None or evidence.status.exit_code == 0 or not evidence.is_dead:
+        return None
+    found = _guilty_child(evidence)
+    if found is None:
+        return None
+    child, link, age = found
+    oom = examine(evidence, child) if child.status.signal in (None, 9) else None
+    how, grade = _how(child, oom)
+    if link == "broken line":
+        grade = weaker(grade, "likely")
+    who = printable(child.name, 60)
+    effect = _effect(evidence, link)
+    claim = Claim(f"{who} (pid {child.pid}) {how}; {effect}", grade, _readings(evidence, child, oom))
+    cascade = (
+        Claim(f"pid {child.pid} died {format_duration(age)} before the end: {child.status}", "certain",
+              (Reading(str(child.status), child.source, child.wall),)),
+    )  # fmt: skip
+    actor = Claim("the Linux kernel", grade) if oom and oom.answer == "oom" else None
+    return Cause("worker-killed", claim, actor, cascade, _next(evidence, child, oom), survivable=True)
+
+
+def _guilty_child(evidence: Evidence) -> tuple[ProcessDeath, Link, float] | None:
+    ended = raised(evidence)
+    best: tuple[int, ProcessDeath, Link, float] | None = None
+    for child in evidence.child_deaths:
+        age = died_before(evidence, child, 120.0)
+        if age is None or (child.status.exit_code is not None and child.status.exit_code == 0):
+            continue
+        link = _link(evidence, child, age, ended.finding if ended else None)
+        if link is None:
+            continue
+        rank = ("broken line", "passed on", "reported", "named").index(link)
+        if best is None or rank >= best[0]:
+            best = (rank, child, link, age)
+    return best[1:] if best else None
+
+
+def _link(
+    evidence: Evidence, child: ProcessDeath, age: float, finding: ExceptionFinding | None
+) -> Link | None:
+    if finding is not None:
+        return _link_by_words(evidence, child, age, finding)
+    code = evidence.status.exit_code
+    # A Python that was watched and left no exception chose its code itself; a shell passes on what its child gave.
+    if (
+        child.status.signal is not None
+        and code == child.status.shell_code
+        and age <= 5.0
+        and evidence.main is None
+    ):
+        return "passed on"
+    if not child.status.known and code == 137 and age <= 5.0 and evidence.main is None:
+        return "passed on"
+    return None
+
+
+def _link_by_words(
+    evidence: Evidence, child: ProcessDeath, age: float, finding: ExceptionFinding
+) -> Link | None:
+    if child.status.signal is None and child.status.known:
+        return None  # it left with a code by itself: the exception says more
+    message = finding.message
+    reports = any(word in message for word in _REPORTS) or finding.type.rpartition(".")[2] in _REPORTERS
+    if reports and _mentions(message, child.pid):
+        return "named"
+    if child.status.signal in _AT_SHUTDOWN or not _fatal(evidence, child):
+        return None
+    if reports and age <= 60.0:
+        return "reported"
+    if finding.type.removeprefix("builtins.") in _BROKEN_LINES and age <= 10.0:
+        return "broken line"
+    return None
+
+
+def _fatal(evidence: Evidence, child: ProcessDeath) -> bool:
+    """Whether this death was no ordinary end; without a status only a kill by the kernel is known to be none."""
+    return child.status.signal is not None or examine(evidence, child).answer == "oom"
+
+
+def _mentions(message: str, pid: int | None) -> bool:
+    digits = "".join(sign if sign.isdigit() else " " for sign in message).split()
+    return pid is not None and str(pid) in digits
+
+
+def _how(child: ProcessDeath, oom: OomFinding | None) -> tuple[str, Grade]:
+    if oom is not None and oom.answer == "oom":
+        return "was killed by the kernel's OOM killer", oom.grade
+    if child.status.signal is None:
+        return "ended, and how is not known", "likely"
+    if child.status.signal == 9:
+        if oom is not None and oom.answer == "not-oom":
+            return "was killed with SIGKILL by someone, not by the kernel's OOM killer", oom.grade
+        return "was killed with SIGKILL, by the kernel's OOM killer or by someone", "likely"
+    return f"died of {child.status}", "certain"
+
+
+def _effect(evidence: Evidence, link: Link) -> str:
+    if link == "passed on":
+        return f"`{os.path.basename(evidence.command.split(' ', 1)[0])}` passed that on as exit code {evidence.status.exit_code}"
+    return "the training stopped with an exception because of it"
+
+
+def _readings(evidence: Evidence, child: ProcessDeath, oom: OomFinding | None) -> tuple[Reading, ...]:
+    ended = raised(evidence)
+    own = Reading(ended.finding.short, ended.evidence[0].source) if ended else status_reading(evidence)
+    return (
+        *(oom.evidence if oom else ()),
+        Reading(f"pid {child.pid}: {child.status}", child.source, child.wall),
+        own,
+    )
+
+
+def _next(evidence: Evidence, child: ProcessDeath, oom: OomFinding | None) -> tuple[str, ...]:
+    if oom is None or oom.answer == "not-oom":
+        return (
+            "run once with `num_workers=0` (no child processes): the worker's own error then shows",
+            go_on(evidence),
+        )
+    limit, _ = describe_limit(evidence)
+    steps = []
+    children = evidence.main is not None
+    if children:
+        held = f" (this one held {format_bytes(child.rss)})" if child.rss else ""
+        steps.append(f"lower `num_workers`{held}: all workers share the limit of {format_bytes(limit)}")
+        steps.append(
+            "keep the data set out of Python lists: arrays or memory-mapped files are not copied per worker"
+        )
+    else:
+        steps.append(
+            "keep the data set out of RAM: read it in pieces or memory-map it; a smaller batch changes little here"
+        )
+    return (*steps, go_on(evidence))

@@ -1,0 +1,335 @@
+"""Everything an attempt left behind, read once. Any file may be missing, torn or foreign: then it says nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from buoy.flight.attempt import read_json
+from buoy.flight.beacon import read_beacon
+from buoy.flight.log import read_lines
+from buoy.verdict.now import Now, observe
+from buoy.verdict.status import Status, make_status
+from buoy.verdict.values import count, integer, mapping, number, text
+
+Mode = Literal["no-kernel-log", "old-kernel", "notes-only"]
+"""Evidence taken away: the kernel log unreadable; no PIDFD_INFO_EXIT; the sidecar killed too."""
+
+SIGNAL_FILES = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGXCPU")
+_TEXT_MOST = 256 << 10
+_SAMPLES_TAIL = 24 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """A stack text, and when it was written (wall clock)."""
+
+    text: str = ""
+    wall: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessNotes:
+    """What one instrumented process said."""
+
+    pid: int
+    step: int | None = None
+    step_t: float | None = None
+    epoch: int | None = None
+    phase: str | None = None
+    cell: str | None = None
+    note: dict[str, Any] | None = None
+    fault: Dump = Dump()
+    stacks: Dump = Dump()
+    signals: tuple[tuple[str, Dump], ...] = ()
+
+    @property
+    def source(self) -> str:
+        """Where its notes are."""
+        return f"process-{self.pid}/beacon"
+
+    @property
+    def exception(self) -> dict[str, Any] | None:
+        """The exception nobody caught, if it left one."""
+        return self.note if self.note and self.note.get("kind") == "exception" else None
+
+    @property
+    def left_in_order(self) -> bool:
+        """Whether the interpreter began to shut down in order."""
+        return bool(self.note and (self.note.get("kind") == "exit" or self.note.get("exited") is True))
+
+    def dump(self, name: str) -> Dump:
+        """The stacks written when this signal came; empty when it never came."""
+        return dict(self.signals).get(name, Dump())
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessDeath:
+    """A death as the recorder saw it, of the training process or of one it started."""
+
+    pid: int | None
+    name: str
+    status: Status
+    t: float | None
+    wall: float | None
+    counters: dict[str, Any]
+    lines: tuple[dict[str, Any], ...]
+    rss: int | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The files of an attempt as values, and what can be seen of its process now."""
+
+    folder: str
+    attempt: dict[str, Any]
+    exit: dict[str, Any]
+    death: dict[str, Any]
+    events: tuple[dict[str, Any], ...]
+    processes: dict[int, ProcessNotes]
+    samples: tuple[dict[str, Any], ...]
+    now: Now
+
+    def without(self, mode: Mode) -> Evidence:
+        """The same death as a poorer machine would have recorded it."""
+        if mode == "no-kernel-log":
+            silent = {"readable": False, "reason": "taken away", "lines": []}
+            events = tuple({**event, "kernel_log": []} for event in self.events)
+            return replace(
+                self, events=events, death={**self.death, "kernel_log": silent} if self.death else {}
+            )
+        if mode == "old-kernel":
+            death = dict(self.death)
+            if mapping(death.get("status")).get("source") == "pidfd":
+                death["status"] = {"raw": None, "source": None}
+            events = tuple(
+                {**event, "status": None} if event.get("source") == "pidfd" else event
+                for event in self.events
+            )
+            return replace(self, events=events, death=death)
+        start = tuple(event for event in self.events if event.get("kind") == "start")
+        return replace(self, exit={}, death={}, events=start)
+
+    @property
+    def pid(self) -> int | None:
+        """The training process."""
+        return count(self.attempt.get("pid")) or count(self.death.get("pid")) or count(self.exit.get("pid"))
+
+    @property
+    def command(self) -> str:
+        """The command as it was started."""
+        words = self.attempt.get("command")
+        return " ".join(map(str, words)) if isinstance(words, list) and words else "the training process"
+
+    @property
+    def status(self) -> Status:
+        """How the training process ended: its parent's word before the sidecar's."""
+        of_parent = make_status(integer(self.exit.get("status")), "exit.json")
+        if of_parent.known:
+            return of_parent
+        recorded = mapping(self.death.get("status"))
+        return make_status(integer(recorded.get("raw")), "death.json")
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it has ended, as far as anyone can see."""
+        return bool(self.death or self.exit) or not self.now.alive
+
+    @property
+    def died_t(self) -> float | None:
+        """When it died, on the monotonic clock of that boot."""
+        return _first(number(self.death.get("t")), number(self.exit.get("t")))
+
+    @property
+    def died_wall(self) -> float | None:
+        """When it died, on the wall clock."""
+        return _first(number(self.death.get("wall")), number(self.exit.get("wall")))
+
+    @property
+    def last_t(self) -> float | None:
+        """The death, or the last thing recorded before the record stops."""
+        return _first(self.died_t, number(self.last_sample.get("t")), number(self.attempt.get("t")))
+
+    @property
+    def last_wall(self) -> float | None:
+        """As `last_t`, on the wall clock."""
+        return _first(self.died_wall, number(self.last_sample.get("wall")), number(self.attempt.get("wall")))
+
+    @property
+    def ran_for(self) -> float | None:
+        """Seconds from the start to the death, or to the last thing recorded."""
+        start, end = number(self.attempt.get("t")), self.last_t
+        return end - start if start is not None and end is not None and end >= start else None
+
+    @property
+    def last_sample(self) -> dict[str, Any]:
+        """The newest sample; empty when there is none."""
+        return self.samples[-1] if self.samples else {}
+
+    def events_of(self, kind: str) -> list[dict[str, Any]]:
+        """The events of one kind, oldest first."""
+        return [event for event in self.events if event.get("kind") == kind]
+
+    @property
+    def main(self) -> ProcessNotes | None:
+        """The notes of the training process itself."""
+        return self.processes.get(self.pid) if self.pid is not None else None
+
+    @property
+    def speaker(self) -> ProcessNotes | None:
+        """Whose notes tell of this death: the training process, or the child whose end it merely passed on.
+
+        A shell or a launcher is not instrumented; the Python it ran is. A note of any other process of the tree
+        says nothing about the end of this one.
+        """
+        if self.main is not None:
+            return self.main
+        if self.status.known:
+            for death in reversed(self.child_deaths):
+                if death.pid in self.processes and death.status.shell_code == self.status.exit_code:
+                    return self.processes[death.pid]
+            return None
+        return next(iter(self.processes.values())) if len(self.processes) == 1 else None
+
+    @property
+    def own_death(self) -> ProcessDeath:
+        """The death of the training process."""
+        log = mapping(self.death.get("kernel_log"))
+        return ProcessDeath(
+            self.pid, self.command, self.status, self.died_t, self.died_wall, mapping(self.death.get("counters")),
+            _lines(log.get("lines")), count(self.last_sample.get("rss")), "death.json",
+        )  # fmt: skip
+
+    @property
+    def child_deaths(self) -> list[ProcessDeath]:
+        """The deaths of processes it had started, in order of time."""
+        deaths = []
+        for event in self.events_of("process-death"):
+            if count(event.get("pid")) == self.pid:
+                continue
+            deaths.append(ProcessDeath(
+                count(event.get("pid")), text(event.get("name")) or "a child process",
+                make_status(integer(event.get("status")), "events.jsonl"),
+                number(event.get("t")), number(event.get("wall")), mapping(event.get("counters")),
+                _lines(event.get("kernel_log")), count(event.get("rss")), "events.jsonl",
+            ))  # fmt: skip
+        return deaths
+
+    @property
+    def clock_jumped(self) -> bool:
+        """Whether times of the wall clock cannot be compared over this attempt."""
+        return any(abs(number(event.get("jump")) or 0.0) > 2.0 for event in self.events_of("clock"))
+
+    def seconds_before_death(self, wall: float | None) -> float | None:
+        """How long before the end something happened; None when the clocks do not let us say."""
+        end = self.last_wall
+        if wall is None or end is None or self.clock_jumped:
+            return None
+        # A file time later than the death by more than the slack of a sample belongs to a copy of the folder.
+        return max(0.0, end - wall) if end - wall > -3.0 else None
+
+
+def load(folder: str) -> Evidence:
+    """Read an attempt folder."""
+    attempt = read_json(os.path.join(folder, "attempt.json")) or {}
+    pid = count(attempt.get("pid"))
+    events = [event for event in read_lines(os.path.join(folder, "events.jsonl")) if isinstance(event, dict)]
+    return Evidence(
+        folder=os.path.abspath(folder),
+        attempt=attempt,
+        exit=_of_process(read_json(os.path.join(folder, "exit.json")), pid),
+        death=_of_process(read_json(os.path.join(folder, "death.json")), pid),
+        events=tuple(events),
+        processes=_processes(folder),
+        samples=tuple(_last_samples(folder)),
+        now=observe(attempt),
+    )
+
+
+def _of_process(record: dict[str, Any] | None, pid: int | None) -> dict[str, Any]:
+    """A record, unless it speaks of another process than the attempt does."""
+    if not record or (pid and count(record.get("pid")) not in (None, pid)):
+        return {}
+    return record
+
+
+def _processes(folder: str) -> dict[int, ProcessNotes]:
+    try:
+        names = sorted(
+            name for name in os.listdir(folder) if name.startswith("process-") and name[8:].isdigit()
+        )
+    except OSError:
+        return {}
+    return {int(name[8:]): _notes(os.path.join(folder, name), int(name[8:])) for name in names}
+
+
+def _notes(folder: str, pid: int) -> ProcessNotes:
+    beacon = read_beacon(os.path.join(folder, "beacon"))
+    notes = ProcessNotes(
+        pid=pid,
+        fault=_dump(folder, "fault.txt"),
+        stacks=_dump(folder, "stacks.txt"),
+        signals=tuple((name, _dump(folder, f"{name}.txt")) for name in SIGNAL_FILES),
+    )
+    if beacon is None:
+        return notes
+    return replace(
+        notes, step=count(beacon.step) or None, step_t=number(beacon.step_t), epoch=integer(beacon.epoch),
+        phase=text(beacon.phase), cell=text(beacon.cell), note=beacon.note,
+    )  # fmt: skip
+
+
+def _dump(folder: str, name: str) -> Dump:
+    try:
+        with open(os.path.join(folder, name), "rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - _TEXT_MOST))
+            data = file.read()
+            wall = os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return Dump()
+    return Dump(data.decode("utf-8", "replace"), wall) if data else Dump()
+
+
+def _last_samples(folder: str) -> list[dict[str, Any]]:
+    """The last few dozen samples. Only the tail is parsed: ten minutes at full rate would cost a tenth of a second."""
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.startswith("samples-"))
+    except OSError:
+        return []
+    samples: list[dict[str, Any]] = []
+    for name in names[-2:]:
+        try:
+            with open(os.path.join(folder, name), "rb") as file:
+                fields = mapping(_parse(file.readline(_SAMPLES_TAIL))).get("fields")
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(0, end - _SAMPLES_TAIL))
+                lines = file.read().split(b"\n")
+        except OSError:
+            continue
+        if isinstance(fields, list):
+            rows = [row for row in map(_parse, lines) if isinstance(row, list) and len(row) == len(fields)]
+            samples += [dict(zip(map(str, fields), row, strict=True)) for row in rows]
+    return samples
+
+
+def _parse(line: bytes) -> object:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _lines(value: object) -> tuple[dict[str, Any], ...]:
+    """Kernel log lines, given as texts or as `{"t", "text"}`."""
+    if not isinstance(value, list):
+        return ()
+    found = [{"t": None, "text": item} if isinstance(item, str) else item for item in value]
+    return tuple(item for item in found if isinstance(item, dict) and text(item.get("text")))
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)

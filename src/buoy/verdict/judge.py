@@ -1,0 +1,163 @@
+"""From evidence to verdict: the first cause that fits, how it ended, where it was, who held the memory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from buoy.units import format_bytes, format_duration
+from buoy.verdict.causes import IN_ORDER, unknown
+from buoy.verdict.causes.common import recent_signal, standing_hang, status_reading, step_of
+from buoy.verdict.causes.thrashing import standing as standing_thrashing
+from buoy.verdict.evidence import Evidence, ProcessNotes
+from buoy.verdict.exceptions import classify
+from buoy.verdict.model import Cause, Claim, Holder, Reading, Verdict, Where
+from buoy.verdict.traces import headline, user_frame
+from buoy.verdict.values import count, integer, mapping, mappings, number, printable, text
+
+_MEMORY_CAUSES = ("kernel-oom", "worker-killed", "memory-error", "gpu-oom", "thrashing", "shm-full", "killed",
+                  "recorder-lost", "unknown")  # fmt: skip
+_ALIVE = ("still-running", "hang", "thrashing")
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """What the evidence says about this attempt."""
+    cause = next((found for judge_one in IN_ORDER if (found := judge_one(evidence)) is not None), None)
+    cause = _with_history(evidence, cause or unknown.judge(evidence))
+    run_folder = os.path.dirname(os.path.dirname(evidence.folder))
+    return Verdict(
+        run=run_folder,
+        attempt=count(evidence.attempt.get("number")) or _number_of(evidence.folder),
+        mechanism=_mechanism(evidence),
+        cause=cause,
+        where=_where(evidence, cause),
+        holders=_holders(evidence) if cause.id in _MEMORY_CAUSES else (),
+        wall=evidence.died_wall,
+        ran_for=_ran_for(evidence, cause),
+    )
+
+
+def _number_of(folder: str) -> int:
+    name = os.path.basename(folder)
+    return int(name) if name.isdigit() and len(name) < 10 else 0
+
+
+def _ran_for(evidence: Evidence, cause: Cause) -> float | None:
+    began = number(evidence.attempt.get("wall"))
+    if cause.id in _ALIVE and began is not None:
+        return max(0.0, evidence.now.wall - began)
+    return evidence.ran_for
+
+
+def _mechanism(evidence: Evidence) -> Claim:
+    status = evidence.status
+    if status.known:
+        return Claim(str(status), "certain", (status_reading(evidence),))
+    if not evidence.is_dead:
+        return Claim("none: the process is alive", "certain")
+    speaker = evidence.speaker
+    if speaker and (words := headline(speaker.fault.text)):
+        source = Reading(words, f"process-{speaker.pid}/fault.txt", speaker.fault.wall)
+        return Claim(f"probably the signal of `{printable(words, 60)}`", "likely", (source,))
+    if speaker and speaker.exception:
+        return Claim(
+            "exit code 1, as after every uncaught exception",
+            "likely",
+            (Reading("an exception note", speaker.source),),
+        )
+    if speaker and speaker.left_in_order:
+        return Claim("an orderly exit, code not read", "likely", (Reading("an exit note", speaker.source),))
+    return Claim("not known: nobody could read the exit status", "possible")
+
+
+def _with_history(evidence: Evidence, cause: Cause) -> Cause:
+    """The cause, with what had gone wrong before the end in its cascade."""
+    before: list[Claim] = []
+    hang = standing_hang(evidence)
+    if hang is not None and cause.id not in (*_ALIVE, "clean-exit"):
+        age = number(hang.get("age"))
+        t, end = number(hang.get("t")), evidence.last_t
+        total = age + max(0.0, end - t) if age is not None and t is not None and end is not None else age
+        reading = Reading(f"no step for {format_duration(age)}", "events.jsonl", number(hang.get("wall")))
+        words = f"it had hung since {step_of(hang)}, for {format_duration(total)}"
+        before.append(Claim(words, "certain", (reading,)))
+    if cause.id in ("killed", "hang", "terminated", "unknown", "recorder-lost"):
+        slow = standing_thrashing(evidence)
+        if slow is not None:
+            before.append(replace(slow, grade="possible"))
+    if cause.id in ("kernel-oom", "native-crash", "python-exception", "bus-error"):
+        term = recent_signal(evidence, "SIGTERM")
+        if term is not None:
+            before.append(
+                Claim(
+                    f"it had been told to stop (SIGTERM) {format_duration(term.age)} before",
+                    "certain",
+                    (term.reading,),
+                )
+            )
+    exception = evidence.speaker.exception if evidence.speaker else None
+    if exception is not None and evidence.status.signal is not None and cause.id != "interrupted":
+        words = f"an exception had been reported earlier: {printable(classify(exception).short, 80)}"
+        before.append(Claim(words, "possible"))
+    return replace(cause, cascade=(*before, *cause.cascade)) if before else cause
+
+
+def _where(evidence: Evidence, cause: Cause) -> Where:
+    speaker = evidence.speaker
+    if speaker is None:
+        return Where(
+            step=count(evidence.last_sample.get("step")) or None,
+            phase=text(evidence.last_sample.get("phase")),
+        )
+    where = Where(speaker.step, speaker.epoch, speaker.phase, speaker.cell)
+    place = mapping((speaker.exception or {}).get("where"))
+    if text(place.get("file")) and evidence.status.signal in (None, 2):
+        return replace(
+            where, file=place["file"], line=integer(place.get("line")), function=text(place.get("function"))
+        )
+    return _from_stacks(evidence, speaker, where, cause)
+
+
+def _from_stacks(evidence: Evidence, speaker: ProcessNotes, where: Where, cause: Cause) -> Where:
+    """The innermost user frame of the newest stack text, and how old that is unless the death itself wrote it."""
+    if cause.id in ("clean-exit", "exit-code"):
+        return where
+    fatal = evidence.status.signal in (4, 5, 6, 7, 8, 11) or not evidence.status.known
+    dumps = [(speaker.fault, True)] if fatal else []
+    dumps += [(dump, False) for _, dump in speaker.signals if dump.text]
+    dumps.append((speaker.stacks, False))
+    dumps = [(dump, own) for dump, own in dumps if dump.text]
+    dumps.sort(key=lambda item: (item[1], item[0].wall or 0.0), reverse=True)
+    for dump, own in dumps:
+        frame = user_frame(dump.text)
+        if frame is None:
+            continue
+        age = None if own else evidence.seconds_before_death(dump.wall)
+        if not evidence.is_dead and dump.wall is not None:
+            age = max(0.0, evidence.now.wall - dump.wall)
+        old = None if age is not None and age < 0.5 else age
+        return replace(where, file=frame.file, line=frame.line, function=frame.function, seconds_before=old)
+    return where
+
+
+def _holders(evidence: Evidence) -> tuple[Holder, ...]:
+    found = []
+    exception = evidence.speaker.exception if evidence.speaker else None
+    asked = classify(exception).asked if exception and evidence.status.signal is None else None
+    if asked is not None:
+        found.append(
+            Holder("the allocation that failed", asked, None, f"asked for {format_bytes(asked)} at once")
+        )
+    for process in mappings(evidence.death.get("processes"))[:4]:
+        name = printable(text(process.get("name")) or "process", 60)
+        found.append(
+            Holder(name, count(process.get("rss")), count(process.get("pid")), text(process.get("role")))
+        )
+    for process in mappings(mapping(evidence.death.get("cgroup")).get("foreign"))[:2]:
+        name = printable(text(process.get("name")) or "process", 60)
+        found.append(
+            Holder(name, count(process.get("rss")), count(process.get("pid")), "not part of this run")
+        )
+    if not found and (rss := count(evidence.last_sample.get("tree_rss"))) is not None:
+        found.append(Holder("all its processes, last seen", rss))
+    return tuple(found)

@@ -1,0 +1,67 @@
+"""What can be seen now of an attempt's machine and process: is it the same boot, does the process still live?"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from buoy.verdict.values import count, number, text
+
+_SLACK = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """The present, compared with what attempt.json says. None: cannot be compared."""
+
+    wall: float
+    same_boot: bool | None
+    same_host: bool | None
+    same_container: bool | None
+    """Whether PID 1 is still the one that was there: a restarted container has another on the same boot."""
+    alive: bool
+
+    @property
+    def same_machine(self) -> bool | None:
+        """False if anything shows that this is another machine or another life of it; None if nothing can be said."""
+        answers = (self.same_boot, self.same_host, self.same_container)
+        if False in answers:
+            return False
+        return True if self.same_boot else None
+
+
+def observe(attempt: dict[str, Any]) -> Now:
+    """Look at this machine in the light of attempt.json."""
+    from buoy.machine import host
+
+    same_boot = _same(text(attempt.get("boot_id")), host.boot_id())
+    same_host = _same(text(attempt.get("hostname")), host.hostname())
+    start, start_now = count(attempt.get("pid1_start")), host.pid1_start()
+    same_container = None if start is None or start_now is None else start == start_now
+    here = same_boot is not False and same_host is not False and same_container is not False
+    return Now(time.time(), same_boot, same_host, same_container, here and _lives(attempt))
+
+
+def _lives(attempt: dict[str, Any]) -> bool:
+    """Whether this pid is still the same process: running, and at least as old as the attempt."""
+    from buoy.machine import procfs
+
+    pid, began = count(attempt.get("pid")), number(attempt.get("t"))
+    if not pid:
+        return False
+    stat = procfs.parse_stat(procfs.read_bytes(f"/proc/{pid}/stat"))
+    if stat is None or stat.state in ("Z", "X"):
+        return False
+    start = count(attempt.get("start_ticks"))
+    if start is not None:
+        return bool(stat.start_ticks == start)
+    if began is None:
+        return False
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / os.sysconf("SC_CLK_TCK")
+    return bool(age >= time.monotonic() - began - _SLACK)
+
+
+def _same(then: str | None, now: str | None) -> bool | None:
+    return None if then is None or now is None else then == now

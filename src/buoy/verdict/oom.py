@@ -1,0 +1,200 @@
+"""Did the kernel's OOM killer do it? Counters and the kernel log, with "unchanged" and "unreadable" kept apart.
+
+The counters were read before the attempt and after the death. A process counted by its own memory group was killed
+there; the machine's counter counts every kill anywhere. The kernel raises them before it sends the signal, so a
+counter that was readable and has not moved is proof; one that could not be read proves nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from buoy.machine.kernel_log import parse_oom_kill
+from buoy.units import format_duration
+from buoy.verdict.evidence import Evidence, ProcessDeath
+from buoy.verdict.model import Grade, Reading
+from buoy.verdict.values import count, mapping, mappings, number, printable, text
+
+SIGKILL = 9
+_SAME_MOMENT = 2.0
+"""Deaths closer than this (seconds) may have been counted in either order."""
+_LATELY = 60.0
+"""A foreign process seen in the group within this time may have been the victim."""
+
+
+@dataclass(frozen=True, slots=True)
+class OomFinding:
+    """The answer, how sure it is, and the readings; for `open`, `reason` says why it cannot be told."""
+
+    answer: Literal["oom", "not-oom", "open"]
+    grade: Grade
+    evidence: tuple[Reading, ...] = ()
+    reason: str = ""
+
+
+def examine(evidence: Evidence, death: ProcessDeath) -> OomFinding:
+    """Whether this process was killed by the kernel for want of memory."""
+    if death.status.known and death.status.signal != SIGKILL:
+        return OomFinding(
+            "not-oom", "certain", (Reading(f"it ended with {death.status}", death.status.source or ""),)
+        )
+    log = _read_log(evidence, death)
+    named = log.naming(death.pid)
+    if named:
+        return OomFinding("oom", "certain", named)
+    group, host = _delta(evidence, death, "cgroup"), _delta(evidence, death, "host")
+    if host is not None and host.total == 0:
+        return OomFinding("not-oom", "certain", (host.reading,))
+    if host is not None and log.victims and host.total <= len(log.victims):
+        lines = (Reading(log.others, "kernel log"), host.reading)
+        return OomFinding("not-oom", "certain", lines)
+    if group is not None and group.recent > 0:
+        return _counted_in_group(evidence, death, group)
+    if host is not None and host.recent > 0:
+        return _counted_on_machine(evidence, group, host)
+    if host is not None:  # all that was counted belongs to earlier deaths, which were recorded then
+        return OomFinding("not-oom", "likely", (host.reading,))
+    if group is not None:
+        return OomFinding("not-oom", "likely", (group.reading,))
+    return OomFinding("open", "possible", (), "the kernel's OOM counters could not be read")
+
+
+def describe_limit(evidence: Evidence) -> tuple[int | None, int | None]:
+    """The memory limit of the attempt and the most that was used of it, as far as known."""
+    group = mapping(evidence.death.get("cgroup"))
+    sample = evidence.last_sample
+    limit = count(group.get("limit")) or count(sample.get("cgroup_limit"))
+    seen = [count(row.get("cgroup_used")) or 0 for row in evidence.samples]
+    peak = max([count(group.get("used")) or 0, *seen], default=0) or None
+    return limit, peak
+
+
+@dataclass(frozen=True, slots=True)
+class _Delta:
+    total: int
+    """Since the attempt began."""
+    recent: int
+    """Since the last recorded death before this one."""
+    reading: Reading
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    lines: tuple[tuple[int, str, float | None], ...]  # pid, text, time
+    victims: frozenset[int]
+    others: str
+
+    def naming(self, pid: int | None) -> tuple[Reading, ...]:
+        found = [line for line in self.lines if line[0] == pid]
+        # Two lines speak of each kill; the one with the sizes says more.
+        found.sort(key=lambda line: "Killed process" not in line[1])
+        return tuple(Reading(printable(line[1], 200), "kernel log") for line in found[:1])
+
+
+def _read_log(evidence: Evidence, death: ProcessDeath) -> _Log:
+    """The OOM lines, if their pids are ours to compare: in a PID namespace the kernel speaks of others."""
+    if evidence.attempt.get("initial_pid_namespace") is not True:
+        return _Log((), frozenset(), "")
+    own = evidence.own_death
+    found: dict[tuple[int, str], tuple[int, str, float | None]] = {}
+    for line in (*death.lines, *(own.lines if death is not own else ())):
+        parsed = parse_oom_kill(str(line["text"]))
+        pid = count(parsed.get("pid")) if parsed else None
+        if pid is not None:
+            found[pid, str(line["text"])] = (pid, str(line["text"]), number(line.get("t")))
+    lines = tuple(found.values())
+    victims = frozenset(line[0] for line in lines) - {death.pid or -1}
+    names = ", ".join(f"pid {pid}" for pid in sorted(victims)[:3])
+    return _Log(lines, victims, f"the kernel log names {names} as killed, not pid {death.pid}")
+
+
+def _delta(evidence: Evidence, death: ProcessDeath, which: str) -> _Delta | None:
+    counter = mapping(death.counters.get(which))
+    before, after = count(counter.get("before")), count(counter.get("after"))
+    if before is None or after is None or after < before:
+        return None
+    base = before
+    for earlier in evidence.child_deaths:
+        if earlier.t is None or death.t is None or earlier.t > death.t - _SAME_MOMENT:
+            continue
+        known = mapping(earlier.counters.get(which))
+        if known.get("path") == counter.get("path"):
+            base = max(base, min(count(known.get("after")) or 0, after))
+    where = f"memory group {text(counter.get('path'))}" if which == "cgroup" else "whole machine"
+    words = f"unchanged at {after}" if after == before else f"{before} -> {after}"
+    reading = Reading(f"oom_kill counter of the {where}: {words}", death.source, death.wall)
+    return _Delta(after - before, after - base, reading)
+
+
+def _counted_in_group(evidence: Evidence, death: ProcessDeath, group: _Delta) -> OomFinding:
+    state = mapping(evidence.death.get("cgroup"))
+    if state.get("group_kill") is True and death.status.known:
+        whole = Reading("memory.oom.group: a kill takes the whole group", "death.json")
+        return OomFinding("oom", "certain", (group.reading, whole))
+    foreign = _foreign(state)
+    rivals = _rivals(evidence, death)
+    if foreign is None and death.status.known and group.recent > len(rivals):
+        alone = Reading("no other process was in that memory group", "death.json")
+        return OomFinding("oom", "certain", (group.reading, alone))
+    if foreign is None or _holds_most(evidence, death):
+        reading = _memory_reading(evidence)
+        return OomFinding("oom", "likely", (group.reading, *([reading] if reading else [])))
+    return OomFinding(
+        "open", "possible", (group.reading, Reading(foreign, "death.json")),
+        "a process was OOM-killed in this memory group at that time, but another than this one may be meant",
+    )  # fmt: skip
+
+
+def _counted_on_machine(evidence: Evidence, group: _Delta | None, host: _Delta) -> OomFinding:
+    if group is not None:  # killed in another group: a neighbour, unless the process had been moved there
+        return OomFinding(
+            "open", "possible", (group.reading, host.reading),
+            "the kernel OOM-killed a process somewhere on this machine, but none that its memory group counted",
+        )  # fmt: skip
+    reading = _memory_reading(evidence)
+    return OomFinding("oom", "likely", (host.reading, *([reading] if reading else [])))
+
+
+def _foreign(state: dict[str, Any]) -> str | None:
+    """Why a foreign process may have been the victim; None when none was there."""
+    processes = state.get("foreign")
+    if not isinstance(processes, list):
+        return "it is not known which other processes were in that memory group"
+    if processes:
+        first = mappings(processes)[:1]
+        name = printable(text(first[0].get("name")) or "a process", 60) if first else "a process"
+        return f"{len(processes)} other process(es) in that memory group: {name}"
+    age = number(state.get("foreign_age"))
+    if age is not None and age < _LATELY:
+        return f"another process was in that memory group {format_duration(age)} before"
+    return None
+
+
+def _rivals(evidence: Evidence, death: ProcessDeath) -> list[ProcessDeath]:
+    """Other processes of the tree that died at the same moment and may be the ones that were counted."""
+    deaths = [*evidence.child_deaths, evidence.own_death]
+    return [
+        other
+        for other in deaths
+        if other.pid != death.pid
+        and other.status.signal in (None, SIGKILL)
+        and other.status.exit_code is None
+        and other.t is not None
+        and death.t is not None
+        and death.t - _SAME_MOMENT <= other.t <= death.t + 0.05
+    ]
+
+
+def _holds_most(evidence: Evidence, death: ProcessDeath) -> bool:
+    limit, _ = describe_limit(evidence)
+    return bool(limit and death.rss and death.rss >= limit / 2)
+
+
+def _memory_reading(evidence: Evidence) -> Reading | None:
+    from buoy.units import format_share
+
+    limit, peak = describe_limit(evidence)
+    if limit is None or peak is None:
+        return None
+    return Reading(f"memory used, last seen: {format_share(peak, limit)}", "samples", evidence.last_wall)

@@ -1,0 +1,63 @@
+"""What a wait status says: a signal, an exit code, or nothing because nobody could read it."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A raw wait status and where it was read; `raw` is None when it is not known."""
+
+    raw: int | None = None
+    source: str | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether anybody could read it."""
+        return self.raw is not None
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended the process; None when none did, or it is not known."""
+        low = (self.raw or 0) & 0x7F
+        return low if low not in (0, 0x7F) else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """The code it left with by itself."""
+        return (self.raw >> 8) & 0xFF if self.raw is not None and not self.raw & 0x7F else None
+
+    @property
+    def shell_code(self) -> int | None:
+        """What a shell reports for it: the exit code, or 128+N."""
+        return 128 + self.signal if self.signal is not None else self.exit_code
+
+    def __str__(self) -> str:
+        if self.signal is not None:
+            return f"signal {self.signal} ({signal_name(self.signal)})"
+        if self.exit_code is not None:
+            return f"exit code {self.exit_code}"
+        return "unknown exit status"
+
+
+def make_status(raw: int | None, source: str | None) -> Status:
+    """A status from a recorded value; one that no kernel could have given counts as unknown."""
+    if raw is None or not 0 <= raw <= 0xFFFF or raw & 0x7F == 0x7F:
+        return Status(None, None)
+    return Status(raw, source)
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`, `SIGRTMIN+5`, or the number for one without a name.
+
+    >>> signal_name(9), signal_name(40)
+    ('SIGKILL', 'SIGRTMIN+6')
+    """
+    if signal.SIGRTMIN < number < signal.SIGRTMAX:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

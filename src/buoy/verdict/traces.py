@@ -1,0 +1,79 @@
+"""Reading the stack texts that `faulthandler` writes."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from dataclasses import dataclass
+
+_LIBRARY = (os.path.dirname(os.__file__) + os.sep, sysconfig.get_path("stdlib") + os.sep)
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# Where other interpreters than the one that reads keep theirs.
+_INSTALLED = ("site-packages", "dist-packages", "/lib/python3", "<frozen", "<__array_function__")
+
+DEEP = 60
+"""faulthandler shows at most 100 frames; a stack this deep made of few places is a recursion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+def last_stack(text: str) -> list[Frame]:
+    """The frames of the thread the signal found (or of the first one), innermost first, of the last dump in the text."""
+    stacks: list[tuple[bool, list[Frame]]] = []
+    for line in text.splitlines():
+        if line.startswith(("Current thread", "Thread ", "Stack (")):
+            stacks.append((line.startswith("Current"), []))
+        elif stacks:
+            frame = _frame(line)
+            if frame is not None:
+                stacks[-1][1].append(frame)
+    current = [frames for is_current, frames in stacks if is_current]
+    if current:
+        return current[-1]
+    # A dump of all threads without a current one lists the main thread last.
+    return stacks[-1][1] if stacks else []
+
+
+def user_frame(text: str) -> Frame | None:
+    """The innermost frame of the person's own code."""
+    return next((frame for frame in last_stack(text) if is_user_file(frame.file)), None)
+
+
+def is_user_file(path: str) -> bool:
+    """Whether a source file is the person's own, not Python's, an installed package's or ours."""
+    return not any(part in path for part in _INSTALLED) and not path.startswith((*_LIBRARY, _OURS))
+
+
+def is_recursion(text: str) -> bool:
+    """Whether a stack text shows the same few places over and over, or says so itself."""
+    if "stack overflow" in text.lower():
+        return True
+    frames = last_stack(text)
+    return len(frames) >= DEEP and len(set(frames)) * 10 <= len(frames)
+
+
+def headline(text: str) -> str | None:
+    """`Fatal Python error: ...`, if the text says so."""
+    for line in text.splitlines():
+        if line.startswith("Fatal Python error"):
+            return line
+    return None
+
+
+def _frame(line: str) -> Frame | None:
+    # `  File "train.py", line 12 in loss`
+    if not line.startswith('  File "'):
+        return None
+    file, _, rest = line[8:].rpartition('", line ')
+    digits, _, function = rest.partition(" in ")
+    return Frame(file, int(digits), function.strip()) if file and digits.isdigit() else None
