@@ -23,7 +23,7 @@ def session_started(root: str = "/", environ: Mapping[str, str] | None = None) -
     surroundings = os.environ if environ is None else environ
     platform = platforms.detect(surroundings, root)
     if platform is not None and platform.platform == "slurm":
-        return _number(surroundings.get("SLURM_JOB_START_TIME")) or _process_started("self", root)
+        return platforms.epoch(surroundings, "SLURM_JOB_START_TIME") or _process_started("self", root)
     return _process_started("self" if platform is None else "1", root)
 
 
@@ -37,7 +37,3 @@ def _process_started(pid: str, root: str) -> float | None:
     stat = parse_stat(read_bytes(f"{root.rstrip('/')}/proc/{pid}/stat", 1024))
     boot = host.boot_time(root)
     return None if stat is None or boot is None else boot + stat.start_ticks / _TICKS
-
-
-def _number(text: str | None) -> float | None:
-    return float(text) if text and text.isascii() and text.isdecimal() else None

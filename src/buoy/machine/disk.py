@@ -47,13 +47,13 @@ def space(path: str, root: str = "/") -> Space | None:
             path,
             min(free, KAGGLE_QUOTA),
             KAGGLE_QUOTA,
-            "Kaggle's 20 GB quota, too many files to count: at most",
+            "Kaggle's 20 GB (unverified), at most: too many files to count",
         )
     return Space(
         path,
         min(free, max(0, KAGGLE_QUOTA - counted)),
         KAGGLE_QUOTA,
-        "Kaggle's 20 GB quota less files counted",
+        "Kaggle's 20 GB (unverified) less the files counted",
     )
 
 

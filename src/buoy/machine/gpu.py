@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ _FOLDERS = (
 _NAME = "libnvidia-ml.so.1"
 _MOST_PROCESSES = 256
 _NOT_AVAILABLE = (1 << 64) - 1
+_PROCESS = struct.Struct("<I4xQ8x")  # nvmlProcessInfo_t: pid, bytes, two instance ids
 
 
 class Nvml:
@@ -50,21 +52,15 @@ class Nvml:
         """
         import ctypes
 
-        class Info(ctypes.Structure):
-            _fields_ = (
-                ("pid", ctypes.c_uint),
-                ("used", ctypes.c_ulonglong),
-                ("gpu_instance", ctypes.c_uint),
-                ("compute_instance", ctypes.c_uint),
-            )
-
         if not 0 <= index < len(self._handles):
             return None
-        count, infos = ctypes.c_uint(_MOST_PROCESSES), (Info * _MOST_PROCESSES)()
+        count = ctypes.c_uint(_MOST_PROCESSES)
+        infos = ctypes.create_string_buffer(_PROCESS.size * _MOST_PROCESSES)
         for name in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
             if self._call(name, self._handles[index], ctypes.byref(count), infos) is not None:
-                listed = infos[: min(count.value, _MOST_PROCESSES)]
-                return {info.pid: None if info.used == _NOT_AVAILABLE else info.used for info in listed}
+                listed = infos.raw[: _PROCESS.size * min(count.value, _MOST_PROCESSES)]
+                pairs = _PROCESS.iter_unpack(listed)
+                return {pid: None if used == _NOT_AVAILABLE else used for pid, used in pairs}
         return None
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from buoy.machine.procfs import FileReader, field, parse_stat, read_bytes
+from buoy.machine.procfs import FileReader, field, parse_stat, read_bytes, to_int
 
 _INITIAL_PID_NAMESPACE = 4026531836  # PROC_PID_INIT_INO: the same number on every Linux
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -86,9 +86,8 @@ def pressure(kind: str, root: str = "/") -> dict[str, int] | None:
 def steal_seconds(root: str = "/") -> float | None:
     """CPU time that the hypervisor gave to others, since boot, summed over cores."""
     words = read_bytes(_path(root, "proc/stat"), 512).split(b"\n", 1)[0].split()
-    if len(words) < 9 or words[0] != b"cpu" or not words[8].isdigit():
-        return None
-    return int(words[8]) / _TICKS
+    ticks = to_int(words[8]) if len(words) > 8 and words[0] == b"cpu" else None
+    return None if ticks is None else ticks / _TICKS
 
 
 class CpuCount:

@@ -117,6 +117,12 @@ def detect(environ: Mapping[str, str], root: str = "/", gpus: list[str] | None =
     return None if chosen is None else by_id(chosen)
 
 
+def epoch(environ: Mapping[str, str], name: str) -> float | None:
+    """A variable that holds seconds since 1970; None when it is missing or something else."""
+    text = environ.get(name, "")
+    return float(text) if text.isascii() and text.isdecimal() and len(text) < 12 else None
+
+
 def _platform_name(environ: Mapping[str, str], root: str) -> str | None:
     """Kaggle comes before Colab: its images carry some of Colab's packages and variables."""
     if environ.get("KAGGLE_KERNEL_RUN_TYPE"):
@@ -191,10 +197,10 @@ def _paperspace(environ: Mapping[str, str], root: str, gpus: list[str]) -> str |
 def _slurm(environ: Mapping[str, str]) -> Platform:
     """The job's own limit; without it the row says nothing."""
     row = by_id("slurm")
-    start, end = environ.get("SLURM_JOB_START_TIME", ""), environ.get("SLURM_JOB_END_TIME", "")
-    if not (start.isdecimal() and end.isdecimal() and int(end) > int(start)):
+    start, end = epoch(environ, "SLURM_JOB_START_TIME"), epoch(environ, "SLURM_JOB_END_TIME")
+    if start is None or end is None or end <= start:
         return row
-    limit = Quantity(float(int(end) - int(start)), verified=True)
+    limit = Quantity(end - start, verified=True)
     return replace(row, max_runtime=limit, max_runtime_source="SLURM_JOB_END_TIME less SLURM_JOB_START_TIME")
 
 

@@ -119,6 +119,8 @@ class ProcessStat:
         self.threads = int(words[17])
         self.start_ticks = int(words[19])
         self.exit_code = int(words[49])
+        if self.start_ticks >> 63:
+            raise ValueError("no such time")
 
 
 def parse_stat(data: bytes) -> ProcessStat | None:
@@ -132,7 +134,7 @@ def parse_stat(data: bytes) -> ProcessStat | None:
         return None
     try:
         return ProcessStat(words)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -197,7 +199,7 @@ def process_name(pid: int, root: str = "/") -> str:
     if not words:  # a zombie or a kernel thread has no command line
         return _printable(comm)
     heads = [os.path.basename(word) for word in words[:2]]
-    if comm and not any(head[:15] == comm or comm.startswith(head[:15]) for head in heads if head):
+    if comm and not any(head.startswith(comm) or comm.startswith(head) for head in heads if head):
         return _printable(comm)
     return _printable(_short_command(heads[0], words[1:]))
 

@@ -1,0 +1,43 @@
+/* The hardware we lack: two devices behind NVML's names. The second tells its name and memory, nothing else. */
+#include <stdint.h>
+#include <string.h>
+
+typedef struct { uint64_t total, free, used; } memory_t;
+typedef struct { uint32_t gpu, memory; } rates_t;
+typedef struct { uint32_t pid; uint64_t used; uint32_t gpu_instance, compute_instance; } process_t;
+
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3 };
+
+static int devices[2];
+
+int nvmlInit_v2(void) { return SUCCESS; }
+int nvmlShutdown(void) { return SUCCESS; }
+int nvmlDeviceGetCount_v2(uint32_t *count) { *count = 2; return SUCCESS; }
+int nvmlDeviceGetHandleByIndex_v2(uint32_t index, void **handle) {
+    *handle = &devices[index];
+    return SUCCESS;
+}
+int nvmlDeviceGetName(void *handle, char *name, uint32_t length) {
+    if (!handle) return INVALID_ARGUMENT;
+    strncpy(name, "Tesla T4", length);
+    return SUCCESS;
+}
+int nvmlDeviceGetMemoryInfo(void *handle, memory_t *memory) {
+    if (!handle) return INVALID_ARGUMENT;
+    memory->total = 16106127360ULL;
+    memory->used = handle == &devices[0] ? 5ULL << 30 : 0;
+    memory->free = memory->total - memory->used;
+    return SUCCESS;
+}
+int nvmlDeviceGetUtilizationRates(void *handle, rates_t *rates) {
+    if (handle != &devices[0]) return NOT_SUPPORTED;
+    rates->gpu = 83;
+    return SUCCESS;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, uint32_t *count, process_t *list) {
+    if (handle != &devices[0]) return NOT_SUPPORTED;
+    *count = 2;
+    list[0] = (process_t){.pid = 1234, .used = 4ULL << 30};
+    list[1] = (process_t){.pid = 99, .used = UINT64_MAX}; /* NVML_VALUE_NOT_AVAILABLE */
+    return SUCCESS;
+}
