@@ -12,7 +12,7 @@ _BYTE_FACTORS = {
     "g": 1 << 30, "gib": 1 << 30, "gb": 1000**3,
     "t": 1 << 40, "tib": 1 << 40, "tb": 1000**4,
 }  # fmt: skip
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SECONDS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "hour": 3600.0, "hours": 3600.0, "d": 86400.0}
 
 
 def format_bytes(count: float | None) -> str:
@@ -106,21 +106,16 @@ def _unit_seconds(text: str) -> float | None:
         return float(text) if float(text) >= 0 else None
     except ValueError:
         pass
-    total, rest = 0.0, text
+    total, rest = 0.0, text.replace(" ", "")
     while rest:
-        end = 0
-        while end < len(rest) and rest[end] in "0123456789.":
-            end += 1
-        word_end = end
-        while word_end < len(rest) and rest[word_end].isalpha():
-            word_end += 1
-        factor = _SECONDS.get({"min": "m", "sec": "s", "hours": "h", "hour": "h"}.get(rest[end:word_end], rest[end:word_end]))
-        try:
-            total += float(rest[:end]) * factor if factor else float("nan")
-        except ValueError:
+        number, unit = _split_number(rest)
+        letters = len(unit) - len(unit.lstrip("abcdefghijklmnopqrstuvwxyz"))
+        factor = _SECONDS.get(unit[:letters])
+        if number is None or factor is None:
             return None
-        rest = rest[word_end:].strip()
-    return total if text and total == total else None
+        total += number * factor
+        rest = unit[letters:]
+    return total if text else None
 
 
 def _clock_seconds(text: str) -> float | None:

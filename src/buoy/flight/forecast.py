@@ -39,6 +39,8 @@ _STRETCH = 4.0
 """The growth seen is extrapolated to at most so many times its size."""
 _FITS_IN_A_ROW = 3
 
+_OTHER_WINDOWS = (0.7, 0.85, 1.2, 1.4, 1.7)
+K2, K3, K4 = 0.7, 1.1, -2
 _Point = tuple[float, float, float]  # seconds, steps, bytes
 
 
@@ -149,6 +151,7 @@ class Forecast:
         now, step, used = self._last
         points = [point for level in reversed(self._levels) for point in level]
         best: _Window | None = None
+        best_length = 0.0
         settled = True
         length = now - points[0][0]
         while length > 0:
@@ -157,7 +160,7 @@ class Forecast:
                 break
             settled = settled and not window.flattens(limit)
             if window.rises and (best is None or not best.steady):
-                best = window
+                best, best_length = window, length
             if best is not None and best.steady:
                 break
             length /= 2
@@ -181,6 +184,11 @@ class Forecast:
             and best.new_ground(points)
             and best.rise * _STRETCH >= room
             and (not self._first_step or best.steps >= _FEWEST_STEPS)
+            # A second warm-up begins anywhere: look at it from windows that start a little earlier or later.
+            and not any(
+                window is not None and window.flattens(limit, K4)
+                for window in (_window(points, now - part * best_length, limit) for part in _OTHER_WINDOWS)
+            )
         )
         self._streak = self._streak + 1 if leaking else 0
         outlook.alarm = self._streak >= _FITS_IN_A_ROW
@@ -282,7 +290,7 @@ def _rounded(seconds: float) -> float:
 class _Window:
     """The growth within the last so many seconds."""
 
-    __slots__ = ("cells", "even", "per_second", "per_step", "rise", "rises", "steady", "steps", "top")
+    __slots__ = ("cells", "even", "halves", "noise", "per_second", "per_step", "rise", "rises", "steady", "steps", "top")
 
     def __init__(self, cells: list[_Point], limit: float) -> None:
         self.cells = cells
@@ -304,22 +312,24 @@ class _Window:
         whole = slope if self.per_step is None else self.per_step
         self.rise = whole * x_span
         self.rises = self.rise > max(4 * noise, 0.01 * limit)
+        self.noise = noise
         middle = len(cells) // 2
         early, early_noise, _ = _line(cells[: middle + 1], axis)
         late, late_noise, _ = _line(cells[middle:], axis)
         slack = 0.3 * abs(self.rise) + 3 * max(noise, early_noise, late_noise)
         self.steady = abs(late - early) * x_span / 2 <= slack / 2 and span > 0
+        self.halves = (early * x_span / 2, late * x_span / 2)
         self.even = self._is_even()
 
     def _is_even(self) -> bool:
-        """Whether the rise is spread over the window, rather than done in one or two jumps."""
+        """Whether the rise is spread over the window, rather than done in a few jumps."""
         peaks = _running_max(self.cells)
         total = peaks[-1] - peaks[0]
         jumps = sorted((b - a for a, b in pairwise(peaks)), reverse=True)
-        return total > 0 and jumps[0] <= 0.45 * total and jumps[0] + jumps[1] <= 0.7 * total
+        return total > 0 and jumps[0] <= 0.4 * total and sum(jumps[:2]) <= 0.6 * total and sum(jumps[:3]) <= 0.8 * total
 
-    def flattens(self, limit: float) -> bool:
-        """Whether the growth bends towards a plateau below the limit (Aitken's delta squared)."""
+    def flattens(self, limit: float, tolerance: float = 0.3) -> bool:
+        """Whether the growth may bend towards a plateau below the limit (Aitken's delta squared)."""
         levels = _running_max(self.cells)
         if levels[-1] - levels[0] < 0.01 * limit:
             return False
@@ -327,11 +337,15 @@ class _Window:
         start, end = self.cells[0][axis], self.cells[-1][axis]
         marks = [_level_at(self.cells, axis, start + (end - start) * part / 3) for part in (1, 2, 3)]
         before, after = marks[1] - marks[0], marks[2] - marks[1]
+        return self._bends(before, after, limit, tolerance) or (self.steady and self._bends(*self.halves, limit, tolerance))
+
+    def _bends(self, before: float, after: float, limit: float, tolerance: float) -> bool:
+        before, after = before + tolerance * self.noise, after - tolerance * self.noise
         if before <= 0 or after >= before:
             return False
         ratio = max(0.0, after / before)
-        plateau = marks[2] + after * ratio / (1 - ratio)
-        return ratio < 0.75 or plateau < 1.1 * limit
+        plateau = self.cells[-1][2] + after * ratio / (1 - ratio)
+        return ratio < K2 or plateau < K3 * limit
 
     def new_ground(self, points: list[_Point]) -> bool:
         """Whether the window rises above all that was reached before it."""

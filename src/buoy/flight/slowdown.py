@@ -235,7 +235,7 @@ _WHAT = {
 }
 _ADVICE = {
     "thrashing": "Use less RAM: fewer workers, smaller batches.",
-    "slow": "Compare memory, I/O and other processes in `buoy top`.",
+    "slow": "Look at other processes, I/O and the clock rate.",
     "data": "Use more loader workers, or prepare the data beforehand.",
     "io": "Copy the data to a local disk, or read larger files.",
     "steal": "Start another session, or expect it to be slow.",

@@ -1,0 +1,109 @@
+"""Turns samples into the few warnings worth a line: what runs out and when, hangs, thrashing, the bottleneck."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import namedtuple
+
+from buoy.flight import forecast, slowdown, stall
+from buoy.flight.log import FIELDS
+from buoy.flight.sampler import Sampler
+from buoy.machine import disk, host, procfs
+
+HANG_VARIABLE = "BUOY_HANG_SECONDS"
+_PERIOD = 1.0
+_AT = {name: position for position, name in enumerate(FIELDS)}
+
+Warning = namedtuple("Warning", "alarm text values")
+
+
+class Alarms:
+    """All alarms of one attempt, fed with every sample and judging once a second."""
+
+    def __init__(self, attempt: dict, sampler: Sampler) -> None:  # type: ignore[type-arg]
+        self._sampler = sampler
+        self._due = 0.0
+        self._events: list[tuple[str, dict[str, object]]] = []
+        self._ram = forecast.Forecast("RAM", None)
+        self._vram = forecast.Forecast("VRAM", None)
+        self._disk = forecast.Forecast("disk", None)
+        self._shm = forecast.Forecast("shm", None)
+        self._time = forecast.Deadline(attempt.get("time_limit"))
+        self._began = attempt.get("session_started") or attempt.get("wall") or time.time()
+        self._stall = stall.StallWatch(_hang_seconds())
+        self._slowdown = slowdown.SlowdownWatch(float(os.cpu_count() or 1))
+        self._memory_total = host.memory().total
+        folder = disk.space(str(attempt.get("cwd") or "/"))
+        shm = disk.space("/dev/shm")  # noqa: S108 - only its size is read
+        self._disk_total = folder.total if folder else None
+        self._shm_total = shm.total if shm else None
+
+    def feed(self, now: float, sample: list) -> list[Warning]:  # type: ignore[type-arg]
+        """The warnings that this sample gives rise to; mostly none."""
+        if now < self._due:
+            return []
+        self._due = now + _PERIOD
+        lead = self._sampler.lead()
+        warnings = []
+        for outlook in self._exhaustion(now, sample, lead.step_seconds if lead else None):
+            name = outlook.name.lower()
+            warnings.append(Warning(name, forecast.sentence(outlook), outlook.values()))
+        warnings += self._hang(now, sample, lead)
+        findings = self._slowdown.feed(
+            now, sample[_AT["step"]], sample[_AT["phase"]],
+            data_wait=sample[_AT["data_wait"]], major_faults=sample[_AT["major_faults"]], steal=sample[_AT["steal"]],
+            throttled=sample[_AT["throttled"]], io_stall=sample[_AT["io_stall"]],
+            memory_stall=sample[_AT["memory_stall"]], gpu_util=sample[_AT["gpu_util"]],
+        )  # fmt: skip
+        warnings += [Warning(found.alarm, slowdown.sentence(found), found.values()) for found in findings]
+        return warnings
+
+    def take_events(self) -> list[tuple[str, dict[str, object]]]:
+        """Hangs that began or ended since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def _exhaustion(self, now: float, sample: list, step_seconds: float | None) -> list[forecast.Outlook]:  # type: ignore[type-arg]
+        step = sample[_AT["step"]]
+        limit, used = sample[_AT["cgroup_limit"]], sample[_AT["cgroup_used"]]
+        if limit is None or used is None or (self._memory_total and limit > self._memory_total):
+            available = sample[_AT["available"]]
+            limit = self._memory_total
+            used = limit - available if limit is not None and available is not None else None
+        self._ram.limit = limit
+        self._ram.feed(now, step, used)
+        totals = [device["total"] for device in self._sampler.gpus or () if device.get("total")]
+        self._vram.limit = sum(totals) or None
+        self._vram.feed(now, step, sample[_AT["gpu_used"]])
+        for series, total, free in (
+            (self._disk, self._disk_total, sample[_AT["disk_free"]]),
+            (self._shm, self._shm_total, sample[_AT["shm_free"]]),
+        ):
+            series.limit = total
+            series.feed(now, step, total - free if total is not None and free is not None else None)
+        self._time.feed(time.time() - self._began, step, step_seconds)
+        told = [series.news() for series in (self._ram, self._vram, self._disk, self._shm, self._time)]
+        return [outlook for outlook in told if outlook is not None]
+
+    def _hang(self, now: float, sample: list, lead: object) -> list[Warning]:  # type: ignore[type-arg]
+        read, written = sample[_AT["read_bytes"]], sample[_AT["written_bytes"]]
+        change = self._stall.feed(
+            now, sample[_AT["step"]], getattr(lead, "step_t", None), getattr(lead, "step_seconds", None),
+            sample[_AT["phase"]], sample[_AT["cpu_seconds"]], read + written if read is not None else None,
+            sample[_AT["gpu_util"]],
+        )  # fmt: skip
+        if change is None:
+            return []
+        if isinstance(change, stall.HangOver):
+            self._events.append(("hang-over", change.values()))
+            return []
+        self._events.append(("hang", {**change.values(), "threads": procfs.thread_states(self._sampler.pid)}))
+        return [Warning("hang", stall.sentence(change), change.values())]
+
+
+def _hang_seconds() -> float | None:
+    try:
+        return float(os.environ[HANG_VARIABLE])
+    except (KeyError, ValueError):
+        return None

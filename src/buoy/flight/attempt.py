@@ -1,0 +1,179 @@
+"""The run folder on disk: making one, adding an attempt to it, finding the last one again.
+
+Nothing heavy is imported here: the recorder inside a training process and the sidecar both use this file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections import namedtuple
+
+from buoy.errors import RunFolderError
+
+RUN_SCHEMA = "buoy.run/1"
+ATTEMPT_SCHEMA = "buoy.attempt/1"
+
+Attempt = namedtuple("Attempt", "run_folder folder number")
+
+
+def new_attempt(run_folder: str) -> Attempt:
+    """Make the next attempt's folder, and the run's own if it is new. Folders are 0700."""
+    run_folder = os.path.abspath(run_folder)
+    try:
+        _make_run(run_folder)
+        return _next_attempt(run_folder)
+    except OSError as error:
+        raise RunFolderError(
+            "cannot write the run folder",
+            received=f"{run_folder} ({error.strerror or error})",
+            expected="a folder on a local disk that this user can write",
+            hint="choose another with `--run DIR`",
+        ) from error
+
+
+def _make_run(run_folder: str) -> None:
+    os.makedirs(os.path.dirname(run_folder), exist_ok=True)
+    try:
+        os.mkdir(run_folder, 0o700)
+    except FileExistsError:
+        _refuse_foreign(run_folder)
+    marker = os.path.join(run_folder, "run.json")
+    if not os.path.exists(marker):
+        write_json(marker, {"schema": RUN_SCHEMA, "name": os.path.basename(run_folder), "created": time.time()})
+    os.makedirs(os.path.join(run_folder, "attempts"), mode=0o700, exist_ok=True)
+
+
+def _refuse_foreign(run_folder: str) -> None:
+    # In a shared folder such as /tmp another user could have put a symlink or an open folder here first.
+    found = os.lstat(run_folder)
+    if stat.S_ISDIR(found.st_mode) and found.st_uid in (os.geteuid(), 0):
+        return
+    if stat.S_ISLNK(found.st_mode) and os.path.isdir(run_folder) and found.st_uid == os.geteuid():
+        return
+    raise RunFolderError(
+        "the run folder is not ours to write",
+        received=f"{run_folder} (a file, or owned by user {found.st_uid})",
+        expected="a folder of this user",
+        hint="choose another with `--run DIR`",
+    )
+
+
+def _next_attempt(run_folder: str) -> Attempt:
+    attempts = os.path.join(run_folder, "attempts")
+    number = max(attempt_numbers(run_folder), default=0) + 1
+    while True:
+        folder = os.path.join(attempts, f"{number:04d}")
+        try:
+            os.mkdir(folder, 0o700)  # atomic: two starters get two numbers
+            return Attempt(run_folder, folder, number)
+        except FileExistsError:
+            number += 1
+
+
+def attempt_numbers(run_folder: str) -> list[int]:
+    """The attempts of a run in order; empty when there are none."""
+    try:
+        names = os.listdir(os.path.join(run_folder, "attempts"))
+    except OSError:
+        return []
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def find_attempt(run: str | None = None, number: int | None = None) -> Attempt:
+    """The attempt a person means: of this run (the newest run below the working directory), this number (the last)."""
+    run_folder = _find_run(run)
+    numbers = attempt_numbers(run_folder)
+    if not numbers:
+        raise RunFolderError(
+            "this run has no attempt yet",
+            received=run_folder,
+            expected="a run that was started at least once",
+            hint="`buoy run -- python train.py` starts one",
+        )
+    if number is not None and number not in numbers:
+        raise RunFolderError(
+            "no such attempt",
+            received=f"attempt {number} of {run_folder}",
+            expected=f"one of {', '.join(map(str, numbers[-12:]))}",
+            hint=f"`buoy why {run_folder}` takes the last",
+        )
+    chosen = numbers[-1] if number is None else number
+    return Attempt(run_folder, os.path.join(run_folder, "attempts", f"{chosen:04d}"), chosen)
+
+
+def is_run(folder: str) -> bool:
+    """Whether this folder is a run of ours."""
+    marker = read_json(os.path.join(folder, "run.json"))
+    return marker is not None and str(marker.get("schema", "")).startswith("buoy.run/")
+
+
+def _find_run(run: str | None) -> str:
+    start = os.path.abspath(run or ".")
+    if run is not None and not os.path.isdir(start):
+        raise RunFolderError(
+            "no such run folder",
+            received=run,
+            expected="a folder that `buoy run` or `buoy.watch()` made",
+            hint="`ls runs` shows what is there",
+        )
+    candidates = [start, os.path.dirname(os.path.dirname(start)), *_children(start)]
+    candidates += _children(os.path.join(start, "runs"))
+    runs = [folder for folder in dict.fromkeys(candidates) if is_run(folder)]
+    if start in runs:
+        return start
+    if not runs:
+        raise RunFolderError(
+            "no run found",
+            received=start,
+            expected="a run folder, or a folder with `runs/` in it",
+            hint="name one: `buoy why runs/train`; `buoy run -- python train.py` makes one",
+        )
+    return max(runs, key=_last_touched)
+
+
+def _children(folder: str) -> list[str]:
+    try:
+        return [entry.path for entry in os.scandir(folder) if entry.is_dir()]
+    except OSError:
+        return []
+
+
+def _last_touched(run_folder: str) -> float:
+    numbers = attempt_numbers(run_folder)
+    newest = os.path.join(run_folder, "attempts", f"{numbers[-1]:04d}") if numbers else run_folder
+    try:
+        return os.stat(newest).st_mtime
+    except OSError:
+        return 0.0
+
+
+def write_json(path: str, value: object) -> None:
+    """Write the whole file or nothing: beside first, then renamed over the old one."""
+    beside = f"{path}.{os.getpid()}.part"
+    descriptor = open_new(beside)
+    try:
+        os.write(descriptor, json.dumps(value).encode())
+    except OSError:
+        os.close(descriptor)
+        os.unlink(beside)
+        raise
+    os.close(descriptor)
+    os.replace(beside, path)
+
+
+def read_json(path: str) -> dict | None:  # type: ignore[type-arg]
+    """A JSON object, or None when it is missing, torn or something else."""
+    try:
+        with open(path, "rb") as file:
+            value = json.loads(file.read(16 << 20))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def open_new(path: str) -> int:
+    """Open a file that must not exist yet; a symlink put there by somebody else is refused."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -1,0 +1,167 @@
+"""What a dying Python process can still say: its exception, an orderly exit, its stacks when a signal comes.
+
+Signals are watched with `faulthandler`, in C: the dump is written even while the GIL is held, the action that was
+there before (the default, or the user's handler) still happens, and `signal.getsignal` shows no trace of us.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from types import TracebackType
+
+from buoy.flight.attempt import open_new
+from buoy.flight.beacon import Beacon
+from buoy.flight.privacy import mask_text
+from buoy.flight.stacks import STACKS_SIGNAL
+
+WATCHED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
+
+_MESSAGE_MOST = 700
+_CHAIN_MOST = 4
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+class LastWords:
+    """Hooks into this process; undone in forked children, whose deaths are not ours."""
+
+    def __init__(self, folder: str, beacon: Beacon) -> None:
+        self._folder = folder
+        self._beacon = beacon
+        self._note: dict[str, object] | None = None
+        self._attached = True
+        self._files: dict[int, int] = {}
+        self._watch_signals()
+        self._previous_hook = sys.excepthook
+        sys.excepthook = self._on_exception
+        atexit.register(self._on_exit)
+        os.register_at_fork(after_in_child=self._detach)
+
+    def _watch_signals(self) -> None:
+        # IPython kernels enable faulthandler on a stderr nobody sees; a script that did so wants its own output.
+        if not faulthandler.is_enabled() or "ipykernel" in sys.modules:
+            faulthandler.enable(self._open("fault.txt"), all_threads=True)
+        faulthandler.register(STACKS_SIGNAL, self._open("stacks.txt"), all_threads=True, chain=False)
+        for number in WATCHED:
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP: leave it ignored
+                faulthandler.register(number, self._open(f"{number.name}.txt"), all_threads=True, chain=True)
+                self._files[number] = 1
+        self._files[STACKS_SIGNAL] = 1
+
+    def _open(self, name: str) -> int:
+        return open_new(os.path.join(self._folder, name))
+
+    def _on_exception(
+        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        self._remember(error)
+        self._previous_hook(kind, error, traceback)
+
+    def _remember(self, error: BaseException) -> None:
+        if not self._attached:
+            return
+        try:
+            self._note = describe(error)
+            self._beacon.note(self._note)
+        except Exception:  # noqa: BLE001 - a failing recorder must not hide the user's own traceback
+            pass
+
+    def _on_exit(self) -> None:
+        if not self._attached:
+            return
+        if self._note is None:  # somebody replaced our excepthook: the interpreter still kept the exception
+            error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+            if isinstance(error, BaseException) and "IPython" not in sys.modules:
+                self._remember(error)
+        self._beacon.note({**self._note, "exited": True} if self._note else {"kind": "exit"})
+        self._beacon.phase("done")
+
+    def _detach(self) -> None:
+        self._attached = False
+        for number in self._files:
+            faulthandler.unregister(number)
+        faulthandler.disable()
+
+
+def describe(error: BaseException) -> dict[str, object]:
+    """An exception as a note: type, message, where it was raised, what caused it, and the room left on disk."""
+    user, inner = _frames(error.__traceback__)
+    filename = getattr(error, "filename", None)
+    return {
+        "kind": "exception",
+        **_identity(error),
+        "bases": [_qualified(base) for base in type(error).__mro__[1:-1]][:6],
+        "filename": str(filename) if filename is not None else None,
+        "where": user,
+        "inner": inner,
+        "thread": threading.current_thread().name,
+        "chain": _chain(error),
+        "disk_free": _free(os.path.dirname(str(filename)) if filename is not None else ""),
+        "shm_free": _free("/dev/shm"),  # noqa: S108 - read only
+    }
+
+
+def _identity(error: BaseException) -> dict[str, object]:
+    try:
+        message = mask_text(str(error))
+    except Exception:  # noqa: BLE001 - a broken __str__ of the user's own exception
+        message = "<the exception's message could not be read>"
+    if len(message) > _MESSAGE_MOST:
+        message = message[: _MESSAGE_MOST // 2] + " ... " + message[-_MESSAGE_MOST // 2 :]
+    number = getattr(error, "errno", None)
+    return {
+        "type": _qualified(type(error)),
+        "message": message,
+        "errno": number if isinstance(number, int) else None,
+    }
+
+
+def _qualified(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _chain(error: BaseException) -> list[dict[str, object]]:
+    links: list[dict[str, object]] = []
+    seen = {id(error)}
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    while cause is not None and id(cause) not in seen and len(links) < _CHAIN_MOST:
+        seen.add(id(cause))
+        links.append(_identity(cause))
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return links
+
+
+def _frames(
+    traceback: TracebackType | None,
+) -> tuple[dict[str, object] | None, dict[str, object] | None]:
+    """The innermost frame of the user's own code, and the innermost of all."""
+    user = inner = None
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        inner = {"file": code.co_filename, "line": traceback.tb_lineno, "function": code.co_name}
+        if is_user_file(code.co_filename):
+            user = inner
+        traceback = traceback.tb_next
+    return user or inner, inner
+
+
+def is_user_file(path: str) -> bool:
+    """Whether a source file is the user's own: not the standard library, an installed package or buoy itself."""
+    if path.startswith("<") and not path.startswith(("<stdin>", "<string>", "<ipython")):
+        return False
+    if "site-packages" in path or "dist-packages" in path:
+        return False
+    return not path.startswith((_STANDARD_LIBRARY, _OURS))
+
+
+def _free(folder: str) -> int | None:
+    try:
+        found = os.statvfs(folder or ".")
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize

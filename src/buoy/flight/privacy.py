@@ -1,0 +1,71 @@
+"""Keeps secrets out of the log: arguments that look like a token, key, password or a URL with credentials."""
+
+from __future__ import annotations
+
+MASK = "***"
+_SECRET_WORDS = ("token", "secret", "passw", "passwd", "pwd", "apikey", "api_key", "api-key", "access_key",
+                 "access-key", "private_key", "private-key", "credential", "auth", "bearer")  # fmt: skip
+_SECRET_PREFIXES = ("hf_", "sk-", "ghp_", "gho_", "github_pat_", "glpat-", "xoxb-", "xoxp-", "AKIA", "ASIA", "AIza", "eyJ")
+
+
+def mask_arguments(arguments: list[str]) -> list[str]:
+    """The command line with its secrets replaced.
+
+    >>> mask_arguments(["train.py", "--hf-token", "abc", "--key=1", "s3://user:pw@host/x", "--keep", "3"])
+    ['train.py', '--hf-token', '***', '--key=***', 's3://***@host/x', '--keep', '3']
+    """
+    masked: list[str] = []
+    hide_next = False
+    for argument in arguments:
+        if hide_next and not argument.startswith("-"):
+            masked.append(MASK)
+            hide_next = False
+            continue
+        hide_next = False
+        name, equals, value = argument.partition("=")
+        if equals and _is_secret_name(name):
+            masked.append(f"{name}={MASK}")
+        else:
+            hide_next = argument.startswith("-") and _is_secret_name(argument)
+            masked.append(mask_text(argument))
+    return masked
+
+
+def mask_text(text: str) -> str:
+    """One word or sentence with credentials in URLs, well-known token shapes and `name=secret` pairs replaced."""
+    if not any(prefix in text for prefix in _SECRET_PREFIXES) and "://" not in text and "=" not in text:
+        return text
+    return " ".join(_mask_word(word) for word in text.split(" "))
+
+
+def _mask_word(word: str) -> str:
+    bare = word.strip("'\"(),;")
+    if bare.startswith(_SECRET_PREFIXES) and len(bare) >= 16:
+        return word.replace(bare, MASK)
+    scheme, separator, rest = word.partition("://")
+    if separator:
+        authority, slash, path = rest.partition("/")
+        if "@" in authority:
+            authority = f"{MASK}@{authority.rpartition('@')[2]}"
+        return f"{scheme}://{authority}{slash}{_mask_query(path)}"
+    name, equals, value = word.partition("=")
+    if equals and value and _is_secret_name(name):
+        return f"{name}={MASK}"
+    if equals and value.strip("'\"").startswith(_SECRET_PREFIXES):
+        return f"{name}={MASK}"
+    return word
+
+
+def _mask_query(path: str) -> str:
+    path, question, query = path.partition("?")
+    return path + question + "&".join(_mask_word(pair) for pair in query.split("&"))
+
+
+def _is_secret_name(name: str) -> bool:
+    bare = name.lstrip("-").lower()
+    # `--key` and `--hf_key` are secrets, `--keep` and `--monkey` are not; `--tokenizer` is the commonest false alarm.
+    words = bare.replace("-", "_").replace(".", "_").split("_")
+    if "key" in words or "pass" in words:
+        return True
+    return any(word in bare for word in _SECRET_WORDS) and "tokenizer" not in bare and not bare.endswith("tokens") \
+        and "author" not in bare  # fmt: skip

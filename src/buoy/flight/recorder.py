@@ -1,0 +1,114 @@
+"""The recorder inside a training process: one per process, joined by whoever asks for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from buoy.flight.attempt import Attempt
+from buoy.flight.beacon import Beacon
+from buoy.flight.imports import after_import
+from buoy.flight.last_words import LastWords
+from buoy.flight.log import EventLog
+
+ATTEMPT_VARIABLE = "BUOY_ATTEMPT"
+"""Set by `buoy run` for everything below it: the attempt's folder."""
+
+# Root module of a framework -> module of ours that counts its steps. Loaded by name: flight knows no framework.
+_STEP_COUNTERS = {"torch": "buoy.torch.steps", "keras": "buoy.keras.steps"}
+
+_current: Recorder | None = None
+
+
+class Recorder:
+    """Where this process is, said through the beacon. `buoy.watch()` returns it."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt = attempt
+        folder = os.path.join(attempt.folder, f"process-{os.getpid()}")
+        os.mkdir(folder, 0o700)
+        self.beacon = Beacon(os.path.join(folder, "beacon"))
+        self._last_words = LastWords(folder, self.beacon)
+        self._events: EventLog | None = None
+        for framework, counter in _STEP_COUNTERS.items():
+            after_import(framework, lambda counter=counter: self._count_steps(counter))  # type: ignore[misc]
+
+    @property
+    def folder(self) -> str:
+        """The run folder this process records into."""
+        return str(self.attempt.run_folder)
+
+    def step(self, number: int | None = None) -> None:
+        """One optimizer step is done. Only needed where buoy cannot see it: a GradientTape loop, another framework."""
+        self.beacon.step(number)
+
+    def epoch(self, number: int) -> None:
+        """An epoch begins."""
+        self.beacon.epoch(number)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Mark evaluation, saving or data preparation, so that it is not taken for a hang.
+
+        >>> with watch.phase("eval"):   # doctest: +SKIP
+        ...     evaluate(model)
+        """
+        before = self.beacon.phase(name)
+        try:
+            yield
+        finally:
+            self.beacon.phase(before)
+
+    def event(self, kind: str, **values: object) -> None:
+        """Write an event to the flight log; never raises."""
+        try:
+            if self._events is None:
+                self._events = EventLog(self.attempt.folder)
+            self._events.add(kind, pid=os.getpid(), **values)
+        except OSError:
+            pass
+
+    def _count_steps(self, counter: str) -> None:
+        from importlib import import_module
+
+        try:
+            import_module(counter).install(self)
+        except Exception as error:  # noqa: BLE001 - a framework we do not fit must still import and train
+            self.event("trouble", what=f"steps are not counted: {counter}: {error!r}")
+
+
+def current() -> Recorder | None:
+    """This process's recorder, if it has one."""
+    return _current
+
+
+def join(attempt: Attempt) -> Recorder:
+    """Start recording this process into the attempt; the same recorder again if it already does."""
+    global _current
+    if _current is not None:
+        return _current
+    _current = Recorder(attempt)
+    os.register_at_fork(after_in_child=_forget)
+    return _current
+
+
+def _forget() -> None:
+    global _current
+    _current = None
+
+
+def attempt_of_environment() -> Attempt | None:
+    """The attempt that `buoy run` started for this process and its parents, if any."""
+    folder = os.environ.get(ATTEMPT_VARIABLE)
+    if not folder or not os.path.isdir(folder) or not os.path.basename(folder).isdigit():
+        return None
+    return Attempt(os.path.dirname(os.path.dirname(folder)), folder, int(os.path.basename(folder)))
+
+
+def is_helper_process() -> bool:
+    """Whether this interpreter is one that multiprocessing started for its own purposes (spawn, resource tracker)."""
+    return "--multiprocessing-fork" in sys.argv or any(
+        "multiprocessing." in word for word in getattr(sys, "orig_argv", [])[1:6]
+    )

@@ -1,0 +1,230 @@
+"""Reads what the process tree uses, cheaply: persistent descriptors, and each thing as often as it matters.
+
+Runs in the sidecar. A sample is a list in the order of `log.FIELDS`; what cannot be read is None.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from buoy.flight import beacon
+from buoy.machine import cgroup, disk, gpu, host, procfs
+
+FAST_HZ = 10.0
+CALM_HZ = 5.0
+_FAST_ABOVE = 0.6
+"""Share of RAM or VRAM in use above which samples come at the fast rate."""
+_SLOW_PERIOD = 1.0
+_GPU_PERIOD = 2.0
+_COUNTED_DISK_PERIOD = 60.0
+"""Where a quota makes us count files instead of asking the file system."""
+_SHM = "/dev/shm"  # noqa: S108 - only its free space is read
+_BEACONS_MOST = 64
+
+
+class Sampler:
+    """The readings of one process tree."""
+
+    def __init__(self, pid: int, folder: str, cwd: str, ours: tuple[int, ...] = ()) -> None:
+        self.pid = pid
+        self._folder = folder
+        self._cwd = cwd
+        self._ours = {os.getpid(), pid, *ours}
+        self.main = procfs.ProcessReader(pid)
+        self.cgroup = cgroup.find(pid)
+        self._memory = host.MemoryReader()
+        self._memory_total = host.memory().total
+        self._host_ooms = host.OomReader()
+        self.nvml = gpu.open_nvml()
+        self.children: dict[int, procfs.ProcessReader] = {}
+        self.names: dict[int, str] = {pid: procfs.process_name(pid)}
+        self.rss: dict[int, int] = {}
+        self.foreign: list[int] = []
+        self.foreign_seen: float | None = None
+        self.cpu_limits: tuple[int | None, int | None] = (None, None)
+        self.gpus: list[dict] | None = None  # type: ignore[type-arg]
+        self.beacons: dict[int, beacon.Reading] = {}
+        self._beacon_files: dict[int, int] = {}
+        self._slow_due = 0.0
+        self._gpu_due = 0.0
+        self._disk_due = 0.0
+        self._disk: disk.Space | None = None
+        self._limit = self._available = self._used = None
+        self._tree_cpu_of_dead = 0.0
+        self._cpu: dict[int, float] = {}
+        self._faults: dict[int, int] = {}
+        self._slow: dict[str, object] = {}
+        self.pressure = 0.0
+
+    @property
+    def hz(self) -> float:
+        """How often to sample now: faster as room gets short."""
+        return FAST_HZ if self.pressure > _FAST_ABOVE else CALM_HZ
+
+    def sample(self, now: float) -> list:  # type: ignore[type-arg]
+        """Read everything that is due."""
+        slow = now >= self._slow_due
+        if slow:
+            self._slow_due = now + _SLOW_PERIOD
+            self._read_slowly(now)
+        near = self.pressure > _FAST_ABOVE
+        if near or slow:
+            self._read_memory()
+        self._read_processes(slow or near)
+        lead = self._read_beacons()
+        if self.nvml is not None and now >= self._gpu_due:
+            self._gpu_due = now + _GPU_PERIOD
+            self.gpus = self.nvml.devices()
+        rss = self.rss.get(self.pid)
+        gpu_used, gpu_util = _sums(self.gpus)
+        known = self._slow.get
+        return [
+            round(now, 3), round(time.time(), 3), lead.step if lead else None, lead.phase if lead else None,
+            rss, sum(self.rss.values()) if self.rss else None, 1 + len(self.children),
+            self._used, self._limit, self._available,
+            round(sum(self._cpu.values()) + self._tree_cpu_of_dead, 2), sum(self._faults.values()),
+            known("oom_kills"), known("memory_stall"), known("io_stall"), known("read"), known("written"),
+            known("disk_free"), known("shm_free"), gpu_used, gpu_util,
+            round(lead.data_wait, 3) if lead else None, known("steal"), known("throttled"),
+        ]  # fmt: skip
+
+    def lead(self) -> beacon.Reading | None:
+        """The beacon of the process that trains: the main one if it steps, else the one that is furthest."""
+        own = self.beacons.get(self.pid)
+        if own is not None and own.step:
+            return own
+        return max(self.beacons.values(), key=lambda reading: reading.step, default=own)
+
+    def counters(self) -> dict[str, object]:
+        """The kernel's counts of OOM kills: this cgroup's, its ancestors' and the machine's."""
+        group = self.cgroup
+        return {
+            "cgroup": {"path": group.path, "value": group.oom_kills()} if group else None,
+            "cgroup_parents": [{"path": path, "value": value} for path, value in group.parent_oom_kills()]
+            if group
+            else [],
+            "host": self._host_ooms.oom_kills(),
+        }
+
+    @property
+    def cpu_of_main(self) -> float | None:
+        """CPU seconds the main process used, as last read (RLIMIT_CPU counts a process, not its tree)."""
+        return self._cpu.get(self.pid)
+
+    def forget(self, pid: int) -> None:
+        """A child is gone: keep the CPU time it used, drop the rest."""
+        self._tree_cpu_of_dead += self._cpu.pop(pid, 0.0)
+        self._faults.pop(pid, None)
+        self.rss.pop(pid, None)
+        reader = self.children.pop(pid, None)
+        if reader is not None:
+            reader.close()
+
+    def _read_slowly(self, now: float) -> None:
+        for pid in procfs.descendants(self.pid):
+            if pid not in self.children and pid not in self._ours:
+                self.children[pid] = procfs.ProcessReader(pid)
+                self.names[pid] = procfs.process_name(pid)
+        self.names[self.pid] = procfs.process_name(self.pid) or self.names[self.pid]  # it may have exec'ed
+        self._find_beacons()
+        self.cpu_limits = procfs.cpu_limits(self.pid)
+        group = self.cgroup
+        if group is not None:
+            self._limit = group.limit()
+            if self._limit is not None:
+                self._look_for_strangers(group, now)
+        if now >= self._disk_due:
+            self._disk = disk.space(self._cwd)
+            self._disk_due = now + (0 if self._disk and self._disk.source == "statvfs" else _COUNTED_DISK_PERIOD)
+        shm = disk.space(_SHM)
+        io = procfs.io_bytes(self.pid)
+        # Memory pressure of the whole machine says nothing of ours: only the cgroup's own counts.
+        memory_pressure = group.pressure() if group is not None else None
+        io_pressure = host.pressure("io")
+        self._slow = {
+            "oom_kills": self.cgroup.oom_kills() if self.cgroup is not None else self._host_ooms.oom_kills(),
+            "memory_stall": memory_pressure["full"] / 1e6 if memory_pressure else None,
+            "io_stall": io_pressure["full"] / 1e6 if io_pressure else None,
+            "read": io[0] if io else None,
+            "written": io[1] if io else None,
+            "disk_free": self._disk.free if self._disk else None,
+            "shm_free": shm.free if shm else None,
+            "steal": host.steal_seconds(),
+            "throttled": group.throttled_seconds() if group is not None else None,
+        }
+
+    def _look_for_strangers(self, group: cgroup.Cgroup, now: float) -> None:
+        members = group.pids()
+        if members is None:
+            return
+        self.foreign = [pid for pid in members if pid not in self._ours and pid not in self.children]
+        if self.foreign:
+            self.foreign_seen = now
+
+    def _read_memory(self) -> None:
+        self._available = self._memory.available()
+        shares = []
+        if self.cgroup is not None and self._limit:
+            self._used = self.cgroup.used()
+            if self._used is not None:
+                shares.append(self._used / self._limit)
+        if self._available is not None and self._memory_total:
+            shares.append(1 - self._available / self._memory_total)
+        for device in self.gpus or ():
+            if device.get("used") and device.get("total"):
+                shares.append(device["used"] / device["total"])
+        self.pressure = max(shares, default=0.0)
+
+    def _read_processes(self, children_too: bool) -> None:
+        found = self.main.stat()
+        if found is not None:
+            self._cpu[self.pid] = found.cpu_seconds
+            self._faults[self.pid] = found.major_faults
+        rss = self.main.rss()
+        if rss:  # a zombie has none: keep what it had
+            self.rss[self.pid] = rss
+        if not children_too:
+            return
+        for pid, reader in list(self.children.items()):
+            found = reader.stat()
+            if found is None:
+                self.forget(pid)
+                continue
+            self._cpu[pid] = found.cpu_seconds
+            self._faults[pid] = found.major_faults
+            rss = reader.rss()
+            if rss:
+                self.rss[pid] = rss
+
+    def _find_beacons(self) -> None:
+        if len(self._beacon_files) >= _BEACONS_MOST:
+            return
+        try:
+            names = os.listdir(self._folder)
+        except OSError:
+            return
+        for name in names:
+            kind, _, number = name.partition("-")
+            if kind == "process" and number.isdigit() and int(number) not in self._beacon_files:
+                try:
+                    path = os.path.join(self._folder, name, "beacon")
+                    self._beacon_files[int(number)] = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                except OSError:
+                    continue
+
+    def _read_beacons(self) -> beacon.Reading | None:
+        for pid, descriptor in self._beacon_files.items():
+            try:
+                reading = beacon.parse(os.pread(descriptor, beacon.SIZE, 0))
+            except OSError:
+                continue
+            if reading is not None:
+                self.beacons[pid] = reading
+        return self.lead()
+
+
+def _sums(gpus: list[dict] | None) -> tuple[int | None, int | None]:  # type: ignore[type-arg]
+    used = [device["used"] for device in gpus or () if device.get("used") is not None]
+    util = [device["util"] for device in gpus or () if device.get("util") is not None]
+    return (sum(used) if used else None), (max(util) if util else None)

@@ -1,0 +1,73 @@
+"""Counts the steps of Keras's own training loop without a change in the script, and marks evaluation and saving.
+
+A GradientTape loop inside `tf.function` runs no Python per step: there `buoy.watch().step()` counts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from buoy.flight.recorder import Recorder
+
+
+def install(recorder: Recorder) -> None:
+    """Hook this process's Keras; called once, right after it was imported."""
+    import keras
+
+    beacon = recorder.beacon
+    steps = _StepCounter(recorder)
+    loop = keras.callbacks.CallbackList
+    _before(loop, "on_train_begin", lambda logs=None: steps.training_begins())
+    _before(loop, "on_epoch_begin", lambda epoch, logs=None: steps.epoch_begins(epoch))
+    _before(loop, "on_train_batch_end", lambda batch, logs=None: steps.batch_ends(batch))
+    _before(loop, "on_test_begin", lambda logs=None: beacon.phase("eval"))
+    _before(loop, "on_predict_begin", lambda logs=None: beacon.phase("eval"))
+    for name in ("save", "save_weights"):
+        _mark_saving(keras.Model, name, recorder)
+
+
+class _StepCounter:
+    """Keras counts batches per epoch, and several at once with `steps_per_execution`; the beacon counts for good."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._beacon = recorder.beacon
+        self._before_epoch = 0
+
+    def training_begins(self) -> None:
+        self._before_epoch = self._beacon.count
+
+    def epoch_begins(self, epoch: int) -> None:
+        self._before_epoch = self._beacon.count
+        self._beacon.epoch(int(epoch))
+
+    def batch_ends(self, batch: int) -> None:
+        self._beacon.step(self._before_epoch + int(batch) + 1)
+
+
+def _before(owner: Any, name: str, action: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            action(*args, **kwargs)
+        except Exception:  # noqa: BLE001 - counting must never stop a training
+            pass
+        return original(self, *args, **kwargs)
+
+    setattr(owner, name, hooked)
+
+
+def _mark_saving(owner: Any, name: str, recorder: Recorder) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def save(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        with recorder.phase("checkpoint"):
+            result = original(self, filepath, *args, **kwargs)
+        recorder.event("save", what="keras", path=str(filepath))
+        return result
+
+    setattr(owner, name, save)

@@ -1,0 +1,116 @@
+"""Starting the command as our child: held at a gate until the recorder is ready, in a process group of its own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+
+from buoy.errors import ExitCode, LaunchError
+from buoy.flight.recorder import ATTEMPT_VARIABLE
+
+_BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap")
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+class Child:
+    """A command that was forked and waits; `release` lets it begin."""
+
+    def __init__(self, command: list[str], attempt_folder: str, handled: set[signal.Signals]) -> None:
+        self._command = command
+        environment = child_environment(attempt_folder)
+        gate_read, self._gate = os.pipe()
+        self._failure, failure_write = os.pipe()  # both ends close on exec: end of file means it runs
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.setpgid(0, 0)
+                os.close(self._gate)
+                os.read(gate_read, 1)
+                for number in _IGNORED_BY_PYTHON:  # our interpreter ignores these; an exec would hand that on
+                    signal.signal(number, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
+                os.execvpe(command[0], command, environment)
+            except OSError as error:
+                os.write(failure_write, b"%d" % (error.errno or 0))
+            finally:
+                os._exit(ExitCode.RUN_FAILED)
+        os.close(gate_read)
+        os.close(failure_write)
+        self._take_own_group()
+
+    def _take_own_group(self) -> None:
+        try:
+            os.setpgid(self.pid, self.pid)  # also here: whichever of us comes first
+        except OSError:
+            pass
+
+    def release(self) -> None:
+        """Let the command begin; an error if it cannot be executed."""
+        os.write(self._gate, b"1")
+        os.close(self._gate)
+        answer = os.read(self._failure, 16)
+        os.close(self._failure)
+        if answer:
+            os.waitpid(self.pid, 0)
+            raise launch_error(self._command[0], int(answer))
+
+
+def child_environment(attempt_folder: str) -> dict[str, str]:
+    """The child's environment: ours, the attempt's folder, and the bootstrap folder first on PYTHONPATH."""
+    environment = dict(os.environ)
+    environment[ATTEMPT_VARIABLE] = attempt_folder
+    others = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = os.pathsep.join([_BOOTSTRAP, others] if others else [_BOOTSTRAP])
+    return environment
+
+
+def launch_error(name: str, number: int) -> LaunchError:
+    """Why a program could not be started, in words."""
+    if number in (errno.ENOENT, errno.ENOTDIR):
+        return LaunchError(
+            "command not found",
+            received=name,
+            expected="a program on PATH, or a path to one",
+            hint=f"`buoy run -- python {name}`?" if name.endswith(".py") else "check the spelling, or give the full path",
+            exit_code=ExitCode.NOT_FOUND,
+        )
+    return LaunchError(
+        "the command cannot be executed",
+        received=f"{name} ({os.strerror(number)})",
+        expected="a program this user may execute",
+        hint=f"`buoy run -- python {name}`" if name.endswith(".py") else f"`chmod +x {name}`",
+        exit_code=ExitCode.NOT_EXECUTABLE,
+    )
+
+
+class Terminal:
+    """Lends the terminal to the child's process group, so that Ctrl-C, Ctrl-Z and `input()` are the child's."""
+
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
+        try:
+            if sys.stdin is not None and os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp():
+                self._descriptor = 0
+        except OSError:
+            pass
+
+    def lend(self, group: int) -> None:
+        """Make the child's group the foreground one."""
+        self._set(group)
+
+    def take_back(self) -> None:
+        """Make our own group the foreground one again."""
+        self._set(os.getpgrp())
+
+    def _set(self, group: int) -> None:
+        if self._descriptor is None:
+            return
+        before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # setting it from the background would stop us
+        try:
+            os.tcsetpgrp(self._descriptor, group)
+        except OSError:
+            pass
+        finally:
+            signal.signal(signal.SIGTTOU, before)

@@ -1,0 +1,265 @@
+"""`buoy run`: the parent of an unmodified script. It forwards signals once, learns the exact status, and restarts."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from buoy.errors import RunFolderError
+from buoy.flight.attempt import Attempt, new_attempt, write_json
+from buoy.flight.log import EventLog, read_lines, read_samples
+from buoy.supervisor.launch import Child, Terminal
+from buoy.supervisor.start import describe_attempt, start_sidecar, write_attempt
+from buoy.verdict.model import Verdict
+
+_FORWARDED = {
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM,
+    signal.SIGWINCH,
+}  # fmt: skip
+_ASKS_TO_STOP = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+_HANDLED = {*_FORWARDED, signal.SIGCHLD}
+_LOOK_AFTER_SIDECAR = 2.0
+_SIDECAR_RESTARTS = 3
+_VERDICT_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Order:
+    """What `buoy run` was asked to do."""
+
+    command: list[str]
+    run_folder: str
+    mirror: str | None = None
+    time_limit: float | None = None
+    restart: int = 0
+    say: Callable[[str], None] = field(default=lambda text: None)
+    """Shows a line to the person; stderr in the command line."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one attempt ended."""
+
+    status: int
+    verdict: Verdict | None
+    asked_to_stop: bool
+
+
+def supervise(order: Order) -> int:
+    """Run the command, again after deaths that can be survived, and return its exit code."""
+    best_step = 0
+    restarts = 0
+    began = time.time()
+    while True:
+        attempt = new_attempt(order.run_folder)
+        outcome = _Life(order, attempt, began).live()
+        if outcome.verdict is not None and outcome.status != 0:
+            _tell(order, outcome.verdict)
+        step, saved = progress(attempt)
+        reason = _why_not_again(order, outcome, restarts, step > best_step or saved)
+        if reason is not None:
+            if reason:
+                order.say(f"buoy: not restarted: {reason}")
+            return exit_code(outcome.status)
+        restarts += 1
+        best_step = max(best_step, step)
+        start_over = "" if saved else "; the script saved nothing that buoy saw, so it starts over"
+        order.say(f"buoy: restart {restarts} of {order.restart} after step {step}{start_over}")
+
+
+def _why_not_again(order: Order, outcome: Outcome, restarts: int, advanced: bool) -> str | None:
+    """Why there is no further attempt (empty: nobody expects one), or None when there is one."""
+    if not order.restart or outcome.status == 0:
+        return ""
+    if outcome.asked_to_stop:
+        return "it was asked to stop"
+    if outcome.verdict is None or not outcome.verdict.cause.survivable:
+        return "starting it again would not help"
+    if restarts >= order.restart:
+        return f"it was restarted {restarts} times already"
+    if not advanced:
+        return "this attempt got no further than the one before"
+    return None
+
+
+def progress(attempt: Attempt) -> tuple[int, bool]:
+    """The last step that an attempt reached, and whether it saved something."""
+    steps = [sample["step"] for sample in read_samples(attempt.folder)[-50:] if sample.get("step")]
+    events = read_lines(os.path.join(attempt.folder, "events.jsonl"))
+    return max(steps, default=0), any(event.get("kind") == "save" for event in events if isinstance(event, dict))
+
+
+def exit_code(status: int) -> int:
+    """A shell's view of a wait status: the program's own code, 128+N for signal N."""
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _tell(order: Order, verdict: Verdict) -> None:
+    from buoy.view.verdict import render
+
+    order.say(render(verdict, "concise"))
+
+
+class _Life:
+    """One attempt: from the fork to the verdict."""
+
+    def __init__(self, order: Order, attempt: Attempt, began: float) -> None:
+        self._order = order
+        self._attempt = attempt
+        self._began = began
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+        self._terminal = Terminal()
+        self._forwarded: list[int] = []
+        self._sidecar: int | None = None
+        self._sidecar_fd: int | None = None
+        self._sidecar_starts = 0
+        self._asked_to_stop = False
+        self._pid = 0
+
+    def live(self) -> Outcome:
+        try:
+            child = Child(self._order.command, self._attempt.folder, set(_HANDLED) - set(self._mask))
+            self._pid = child.pid
+            try:
+                self._prepare()
+            except BaseException:
+                os.kill(child.pid, signal.SIGKILL)
+                os.waitpid(child.pid, 0)
+                raise
+            self._terminal.lend(child.pid)
+            child.release()
+            status = self._wait()
+            self._terminal.take_back()
+            verdict = self._settle(status)
+            return Outcome(status, verdict, self._asked_to_stop)
+        finally:
+            self._terminal.take_back()
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def _prepare(self) -> None:
+        order = self._order
+        description = describe_attempt(
+            self._attempt, "run", self._pid, order.command, order.mirror, order.time_limit
+        )
+        if order.time_limit is not None:
+            description["session_started"] = self._began  # a restart does not begin a new session
+        try:
+            write_attempt(description, self._attempt)
+        except OSError as error:
+            raise RunFolderError(
+                "cannot write the run folder",
+                received=f"{self._attempt.folder} ({error.strerror})",
+                expected="a folder with at least 1 MiB of free space",
+                hint="choose another with `--run DIR`",
+                exit_code=125,
+            ) from error
+        self._start_sidecar()
+
+    def _start_sidecar(self) -> None:
+        self._sidecar_starts += 1
+        self._sidecar = start_sidecar(self._attempt, self._pid, os.getpid())
+        try:
+            self._sidecar_fd = os.pidfd_open(self._sidecar) if self._sidecar is not None else None
+        except OSError:
+            self._sidecar_fd = None
+        if self._sidecar is None:
+            self._order.say("buoy: the recorder did not start; the command runs without samples")
+
+    def _wait(self) -> int:
+        """Forward signals until the child is dead; its raw status. It stays a zombie for the sidecar to read."""
+        while True:
+            information = signal.sigtimedwait(_HANDLED, _LOOK_AFTER_SIDECAR)
+            if information is not None and information.si_signo in _FORWARDED:
+                self._forward(information)
+            state = os.waitid(
+                os.P_PID, self._pid, os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+            )
+            if state is None:
+                self._look_after_sidecar()
+            elif state.si_code == os.CLD_STOPPED:
+                self._stopped()
+            else:
+                return _raw_status(state.si_code, state.si_status)
+
+    def _forward(self, information: signal.struct_siginfo) -> None:
+        number = information.si_signo
+        try:
+            os.kill(self._pid, number)
+        except ProcessLookupError:
+            return
+        if number == signal.SIGWINCH:
+            return
+        self._forwarded.append(number)
+        self._asked_to_stop = self._asked_to_stop or number in _ASKS_TO_STOP
+        self._event("signal", signal=signal.Signals(number).name, from_pid=information.si_pid or None)
+
+    def _stopped(self) -> None:
+        """Ctrl-Z stopped the child: stop with it, and go on with it, as a shell's job does."""
+        os.waitid(os.P_PID, self._pid, os.WSTOPPED | os.WNOHANG)
+        self._terminal.take_back()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._terminal.lend(self._pid)
+        os.killpg(self._pid, signal.SIGCONT)
+
+    def _look_after_sidecar(self) -> None:
+        if self._sidecar_fd is None or not select.select([self._sidecar_fd], [], [], 0)[0]:
+            return
+        os.close(self._sidecar_fd)
+        self._sidecar_fd = None
+        if self._sidecar_starts > _SIDECAR_RESTARTS:
+            self._order.say("buoy: the recorder died again and stays down; the command goes on")
+            return
+        self._start_sidecar()
+        self._event("sidecar", what="restarted", times=self._sidecar_starts - 1)
+
+    def _settle(self, status: int) -> Verdict | None:
+        from buoy.verdict import settle
+
+        record = {
+            "schema": "buoy.exit/1",
+            "t": time.monotonic(),
+            "wall": time.time(),
+            "pid": self._pid,
+            "status": status,
+            "forwarded": self._forwarded,
+        }
+        self._record(record)
+        if self._sidecar_fd is not None:
+            select.select([self._sidecar_fd], [], [], _VERDICT_SECONDS)
+            os.close(self._sidecar_fd)
+        _, _, usage = os.wait4(self._pid, 0)
+        record["rusage"] = {
+            "utime": usage.ru_utime,
+            "stime": usage.ru_stime,
+            "maxrss": usage.ru_maxrss * 1024,
+            "majflt": usage.ru_majflt,
+        }
+        self._record(record)
+        try:
+            return settle(self._attempt.folder)
+        except Exception as error:  # noqa: BLE001 - the child has ended: its code is what counts now
+            self._order.say(f"buoy: no verdict: {error!r}")
+            return None
+
+    def _record(self, record: dict[str, object]) -> None:
+        try:
+            write_json(os.path.join(self._attempt.folder, "exit.json"), record)
+        except OSError:
+            pass  # a full disk: the sidecar's reserve still takes the verdict
+
+    def _event(self, kind: str, **values: object) -> None:
+        try:
+            EventLog(self._attempt.folder).add(kind, **values)
+        except OSError:
+            pass
+
+
+def _raw_status(code: int, status: int) -> int:
+    if code == os.CLD_EXITED:
+        return status << 8
+    return status | 0x80 if code == os.CLD_DUMPED else status
+

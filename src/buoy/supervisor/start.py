@@ -1,0 +1,126 @@
+"""Starting to record: where the run goes, what is known at its start, and the sidecar's launch."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+
+from buoy import __version__
+from buoy.flight.attempt import ATTEMPT_SCHEMA, Attempt, open_new, write_json
+from buoy.flight.privacy import mask_arguments
+from buoy.machine import host, procfs
+
+_SIDECAR = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sidecar.py")
+_READY_SECONDS = 10.0
+RESERVE_BYTES = 256 << 10
+"""Kept on disk for the evidence: a disk that is full at the death still takes the verdict."""
+
+
+def default_run_folder(command: list[str]) -> str:
+    """`runs/<script>`: the same script goes on with the same run.
+
+    >>> default_run_folder(["python", "-u", "src/train.py", "--lr", "1"])
+    'runs/train'
+    >>> default_run_folder(["torchrun", "-m", "pkg.train"])
+    'runs/train'
+    """
+    return os.path.join("runs", _script_name(command))
+
+
+def _script_name(command: list[str]) -> str:
+    for position, word in enumerate(command):
+        if word.endswith((".py", ".sh", ".ipynb")):
+            return os.path.splitext(os.path.basename(word))[0]
+        if word == "-m" and position + 1 < len(command):
+            module = command[position + 1]
+            return module.rpartition(".")[2] if module not in ("torch.distributed.run", "accelerate.commands.launch") else "train"
+    if "ipykernel_launcher" in " ".join(command):
+        return "notebook"
+    return os.path.basename(command[0]) or "run"
+
+
+def describe_attempt(
+    attempt: Attempt, mode: str, pid: int, command: list[str], mirror: str | None, time_limit: str | float | None
+) -> dict[str, object]:
+    """What is known at the start, as attempt.json holds it."""
+    from buoy.machine.clock import session_started as session_start
+    from buoy.machine.limits import read as read_limits
+    from buoy.units import parse_duration
+
+    limits = read_limits(pid, attempt.run_folder)
+    seconds, source = limits.time_limit, limits.time_limit_source
+    session_started = session_start() if seconds is not None else None
+    if time_limit is not None:
+        seconds = parse_duration(time_limit) if isinstance(time_limit, str) else float(time_limit)
+        source = "given"
+        session_started = None
+    started = procfs.ProcessReader(pid)
+    found = started.stat()
+    started.close()
+    return {
+        "schema": ATTEMPT_SCHEMA,
+        "number": attempt.number,
+        "mode": mode,
+        "pid": pid,
+        "start_ticks": found.start_ticks if found else None,
+        "command": mask_arguments(command),
+        "cwd": os.getcwd(),
+        "t": time.monotonic(),
+        "wall": time.time(),
+        "boot_id": host.boot_id(),
+        "hostname": host.hostname(),
+        "pid1_start": host.pid1_start(),
+        "initial_pid_namespace": host.initial_pid_namespace(),
+        "time_limit": seconds,
+        "time_limit_source": source,
+        "session_started": session_started or time.time(),
+        "platform": limits.platform,
+        "limits": limits.to_json(),
+        "mirror": os.path.abspath(mirror) if mirror else None,
+        "buoy": __version__,
+        "python": sys.version.split()[0],
+        "kernel": host.kernel_release(),
+    }
+
+
+def write_attempt(description: dict[str, object], attempt: Attempt) -> None:
+    """Put attempt.json and the reserve on disk."""
+    write_json(os.path.join(attempt.folder, "attempt.json"), description)
+    descriptor = open_new(os.path.join(attempt.folder, "reserve"))
+    try:
+        os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def start_sidecar(attempt: Attempt, pid: int, *ours: int) -> int | None:
+    """Start the sidecar for this process and wait until it has taken its first readings; its pid, or None.
+
+    `ours` are further processes that belong to buoy and are no strangers in the cgroup.
+    """
+    if not sys.executable:
+        return None
+    reading, writing = os.pipe()
+    try:
+        launcher = subprocess.Popen(
+            [sys.executable, "-I", "-S", _SIDECAR, attempt.folder, str(pid), str(writing), *map(str, ours)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(writing,),
+            start_new_session=True,
+        )
+        os.close(writing)
+        writing = -1
+        launcher.wait(_READY_SECONDS)  # it forks at once: the sidecar is nobody's child
+        ready, _, _ = select.select([reading], [], [], _READY_SECONDS)
+        answer = os.read(reading, 32) if ready else b""
+        return int(answer) if answer.strip().isdigit() else None
+    except (OSError, subprocess.SubprocessError):
+        return None
+    finally:
+        os.close(reading)
+        if writing >= 0:
+            os.close(writing)

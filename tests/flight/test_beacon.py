@@ -1,0 +1,72 @@
+"""The beacon: what a process says is what a reader sees, also after its death."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from buoy.flight.beacon import SIZE, Beacon, parse, read_beacon
+
+
+def test_steps_phases_epochs_and_cells_are_read_back(tmp_path: Path) -> None:
+    beacon = Beacon(str(tmp_path / "beacon"))
+    beacon.step()
+    beacon.step()
+    beacon.epoch(3)
+    beacon.cell("In [7]")
+    left = beacon.phase("eval")
+
+    seen = read_beacon(str(tmp_path / "beacon"))
+    assert seen is not None
+    assert (seen.step, seen.epoch, seen.phase, seen.cell, left) == (2, 3, "eval", "In [7]", "train")
+    assert seen.step_seconds is not None and seen.step_seconds > 0
+
+
+def test_before_the_first_step_nothing_is_claimed(tmp_path: Path) -> None:
+    Beacon(str(tmp_path / "beacon"))
+
+    seen = read_beacon(str(tmp_path / "beacon"))
+    assert seen is not None
+    assert (seen.step, seen.step_t, seen.step_seconds, seen.epoch, seen.note) == (0, None, None, None, None)
+
+
+def test_the_beacon_outlives_sigkill(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from buoy.flight.beacon import Beacon; b = Beacon(sys.argv[1])\n"
+        "for _ in range(41): b.step()\n"
+        "b.note({'kind': 'test'}); b.step(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "beacon")], check=False)
+
+    seen = read_beacon(str(tmp_path / "beacon"))
+    assert seen is not None and seen.step == 42 and seen.note == {"kind": "test"}
+
+
+def test_a_note_too_long_for_the_page_is_cut_and_still_parses(tmp_path: Path) -> None:
+    beacon = Beacon(str(tmp_path / "beacon"))
+    beacon.note({"kind": "exception", "message": "ä" * 50_000, "chain": [{"message": "x" * 2000}] * 4})
+
+    seen = beacon.read()
+    assert seen is not None and seen.note is not None
+    assert seen.note["kind"] == "exception" and " ... " in seen.note["message"]
+
+
+def test_a_symlink_in_its_place_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "victim"
+    target.write_text("precious")
+    (tmp_path / "beacon").symlink_to(target)
+
+    with pytest.raises(FileExistsError):
+        Beacon(str(tmp_path / "beacon"))
+    assert target.read_text() == "precious"
+
+
+def test_foreign_bytes_are_no_beacon() -> None:
+    assert parse(b"") is None
+    assert parse(os.urandom(SIZE)) is None
+    assert parse(b"BUOYBCN1" + b"\xff" * (SIZE - 8)) is not None  # ours, with nonsense in it: read, not trusted
+    assert read_beacon("/nonexistent") is None
