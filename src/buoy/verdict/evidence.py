@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from buoy.flight.attempt import read_json
 from buoy.flight.beacon import read_beacon
@@ -22,16 +21,14 @@ _TEXT_MOST = 256 << 10
 _SAMPLES_TAIL = 24 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class Dump:
+class Dump(NamedTuple):
     """A stack text, and when it was written (wall clock)."""
 
     text: str = ""
     wall: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessNotes:
+class ProcessNotes(NamedTuple):
     """What one instrumented process said."""
 
     pid: int
@@ -65,8 +62,7 @@ class ProcessNotes:
         return dict(self.signals).get(name, Dump())
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessDeath:
+class ProcessDeath(NamedTuple):
     """A death as the recorder saw it, of the training process or of one it started."""
 
     pid: int | None
@@ -80,8 +76,7 @@ class ProcessDeath:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(NamedTuple):
     """The files of an attempt as values, and what can be seen of its process now."""
 
     folder: str
@@ -98,8 +93,8 @@ class Evidence:
         if mode == "no-kernel-log":
             silent = {"readable": False, "reason": "taken away", "lines": []}
             events = tuple({**event, "kernel_log": []} for event in self.events)
-            return replace(
-                self, events=events, death={**self.death, "kernel_log": silent} if self.death else {}
+            return self._replace(
+                events=events, death={**self.death, "kernel_log": silent} if self.death else {}
             )
         if mode == "old-kernel":
             death = dict(self.death)
@@ -109,9 +104,9 @@ class Evidence:
                 {**event, "status": None} if event.get("source") == "pidfd" else event
                 for event in self.events
             )
-            return replace(self, events=events, death=death)
+            return self._replace(events=events, death=death)
         start = tuple(event for event in self.events if event.get("kind") == "start")
-        return replace(self, exit={}, death={}, events=start)
+        return self._replace(exit={}, death={}, events=start)
 
     @property
     def pid(self) -> int | None:
@@ -185,13 +180,16 @@ class Evidence:
         A shell or a launcher is not instrumented; the Python it ran is. A note of any other process of the tree
         says nothing about the end of this one.
         """
-        if self.main is not None:
+        if self.main is not None and not _is_messenger(self.main):
             return self.main
         if self.status.known:
             for death in reversed(self.child_deaths):
-                if death.pid in self.processes and death.status.shell_code == self.status.exit_code:
-                    return self.processes[death.pid]
-            return None
+                notes = self.processes.get(death.pid or 0)
+                if notes and self.status.exit_code and death.status.shell_code == self.status.exit_code:
+                    return notes
+            return self.main
+        if self.main is not None:
+            return self.main
         return next(iter(self.processes.values())) if len(self.processes) == 1 else None
 
     @property
@@ -276,8 +274,7 @@ def _notes(folder: str, pid: int) -> ProcessNotes:
     )
     if beacon is None:
         return notes
-    return replace(
-        notes, step=count(beacon.step) or None, step_t=number(beacon.step_t), epoch=integer(beacon.epoch),
+    return notes._replace(step=count(beacon.step) or None, step_t=number(beacon.step_t), epoch=integer(beacon.epoch),
         phase=text(beacon.phase), cell=text(beacon.cell), note=beacon.note,
     )  # fmt: skip
 
@@ -329,6 +326,12 @@ def _lines(value: object) -> tuple[dict[str, Any], ...]:
         return ()
     found = [{"t": None, "text": item} if isinstance(item, str) else item for item in value]
     return tuple(item for item in found if isinstance(item, dict) and text(item.get("text")))
+
+
+def _is_messenger(notes: ProcessNotes) -> bool:
+    """Whether its exception only reports that a process it had started failed."""
+    kind = str((notes.exception or {}).get("type"))
+    return kind.endswith((".CalledProcessError", ".ChildFailedError"))
 
 
 def _first(*values: float | None) -> float | None:

@@ -1,62 +1,69 @@
 """Which kind of death an uncaught exception is. One classifier for the notes of every framework.
 
-The outermost exception decides with certainty. One that is only in its chain may have been dealt with before the
-outer one was raised, so it makes the finding no more than likely. A text counts only in exceptions of the type that
-the library at hand raises: a person's own ValueError may quote anything.
+The outermost exception decides. One that is only in its chain may have been dealt with before the outer one was
+raised, so it makes the finding no more than likely. A text counts only in exceptions of the type that libraries
+raise, and words that anybody may quote in a RuntimeError of their own are no proof there: a person's own exception
+may say anything.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from buoy.verdict.model import Grade
 from buoy.verdict.sizes import bytes_asked_for
-from buoy.verdict.values import count, integer, mappings, printable, text
+from buoy.verdict.values import count, integer, mapping, mappings, printable, text
 
 ENOMEM, EAGAIN, ENFILE, EMFILE, EFBIG, ENOSPC, EDQUOT = 12, 11, 23, 24, 27, 28, 122
 
 _ERRNO_KINDS = {
-    ENOSPC: "disk-full", EDQUOT: "disk-full", EFBIG: "file-size-limit", EMFILE: "open-files", ENFILE: "open-files",
-    ENOMEM: "memory-error",
+    ENOSPC: "disk-full", EDQUOT: "disk-full", EFBIG: "file-size-limit", EMFILE: "open-files",
+    ENFILE: "open-files", ENOMEM: "memory-error",
 }  # fmt: skip
 
-# Texts by kind, tried in order, in exceptions that libraries raise (RuntimeError and its heirs, TensorFlow's OpError).
-_TEXTS = (
-    ("shm-full", ("unable to allocate shared memory(shm)", "unable to open shared memory object", "unable to mmap")),
+# Words that only the library itself uses.
+_OWN_WORDS = (
+    ("shm-full", ("unable to allocate shared memory(shm)", "unable to open shared memory object")),
+    ("memory-error", ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")),
+    ("distributed", (
+        "gloo/transport", "ProcessGroupGloo", "ProcessGroupNCCL", "NCCL error", "ncclRemoteError",
+        "ncclSystemError", "ncclInternalError", "Watchdog caught collective operation timeout", "[c10d]",
+        "TCPStore",
+    )),
+    ("gpu-fault", (
+        "CUDA error: device-side assert", "CUDA error: an illegal memory access",
+        "CUDA error: unspecified launch failure", "CUDA error: misaligned address",
+        "CUDA error: an illegal instruction", "CUDA error: uncorrectable ECC",
+        "CUBLAS_STATUS_EXECUTION_FAILED", "CUDNN_STATUS_EXECUTION_FAILED", "CUDNN_STATUS_MAPPING_ERROR",
+        "CUDA_ERROR_ILLEGAL_ADDRESS",
+    )),
+    ("gpu-oom", (
+        "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
+        "CUDA_ERROR_OUT_OF_MEMORY", "CUDA out of memory. Tried to allocate", "HIP out of memory. Tried",
+        "MPS backend out of memory", "XPU out of memory. Tried",
+    )),
+)  # fmt: skip
+# Words that other programs quote: proof only from a library's own type, or as the whole message.
+_COMMON_WORDS = (
     ("disk-full", ("No space left on device", "Disk quota exceeded", "(os error 28)", "(os error 122)")),
     ("open-files", ("Too many open files", "received 0 items of ancdata")),
     ("process-limit", ("can't start new thread",)),
-    ("distributed", (
-        "gloo/transport", "ProcessGroupGloo", "ProcessGroupNCCL", "NCCL error", "ncclRemoteError", "ncclSystemError",
-        "Watchdog caught collective operation timeout", "[c10d]", "TCPStore", "Connection closed by peer",
-        "ncclInternalError", "ncclUnhandledCudaError",
-    )),
-    ("gpu-fault", (
-        "device-side assert", "illegal memory access", "unspecified launch failure", "misaligned address",
-        "illegal instruction was encountered", "uncorrectable ECC", "CUBLAS_STATUS_EXECUTION_FAILED",
-        "CUDNN_STATUS_EXECUTION_FAILED", "CUDNN_STATUS_MAPPING_ERROR", "no longer accessible", "fallen off the bus",
-    )),
-    ("gpu-oom", (
-        "CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
-        "HIP out of memory", "MPS backend out of memory", "XPU out of memory", "CUDA_ERROR_OUT_OF_MEMORY",
-        "failed to allocate memory on device",
-    )),
-    ("memory-error", (
-        "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "std::bad_alloc",
-        "Cannot allocate memory",
-    )),
-)  # fmt: skip
+    ("gpu-fault", ("device-side assert", "illegal memory access", "fallen off the bus")),
+    ("gpu-oom", ("CUDA out of memory", "failed to allocate memory on device")),
+    ("memory-error", ("Cannot allocate memory", "std::bad_alloc")),
+)
 
-_TORCH_OOM = ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "torch._C.OutOfMemoryError")
+_TORCH_OOM = {"torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "torch._C.OutOfMemoryError"}
 _TF_EXHAUSTED = "tensorflow.python.framework.errors_impl.ResourceExhaustedError"
-_DISTRIBUTED = ("torch.distributed.DistBackendError", "torch.distributed.DistNetworkError",
-                "torch.distributed.DistStoreError", "torch.distributed.DistError")  # fmt: skip
-_FORKING = ("subprocess.py", "popen_fork.py", "popen_spawn_posix.py", "popen_forkserver.py", "pty.py")
+_DISTRIBUTED = tuple(f"torch.distributed.Dist{part}Error" for part in ("Backend", "Network", "Store", ""))
+_LIBRARIES = ("tensorflow.", "torch.", "jaxlib.", "cupy", "safetensors", "tokenizers", "xgboost", "h5py")
+_FORKING = ("subprocess.py", "popen_fork.py", "popen_spawn_posix.py", "popen_forkserver.py")
+_OF_SOCKETS = ("socket.py", "ssl.py", "selectors.py", "connection.py", "events.py", "streams.py", "transports.py")
+
+_Kind = tuple[str, Grade]
 
 
-@dataclass(frozen=True, slots=True)
-class ExceptionFinding:
+class ExceptionFinding(NamedTuple):
     """What an exception note amounts to."""
 
     id: str
@@ -72,8 +79,6 @@ class ExceptionFinding:
     free: int | None = None
     """Bytes free on that file's file system just then."""
     shm_free: int | None = None
-    through: str | None = None
-    """The outer exception's type, when an inner one decided."""
 
     @property
     def short(self) -> str:
@@ -82,102 +87,92 @@ class ExceptionFinding:
         return f"{name}: {printable(self.message, 160)}" if self.message else name
 
 
+class _Link(NamedTuple):
+    type: str
+    message: str
+    errno: int | None
+    bases: frozenset[str]
+    file: str
+    """Where it was raised."""
+    free: int | None
+
+
 def classify(note: dict[str, Any]) -> ExceptionFinding:
     """The kind of an exception note; its own words before those of its chain."""
     outer = _link(note)
-    bases = [base for base in note.get("bases") or () if isinstance(base, str)]
-    inner = text((note.get("inner") or {}).get("file")) if isinstance(note.get("inner"), dict) else None
-    kind = _kind(outer, bases, inner or "", count(note.get("disk_free")))
-    chosen, through, grade = outer, None, "certain"
-    if kind is None:
+    chosen, found = outer, _kind(outer)
+    if found is None:
         for link in map(_link, mappings(note.get("chain"))):
-            kind = _kind(link, [], "", None)
-            if kind is not None:
-                chosen, through, grade = link, outer[0], "likely"
+            inner = _kind(link._replace(free=outer.free))
+            if inner is not None:
+                chosen, found = link, (inner[0], "possible" if inner[1] == "possible" else "likely")
                 break
-    name, message, errno = chosen
-    if kind == "disk-full" and errno is None and "space" not in message and "quota" not in message.lower():
-        grade = "likely"
+    kind, grade = found or ("python-exception", "certain")
     path = text(note.get("filename"))
     if kind == "disk-full" and path is not None and path.startswith("/dev/shm"):  # noqa: S108 - a comparison
         kind = "shm-full"
     return ExceptionFinding(
-        kind or "python-exception", grade, name, message, errno, bytes_asked_for(message), path,  # type: ignore[arg-type]
-        count(note.get("disk_free")), count(note.get("shm_free")), through,
+        kind, grade, chosen.type, chosen.message, chosen.errno, bytes_asked_for(chosen.message), path, outer.free,
+        count(note.get("shm_free")),
     )  # fmt: skip
 
 
-def _link(value: dict[str, Any]) -> tuple[str, str, int | None]:
-    return (
-        text(value.get("type")) or "an exception",
-        text(value.get("message")) or "",
-        integer(value.get("errno")),
+def _link(value: dict[str, Any]) -> _Link:
+    bases = value.get("bases")
+    return _Link(
+        type=text(value.get("type")) or "an exception",
+        message=text(value.get("message")) or "",
+        errno=integer(value.get("errno")),
+        bases=frozenset(base for base in bases if isinstance(base, str)) if isinstance(bases, list) else frozenset(),
+        file=text(mapping(value.get("inner")).get("file")) or "",
+        free=count(value.get("disk_free")),
     )
 
 
-def _kind(link: tuple[str, str, int | None], bases: list[str], inner: str, free: int | None) -> str | None:
-    name, message, errno = link
-    family = {name, *bases}
-    if name.endswith(".KeyboardInterrupt"):
-        return "interrupted"
-    if family & set(_TORCH_OOM):
-        return "gpu-oom"
-    if family & set(_DISTRIBUTED) or name.startswith("torch.distributed.elastic."):
-        return "distributed"
-    if _is_memory_error(family):
-        return "memory-error"
-    if _is_os_error(family, name):
-        return _os_error_kind(message, errno, inner, free)
-    if _is_library_error(family, name):
-        return _library_kind(name, message, free)
+def _kind(link: _Link) -> _Kind | None:
+    family = {link.type, *link.bases}
+    if link.type.endswith(".KeyboardInterrupt"):
+        return "interrupted", "certain"
+    if family & _TORCH_OOM:
+        return "gpu-oom", "certain"
+    if family & set(_DISTRIBUTED) or link.type.startswith("torch.distributed.elastic."):
+        return "distributed", "likely"
+    if "builtins.MemoryError" in family or link.type.endswith("._ArrayMemoryError"):
+        return "memory-error", "certain"
+    if "builtins.OSError" in family or link.errno is not None:
+        return _system_kind(link)
+    is_library = link.type.startswith(_LIBRARIES)
+    if is_library or "builtins.RuntimeError" in family:
+        return _library_kind(link, is_library)
     return None
 
 
-def _is_memory_error(family: set[str]) -> bool:
-    return "builtins.MemoryError" in family or any(name.endswith("._ArrayMemoryError") for name in family)
-
-
-def _is_os_error(family: set[str], name: str) -> bool:
-    known = (
-        "OSError",
-        "IOError",
-        "BlockingIOError",
-        "ConnectionError",
-        "ConnectionResetError",
-        "BrokenPipeError",
-    )
-    return "builtins.OSError" in family or name.removeprefix("builtins.") in known
-
-
-def _os_error_kind(message: str, errno: int | None, inner: str, free: int | None) -> str | None:
+def _system_kind(link: _Link) -> _Kind | None:
+    errno = link.errno
     if errno is None:  # a DataLoader worker's error comes over as text alone
-        for number in (*_ERRNO_KINDS, EAGAIN):
-            if f"[Errno {number}]" in message:
-                errno = number
-    if errno == EAGAIN and (inner.endswith(_FORKING) or any(f"/{file}" in message for file in _FORKING)):
-        return "process-limit"
-    if errno is None and " requested and " in message and " written" in message and _is_full(free):
-        return "disk-full"  # numpy's word for a short write
-    return _ERRNO_KINDS.get(errno) if errno is not None else None
+        errno = next((number for number in (*_ERRNO_KINDS, EAGAIN) if f"[Errno {number}]" in link.message), None)
+    if errno == EAGAIN:  # of a fork, unless a socket that does not wait is at work
+        if link.file.endswith(_FORKING) or any(f"/{file}" in link.message for file in _FORKING):
+            return "process-limit", "certain"
+        return None if link.file.endswith(_OF_SOCKETS) else ("process-limit", "likely")
+    if errno is None and " requested and " in link.message and " written" in link.message and _is_full(link.free):
+        return "disk-full", "likely"  # numpy's words for a short write
+    return (_ERRNO_KINDS[errno], "certain") if errno in _ERRNO_KINDS else None
 
 
-def _is_library_error(family: set[str], name: str) -> bool:
-    if "builtins.RuntimeError" in family or name.endswith("SafetensorError"):
-        return True
-    return name.startswith(("tensorflow.", "torch.", "jaxlib.", "cupy", "tokenizers", "xgboost", "h5py"))
-
-
-def _library_kind(name: str, message: str, free: int | None) -> str | None:
-    for kind, words in _TEXTS:
+def _library_kind(link: _Link, is_library: bool) -> _Kind | None:
+    message = link.message
+    for kind, words in _OWN_WORDS:
         if any(word in message for word in words):
-            return kind
-    if name == _TF_EXHAUSTED or "RESOURCE_EXHAUSTED" in message:
-        return "memory-error" if "device:CPU" in message else "gpu-oom"
-    writing = (
-        "inline_container.cc" in message and "unexpected pos" in message
-    ) or "iostream error" in message
-    if writing and _is_full(free):  # torch.save's word for a disk that filled up
-        return "disk-full"
+            return kind, "likely" if kind == "distributed" else "certain"
+    for kind, words in _COMMON_WORDS:
+        if any(word in message for word in words):
+            return kind, "certain" if is_library or message in words else "likely"
+    if link.type == _TF_EXHAUSTED or (is_library and "RESOURCE_EXHAUSTED" in message):
+        return "memory-error" if "device:CPU" in message else "gpu-oom", "certain"
+    writing = ("inline_container.cc" in message and "unexpected pos" in message) or "iostream error" in message
+    if writing and _is_full(link.free):  # torch.save's words for a disk that filled up
+        return "disk-full", "likely"
     return None
 
 

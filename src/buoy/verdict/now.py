@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from buoy.verdict.values import count, number, text
 
 _SLACK = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Now:
+class Now(NamedTuple):
     """The present, compared with what attempt.json says. None: cannot be compared."""
 
     wall: float

@@ -7,8 +7,7 @@ counter that was readable and has not moved is proof; one that could not be read
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from buoy.machine.kernel_log import parse_oom_kill
 from buoy.units import format_duration
@@ -17,14 +16,13 @@ from buoy.verdict.model import Grade, Reading
 from buoy.verdict.values import count, mapping, mappings, number, printable, text
 
 SIGKILL = 9
-_SAME_MOMENT = 2.0
-"""Deaths closer than this (seconds) may have been counted in either order."""
+_SAME_MOMENT = 5.0
+"""Seconds before a death in which a counted kill may be this one: a large process takes time to vanish."""
 _LATELY = 60.0
 """A foreign process seen in the group within this time may have been the victim."""
 
 
-@dataclass(frozen=True, slots=True)
-class OomFinding:
+class OomFinding(NamedTuple):
     """The answer, how sure it is, and the readings; for `open`, `reason` says why it cannot be told."""
 
     answer: Literal["oom", "not-oom", "open"]
@@ -70,8 +68,7 @@ def describe_limit(evidence: Evidence) -> tuple[int | None, int | None]:
     return limit, peak
 
 
-@dataclass(frozen=True, slots=True)
-class _Delta:
+class _Delta(NamedTuple):
     total: int
     """Since the attempt began."""
     recent: int
@@ -79,8 +76,7 @@ class _Delta:
     reading: Reading
 
 
-@dataclass(frozen=True, slots=True)
-class _Log:
+class _Log(NamedTuple):
     lines: tuple[tuple[int, str, float | None], ...]  # pid, text, time
     victims: frozenset[int]
     others: str
@@ -96,9 +92,8 @@ def _read_log(evidence: Evidence, death: ProcessDeath) -> _Log:
     """The OOM lines, if their pids are ours to compare: in a PID namespace the kernel speaks of others."""
     if evidence.attempt.get("initial_pid_namespace") is not True:
         return _Log((), frozenset(), "")
-    own = evidence.own_death
     found: dict[tuple[int, str], tuple[int, str, float | None]] = {}
-    for line in (*death.lines, *(own.lines if death is not own else ())):
+    for line in (*death.lines, *evidence.own_death.lines):
         parsed = parse_oom_kill(str(line["text"]))
         pid = count(parsed.get("pid")) if parsed else None
         if pid is not None:
@@ -114,17 +109,34 @@ def _delta(evidence: Evidence, death: ProcessDeath, which: str) -> _Delta | None
     before, after = count(counter.get("before")), count(counter.get("after"))
     if before is None or after is None or after < before:
         return None
-    base = before
-    for earlier in evidence.child_deaths:
-        if earlier.t is None or death.t is None or earlier.t > death.t - _SAME_MOMENT:
-            continue
-        known = mapping(earlier.counters.get(which))
-        if known.get("path") == counter.get("path"):
-            base = max(base, min(count(known.get("after")) or 0, after))
+    base = max(before, *_earlier_counts(evidence, death, which, after))
     where = f"memory group {text(counter.get('path'))}" if which == "cgroup" else "whole machine"
     words = f"unchanged at {after}" if after == before else f"{before} -> {after}"
     reading = Reading(f"oom_kill counter of the {where}: {words}", death.source, death.wall)
     return _Delta(after - before, after - base, reading)
+
+
+def _earlier_counts(evidence: Evidence, death: ProcessDeath, which: str, most: int) -> list[int]:
+    """What the counter is known to have shown some seconds before this death: those kills are others'."""
+    if death.t is None:
+        return [0]
+    latest = death.t - _SAME_MOMENT
+    counter = mapping(death.counters.get(which))
+    found = [0]
+    for earlier in evidence.child_deaths:
+        known = mapping(earlier.counters.get(which))
+        if earlier.t is not None and earlier.t <= latest and known.get("path") == counter.get("path"):
+            found.append(count(known.get("after")) or 0)
+    group = mapping(death.counters.get("cgroup"))
+    # Samples hold the group's counter where there is one, else the machine's, which counts the group's kills too.
+    offset = 0
+    if which == "host" and group:
+        offset = (count(counter.get("before")) or 0) - (count(group.get("before")) or 0)
+    for row in evidence.samples:
+        t, seen = number(row.get("t")), count(row.get("oom_kills"))
+        if t is not None and seen is not None and t <= latest:
+            found.append(seen + offset)
+    return [min(value, most) for value in found]
 
 
 def _counted_in_group(evidence: Evidence, death: ProcessDeath, group: _Delta) -> OomFinding:
@@ -134,10 +146,12 @@ def _counted_in_group(evidence: Evidence, death: ProcessDeath, group: _Delta) ->
         return OomFinding("oom", "certain", (group.reading, whole))
     foreign = _foreign(state)
     rivals = _rivals(evidence, death)
-    if foreign is None and death.status.known and group.recent > len(rivals):
-        alone = Reading("no other process was in that memory group", "death.json")
+    large = _holds_most(evidence, death)
+    if foreign is None and large and death.status.known and group.recent > len(rivals):
+        alone = Reading("no other process was in that memory group, and this one held most of it", "death.json")
         return OomFinding("oom", "certain", (group.reading, alone))
-    if foreign is None or _holds_most(evidence, death):
+    # A small process may have been killed in a burst, or a child too short-lived to be seen was the one counted.
+    if foreign is None or large:
         reading = _memory_reading(evidence)
         return OomFinding("oom", "likely", (group.reading, *([reading] if reading else [])))
     return OomFinding(
@@ -159,7 +173,7 @@ def _counted_on_machine(evidence: Evidence, group: _Delta | None, host: _Delta) 
 def _foreign(state: dict[str, Any]) -> str | None:
     """Why a foreign process may have been the victim; None when none was there."""
     processes = state.get("foreign")
-    if not isinstance(processes, list):
+    if not isinstance(processes, list) or not count(state.get("limit")):  # nobody looks in a group without limit
         return "it is not known which other processes were in that memory group"
     if processes:
         first = mappings(processes)[:1]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(NamedTuple):
     """A raw wait status and where it was read; `raw` is None when it is not known."""
 
     raw: int | None = None

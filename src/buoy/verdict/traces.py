@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _LIBRARY = (os.path.dirname(os.__file__) + os.sep, sysconfig.get_path("stdlib") + os.sep)
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -15,8 +15,7 @@ DEEP = 60
 """faulthandler shows at most 100 frames; a stack this deep made of few places is a recursion."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One line of a stack."""
 
     file: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from buoy.units import format_duration
 from buoy.verdict.evidence import Evidence, ProcessDeath, ProcessNotes
@@ -26,8 +26,7 @@ def status_reading(evidence: Evidence) -> Reading:
     return Reading(str(evidence.status), evidence.status.source or "death.json", evidence.died_wall)
 
 
-@dataclass(frozen=True, slots=True)
-class SignalSeen:
+class SignalSeen(NamedTuple):
     """A signal that reached the training, or the launcher above it, before the end."""
 
     age: float
@@ -76,8 +75,7 @@ def signal_sender(evidence: Evidence, name: str) -> Claim | None:
     return Claim(f"sent by {seen.sender}", "certain", (seen.reading,)) if seen and seen.sender else None
 
 
-@dataclass(frozen=True, slots=True)
-class Raised:
+class Raised(NamedTuple):
     """The exception that ended the process."""
 
     finding: ExceptionFinding

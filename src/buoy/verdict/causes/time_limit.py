@@ -6,7 +6,7 @@ from buoy.units import format_duration
 from buoy.verdict.causes.common import go_on, recent_signal, status_reading
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Reading
-from buoy.verdict.values import mapping, number, text
+from buoy.verdict.values import number, text
 
 _NEAR = 0.97
 _BEYOND = 1.1
@@ -50,7 +50,7 @@ def _taken(evidence: Evidence) -> bool:
 def _elapsed(evidence: Evidence) -> float | None:
     """Seconds of the session, which may have begun before the attempt."""
     ran = evidence.ran_for
-    began = number(mapping(evidence.attempt.get("limits")).get("session_started"))
+    began = number(evidence.attempt.get("session_started"))
     start = number(evidence.attempt.get("wall"))
     if ran is None or began is None or start is None or not 0 <= start - began < 30 * 86400:
         return ran

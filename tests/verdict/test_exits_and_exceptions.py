@@ -1,0 +1,194 @@
+"""Deaths by the program's own decision or by an exception. Messages are those that real programs left."""
+
+from __future__ import annotations
+
+import pytest
+from folders import GIB, PID, Attempt, exited, note
+
+RUNTIME = ("builtins.RuntimeError",)
+OS = ("builtins.OSError",)
+TF = "tensorflow.python.framework.errors_impl.ResourceExhaustedError"
+
+
+def said(attempt: Attempt) -> tuple[str, str]:
+    verdict = attempt.verdict()
+    return verdict.cause.id, verdict.cause.claim.grade
+
+
+SHM = (
+    "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n ... "
+    "RuntimeError: unable to allocate shared memory(shm) for file </torch_5383_0>: No space left on device (28)\n"
+)
+TORCH_CPU = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
+    "you tried to allocate 8589934592 bytes. Error code 12 (Cannot allocate memory)"
+)
+TF_CPU = (
+    "{{function_node __wrapped__Fill}} OOM when allocating tensor with shape[1024,1024,1024] and type float "
+    "on /job:localhost/replica:0/task:0/device:CPU:0 by allocator mklcpu [Op:Fill] name: "
+)
+TF_DISK = (
+    "{{function_node __wrapped__SaveV2_device_/job:localhost/replica:0/task:0/device:CPU:0}} "
+    "t/ck-1_temp/part-00000-of-00001.data; No space left on device [Op:SaveV2]"
+)
+GLOO = (
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:8068: "
+    "Connection reset by peer. This is typically caused by a remote worker hanging"
+)
+NUMPY = "Unable to allocate 745. GiB for an array with shape (100000, 1000, 1000) and data type float64"
+CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 14.75 GiB of which 1.2 GiB is free"
+KERNEL = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "bases", "errno", "cause", "grade"),
+    [
+        ("builtins.KeyError", "'label'", (), None, "python-exception", "certain"),
+        ("builtins.ModuleNotFoundError", "No module named 'sklearn'", (), None, "python-exception", "certain"),
+        ("builtins.MemoryError", "", (), None, "memory-error", "certain"),
+        ("numpy._core._exceptions._ArrayMemoryError", NUMPY, ("builtins.MemoryError",), None, "memory-error", "certain"),
+        ("builtins.RuntimeError", TORCH_CPU, RUNTIME, None, "memory-error", "certain"),
+        (TF, TF_CPU, (), None, "memory-error", "certain"),
+        (TF, TF_CPU.replace("CPU:0", "GPU:0"), (), None, "gpu-oom", "certain"),
+        (TF, TF_DISK, (), None, "disk-full", "certain"),
+        ("torch.OutOfMemoryError", CUDA, RUNTIME, None, "gpu-oom", "certain"),
+        ("builtins.RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling x", RUNTIME, None, "gpu-oom", "certain"),
+        ("torch.AcceleratorError", KERNEL, RUNTIME, None, "gpu-fault", "certain"),
+        ("builtins.RuntimeError", SHM, RUNTIME, None, "shm-full", "certain"),
+        ("builtins.OSError", "[Errno 28] No space left on device", OS, 28, "disk-full", "certain"),
+        ("builtins.OSError", "[Errno 122] Disk quota exceeded", OS, 122, "disk-full", "certain"),
+        ("builtins.OSError", "Caught OSError in DataLoader worker process 0.\nOSError: [Errno 28] No space", OS, None,
+         "disk-full", "certain"),
+        ("builtins.OSError", "[Errno 27] File too large", OS, 27, "file-size-limit", "certain"),
+        ("builtins.OSError", "[Errno 24] Too many open files: 'x'", OS, 24, "open-files", "certain"),
+        ("builtins.RuntimeError", "received 0 items of ancdata", RUNTIME, None, "open-files", "certain"),
+        ("builtins.RuntimeError", "can't start new thread", RUNTIME, None, "process-limit", "certain"),
+        ("builtins.BlockingIOError", "[Errno 11] Resource temporarily unavailable", OS, 11, "process-limit", "likely"),
+        ("builtins.RuntimeError", GLOO, RUNTIME, None, "distributed", "likely"),
+        ("torch.distributed.DistBackendError", "NCCL error in: x", RUNTIME, None, "distributed", "likely"),
+        ("builtins.KeyboardInterrupt", "", (), None, "interrupted", "certain"),
+        ("builtins.ValueError", "label 'Killed: out of memory, No space left on device'", (), None, "python-exception", "certain"),
+        ("builtins.ValueError", CUDA, (), None, "python-exception", "certain"),
+    ],
+)  # fmt: skip
+def test_uncaught_exceptions(
+    attempt: Attempt, kind: str, message: str, bases: tuple[str, ...], errno: int | None, cause: str, grade: str
+) -> None:
+    attempt.raises(kind, message, bases, errno=errno)
+    verdict = attempt.verdict()
+
+    assert said(attempt) == (cause, grade)
+    assert verdict.where.line == 31
+    assert any(reading.source == f"process-{PID}/beacon" for reading in verdict.cause.claim.evidence)
+
+
+@pytest.mark.parametrize(
+    ("message", "asked"), [(NUMPY, 799_937_658_880), (TORCH_CPU, 8 * GIB), (TF_CPU, 4 * GIB), (CUDA, 2 * GIB)]
+)
+def test_the_allocation_asked_for_is_shown(attempt: Attempt, message: str, asked: int) -> None:
+    attempt.raises("builtins.MemoryError", message)
+
+    assert attempt.verdict().holders[0].bytes == asked
+
+
+def test_a_cause_deep_in_the_chain_is_likely(attempt: Attempt) -> None:
+    chain = [{"type": "builtins.OSError", "message": "[Errno 28] No space left on device", "errno": 28}]
+    attempt.raises("builtins.RuntimeError", "could not save the checkpoint", RUNTIME, chain=chain)
+
+    assert said(attempt) == ("disk-full", "likely")
+
+
+def test_torch_saves_word_for_a_full_disk_needs_a_full_disk(attempt: Attempt) -> None:
+    words = "[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"
+    attempt.raises("builtins.RuntimeError", words, RUNTIME, disk_free=0)
+    assert said(attempt) == ("disk-full", "likely")
+
+    attempt.raises("builtins.RuntimeError", words, RUNTIME, disk_free=50 * GIB)
+    assert said(attempt) == ("python-exception", "certain")
+
+
+def test_a_full_file_in_shared_memory_is_told_from_a_full_disk(attempt: Attempt) -> None:
+    attempt.raises("builtins.OSError", "[Errno 28] No space left on device", OS, errno=28, filename="/dev/shm/batch")
+
+    assert said(attempt) == ("shm-full", "certain")
+
+
+def test_disk_full_says_which_file_and_how_much_is_free(attempt: Attempt) -> None:
+    attempt.raises("builtins.OSError", "[Errno 28] No space", OS, errno=28, filename="/data/ck/last.pt", disk_free=4096)
+    verdict = attempt.verdict()
+
+    assert "/data/ck/last.pt" in verdict.cause.claim.text
+    assert any("4.0 KiB free" in reading.text for reading in verdict.cause.claim.evidence)
+    assert "/data/ck" in verdict.cause.next[0]
+
+
+def test_an_exception_without_a_status_is_likely(attempt: Attempt) -> None:
+    attempt.raises("builtins.KeyError", "'x'")
+    attempt.death["status"] = {"raw": None, "source": None}
+
+    assert said(attempt) == ("python-exception", "likely")
+
+
+def test_an_exception_of_another_thread_is_not_certain_to_be_the_end(attempt: Attempt) -> None:
+    attempt.raises("builtins.KeyError", "'x'", thread="Thread-3")
+
+    assert said(attempt) == ("python-exception", "likely")
+
+
+def test_an_exception_that_was_reported_and_survived_is_no_death(attempt: Attempt) -> None:
+    attempt.raises("builtins.MemoryError")
+    attempt.death["status"]["raw"] = exited(0)
+
+    assert said(attempt) == ("clean-exit", "certain")
+
+
+def test_clean_exit(attempt: Attempt) -> None:
+    attempt.process(PID, {"kind": "exit"})
+    attempt.death["status"]["raw"] = 0
+    attempt.death["alive"] = [55]
+
+    assert said(attempt) == ("clean-exit", "certain")
+    assert "55" in attempt.verdict().cause.cascade[0].evidence[0].text
+
+
+def test_an_orderly_exit_with_unknown_code_is_only_likely_a_good_one(attempt: Attempt) -> None:
+    attempt.process(PID, {"kind": "exit"})
+    attempt.death["status"] = {"raw": None, "source": None}
+
+    assert said(attempt) == ("clean-exit", "likely")
+
+
+@pytest.mark.parametrize("code", [1, 3, 7, 255])
+def test_an_exit_code_is_the_programs_own_choice(attempt: Attempt, code: int) -> None:
+    attempt.death["status"]["raw"] = exited(code)
+
+    assert said(attempt) == ("exit-code", "certain")
+    assert f"exit code {code}" in attempt.verdict().cause.claim.text
+
+
+def test_exit_code_137_of_a_watched_python_is_no_kill(attempt: Attempt) -> None:
+    attempt.death["status"]["raw"] = exited(137)
+
+    assert said(attempt) == ("exit-code", "certain")
+    assert "no signal killed it" in attempt.verdict().cause.claim.text
+
+
+def test_no_status_and_no_last_words_cannot_be_told(attempt: Attempt) -> None:
+    attempt.death["status"] = {"raw": None, "source": None}
+
+    assert said(attempt) == ("unknown", "possible")
+    assert "OOM killer it was not" in attempt.verdict().cause.claim.text
+
+
+def test_the_note_is_used_when_the_recorder_is_lost(attempt: Attempt) -> None:
+    attempt.raises("builtins.KeyError", "'x'")
+    attempt.death = None
+
+    assert said(attempt) == ("python-exception", "likely")
+
+
+def test_chain_of_unknown_shape_is_ignored(attempt: Attempt) -> None:
+    attempt.process(PID, {**note("builtins.RuntimeError", "x", RUNTIME), "chain": [1, None, {"type": 5}], "bases": "no"})
+    attempt.death["status"]["raw"] = exited(1)
+
+    assert said(attempt) == ("python-exception", "certain")

@@ -1,0 +1,153 @@
+"""Attempts without a death record: lost with the recorder or the machine, or still alive."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from folders import DIED_WALL, GIB, PID, Attempt
+
+
+def said(attempt: Attempt) -> tuple[str, str]:
+    verdict = attempt.verdict()
+    return verdict.cause.id, verdict.cause.claim.grade
+
+
+def test_a_process_that_is_gone_with_its_recorder(attempt: Attempt) -> None:
+    attempt.death = None
+
+    assert said(attempt) == ("recorder-lost", "certain")
+    assert attempt.verdict().wall is None
+
+
+def test_the_parents_status_is_kept_when_the_recorder_is_lost(attempt: Attempt) -> None:
+    attempt.death = None
+    attempt.exit = {"t": 1600.0, "wall": DIED_WALL, "pid": PID, "status": 9}
+    verdict = attempt.verdict()
+
+    assert verdict.cause.id == "recorder-lost"
+    assert verdict.mechanism.text == "signal 9 (SIGKILL)"
+
+
+def test_memory_that_was_nearly_full_is_a_possibility_only(attempt: Attempt) -> None:
+    attempt.death = None
+    attempt.samples[-1]["cgroup_used"] = int(1.95 * GIB)
+
+    assert attempt.verdict().cause.actor.grade == "possible"
+
+
+def test_another_boot_of_the_same_host_lost_it_for_certain(attempt: Attempt) -> None:
+    attempt.death = None
+    attempt.attempt["boot_id"] = "00000000-0000-0000-0000-000000000000"
+
+    assert said(attempt) == ("machine-lost", "certain")
+
+
+def test_another_first_process_means_another_container(attempt: Attempt) -> None:
+    attempt.death = None
+    attempt.attempt["pid1_start"] = 1
+
+    assert said(attempt) == ("machine-lost", "certain")
+
+
+def test_on_another_host_the_first_may_yet_live(attempt: Attempt) -> None:
+    """The folder is read from a laptop, through a mounted drive."""
+    attempt.death = None
+    attempt.attempt.update(hostname="elsewhere", boot_id="00000000-0000-0000-0000-000000000000")
+    for row in attempt.samples:
+        row["wall"] = time.time() - 7200.0
+    assert said(attempt) == ("machine-lost", "likely")
+
+    for row in attempt.samples:
+        row["wall"] = time.time() - 20.0
+    assert said(attempt) == ("unknown", "possible")
+
+
+def test_a_machine_lost_at_the_time_limit(attempt: Attempt) -> None:
+    attempt.death = None
+    attempt.attempt.update(boot_id="00000000-0000-0000-0000-000000000000", time_limit=605.0)
+
+    assert said(attempt) == ("time-limit", "likely")
+
+
+def test_a_recorded_death_is_a_death_on_any_machine(attempt: Attempt) -> None:
+    attempt.attempt["boot_id"] = "00000000-0000-0000-0000-000000000000"
+
+    assert said(attempt) == ("killed", "certain")
+
+
+def test_a_living_process(attempt: Attempt) -> None:
+    attempt.alive()
+
+    assert said(attempt) == ("still-running", "certain")
+    assert attempt.verdict().wall is None
+
+
+def test_a_pid_that_was_given_to_another_process_is_not_alive(attempt: Attempt) -> None:
+    attempt.alive()
+    attempt.attempt["start_ticks"] = 1
+
+    assert said(attempt)[0] == "recorder-lost"
+
+
+def test_a_process_younger_than_the_attempt_is_another(attempt: Attempt) -> None:
+    attempt.alive()
+    attempt.attempt["t"] = time.monotonic() - 10 * 86400.0
+
+    assert said(attempt)[0] == "recorder-lost"
+
+
+def hang(attempt: Attempt, stack: str = "", **values: object) -> None:
+    attempt.alive()
+    attempt.process(os.getpid(), stacks=(stack, 0.0))
+    attempt.event("hang", **{"step": 120, "age": 45.0, "cpu_share": 0.0, "threads": [], "idle": True, **values})
+
+
+RECV = 'Thread 0x1 (most recent call first):\n  File "/usr/lib/python3.11/socket.py", line 7 in recv\n'
+
+
+def test_a_hang_is_certain_and_its_reason_likely(attempt: Attempt) -> None:
+    hang(attempt, RECV + '  File "/home/me/train.py", line 9 in fetch\n')
+    verdict = attempt.verdict()
+
+    assert said(attempt) == ("hang", "certain")
+    assert "step 120" in verdict.cause.claim.text
+    assert verdict.cause.actor.grade == "likely"
+    assert "train.py:9" in verdict.cause.actor.text
+
+
+def test_a_busy_hang_may_be_computing(attempt: Attempt) -> None:
+    hang(attempt, RECV.replace("recv", "work"), cpu_share=0.99)
+
+    assert attempt.verdict().cause.actor.grade == "possible"
+
+
+def test_a_stopped_process_is_told_from_a_deadlock(attempt: Attempt) -> None:
+    hang(attempt, threads=[{"tid": 1, "state": "T", "wchan": ""}])
+
+    assert "SIGSTOP" in attempt.verdict().cause.actor.text
+
+
+def test_a_hang_that_is_over_leaves_it_running(attempt: Attempt) -> None:
+    hang(attempt)
+    attempt.event("hang-over", step=121)
+
+    assert said(attempt)[0] == "still-running"
+
+
+def test_thrashing_of_a_living_process(attempt: Attempt) -> None:
+    attempt.alive()
+    attempt.event("warning", alarm="thrashing", text="steps take 8x as long, 900 major faults/s", values={})
+    attempt.events[-1]["t"] = attempt.samples[-1]["t"]
+
+    assert said(attempt) == ("thrashing", "likely")
+
+
+def test_an_empty_folder_says_that_there_is_nothing(attempt: Attempt) -> None:
+    from buoy.verdict.evidence import load
+    from buoy.verdict.judge import judge
+
+    verdict = judge(load(str(attempt.folder.parent)))
+
+    assert (verdict.cause.id, verdict.cause.claim.grade) == ("unknown", "possible")
+    assert "no record" in verdict.cause.claim.text

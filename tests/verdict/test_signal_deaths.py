@@ -1,0 +1,295 @@
+"""Deaths by a signal: what the status proves, what stack dumps add, what neither can say."""
+
+from __future__ import annotations
+
+import pytest
+from folders import DIED_T, GIB, PID, Attempt, exited, note
+
+STACK = 'Current thread 0x00007f (most recent call first):\n  File "/home/me/train.py", line 12 in forward\n'
+SEGFAULT = "Fatal Python error: Segmentation fault\n\n" + STACK
+
+
+def said(attempt: Attempt) -> tuple[str, str]:
+    verdict = attempt.verdict()
+    return verdict.cause.id, verdict.cause.claim.grade
+
+
+def ends(attempt: Attempt, status: int | None) -> Attempt:
+    attempt.death["status"] = {"raw": status, "source": "zombie" if status is not None else None}
+    return attempt
+
+
+def test_sigterm_is_certain_and_its_sender_unknown(attempt: Attempt) -> None:
+    verdict = ends(attempt, 15).verdict()
+
+    assert said(attempt) == ("terminated", "certain")
+    assert verdict.cause.actor.grade == "possible"
+    assert verdict.cause.survivable
+
+
+def test_sigterm_through_buoy_run_has_a_sender_and_is_not_defied(attempt: Attempt) -> None:
+    attempt.event("signal", before=0.1, signal="SIGTERM", from_pid=42)
+    verdict = ends(attempt, 15).verdict()
+
+    assert "pid 42" in verdict.cause.actor.text
+    assert verdict.cause.actor.grade == "certain"
+    assert not verdict.cause.survivable
+
+
+def test_sigterm_then_sigkill_is_a_termination(attempt: Attempt) -> None:
+    attempt.process(PID, SIGTERM=(STACK, 10.0))
+    verdict = attempt.verdict()
+
+    assert said(attempt) == ("terminated", "certain")
+    assert "10 s later" in verdict.cause.claim.text
+    assert (verdict.where.line, verdict.where.seconds_before) == (12, 10.0)
+
+
+def test_a_sigterm_from_minutes_ago_was_survived(attempt: Attempt) -> None:
+    attempt.process(PID, SIGTERM=(STACK, 300.0))
+
+    assert said(attempt) == ("killed", "certain")
+
+
+def test_a_sigterm_cannot_be_dated_when_the_clock_jumped(attempt: Attempt) -> None:
+    attempt.process(PID, SIGTERM=(STACK, 10.0))
+    attempt.event("clock", before=100, jump=-3600.0)
+
+    assert said(attempt) == ("killed", "certain")
+
+
+def test_a_sigterm_file_younger_than_the_death_belongs_to_a_copy(attempt: Attempt) -> None:
+    attempt.process(PID, SIGTERM=(STACK, -5000.0))
+
+    assert said(attempt) == ("killed", "certain")
+
+
+def test_an_ignored_sigterm_is_known_from_the_launcher(attempt: Attempt) -> None:
+    attempt.event("signal", before=8.0, signal="SIGTERM", from_pid=42)
+
+    assert said(attempt) == ("terminated", "certain")
+
+
+def test_an_oom_kill_after_sigterm_stays_an_oom_kill(attempt: Attempt) -> None:
+    attempt.process(PID, SIGTERM=(STACK, 5.0))
+    attempt.oom_killed()
+    verdict = attempt.verdict()
+
+    assert said(attempt) == ("kernel-oom", "certain")
+    assert "SIGTERM" in verdict.cause.cascade[0].text
+
+
+def test_an_orderly_exit_after_sigterm_is_likely_because_of_it(attempt: Attempt) -> None:
+    attempt.process(PID, {"kind": "exit"}, SIGTERM=(STACK, 2.0))
+
+    assert said(ends(attempt, exited(0))) == ("terminated", "likely")
+
+
+def test_exit_code_0_long_after_sigterm_is_a_clean_exit(attempt: Attempt) -> None:
+    attempt.process(PID, {"kind": "exit"}, SIGTERM=(STACK, 90.0))
+
+    assert said(ends(attempt, exited(0))) == ("clean-exit", "certain")
+
+
+def test_a_crash_after_a_survived_sigterm_is_a_crash(attempt: Attempt) -> None:
+    attempt.process(PID, SIGTERM=(STACK, 3.0), fault=(SEGFAULT, 0.0))
+
+    assert said(ends(attempt, 11))[0] == "native-crash"
+
+
+def test_without_a_status_the_dump_of_a_signal_makes_it_likely(attempt: Attempt) -> None:
+    attempt.process(PID, SIGTERM=(STACK, 0.1))
+    assert said(ends(attempt, None)) == ("terminated", "likely")
+
+    attempt.process(PID, SIGHUP=(STACK, 0.1))
+    assert said(attempt) == ("hangup", "likely")
+
+    attempt.process(PID, SIGQUIT=(STACK, 0.1))
+    assert said(attempt) == ("other-signal", "likely")
+
+
+def test_hangup(attempt: Attempt) -> None:
+    assert said(ends(attempt, 1)) == ("hangup", "certain")
+    assert "nohup" in attempt.verdict().cause.next[0]
+
+
+def test_interrupted(attempt: Attempt) -> None:
+    attempt.process(PID, note("builtins.KeyboardInterrupt"))
+    verdict = ends(attempt, 2).verdict()
+
+    assert said(attempt) == ("interrupted", "certain")
+    assert verdict.where.file == "/home/me/train.py"
+    assert not verdict.cause.survivable
+
+
+@pytest.mark.parametrize("number", [3, 10, 12, 13, 14, 24, 31, 40])
+def test_other_signals_are_named(attempt: Attempt, number: int) -> None:
+    assert said(ends(attempt, number)) == ("other-signal", "certain")
+    assert f"({number})" in attempt.verdict().cause.claim.text
+
+
+@pytest.mark.parametrize("number", [4, 5, 6, 8, 11])
+def test_a_crash_is_likely_since_kill_looks_alike(attempt: Attempt, number: int) -> None:
+    attempt.process(PID, fault=(SEGFAULT, 0.0))
+    verdict = ends(attempt, number | 0x80).verdict()
+
+    assert said(attempt) == ("native-crash", "likely")
+    assert verdict.mechanism.grade == "certain"
+    assert (verdict.where.file, verdict.where.line) == ("/home/me/train.py", 12)
+    assert verdict.where.seconds_before is None
+
+
+def test_a_fault_that_the_kernel_logged_is_certain(attempt: Attempt) -> None:
+    line = f"python3[{PID}]: segfault at 0 ip 00007f sp 00007f error 4 in libc.so.6[7f+1]"
+    attempt.death["kernel_log"]["lines"] = [{"t": DIED_T, "text": line}]
+
+    assert said(ends(attempt, 11)) == ("native-crash", "certain")
+
+
+def test_another_process_that_faulted_proves_nothing(attempt: Attempt) -> None:
+    line = "python3[77]: segfault at 0 ip 00007f sp 00007f error 4 in libc.so.6[7f+1]"
+    attempt.death["kernel_log"]["lines"] = [{"t": DIED_T, "text": line}]
+
+    assert said(ends(attempt, 11)) == ("native-crash", "likely")
+
+
+def test_a_stack_of_one_place_over_and_over_is_a_stack_overflow(attempt: Attempt) -> None:
+    deep = SEGFAULT + '  File "/home/me/train.py", line 13 in f\n' * 98 + "  ...\n"
+    attempt.process(PID, fault=(deep, 0.0))
+
+    assert "calls itself" in ends(attempt, 11).verdict().cause.claim.text
+
+
+def test_a_crash_without_status_is_known_from_its_last_word(attempt: Attempt) -> None:
+    attempt.process(PID, fault=(SEGFAULT, 0.0))
+
+    assert said(ends(attempt, None)) == ("native-crash", "likely")
+
+
+def test_a_crash_at_shutdown_says_so(attempt: Attempt) -> None:
+    attempt.process(PID, {"kind": "exit"}, fault=(SEGFAULT, 0.0))
+
+    assert "shutting down" in ends(attempt, 11).verdict().cause.claim.text
+
+
+def test_a_bus_error_with_full_shared_memory(attempt: Attempt) -> None:
+    attempt.samples[-3]["shm_free"] = 4096
+
+    assert said(ends(attempt, 7)) == ("shm-full", "likely")
+
+
+def test_a_bus_error_on_a_full_disk(attempt: Attempt) -> None:
+    attempt.death["disks"]["run"]["free"] = 0
+
+    assert said(ends(attempt, 7)) == ("disk-full", "likely")
+
+
+def test_a_bus_error_with_room_everywhere(attempt: Attempt) -> None:
+    assert said(ends(attempt, 7)) == ("bus-error", "likely")
+
+
+def test_the_hard_cpu_limit(attempt: Attempt) -> None:
+    attempt.death["cpu"] = {"used": 59.6, "soft_limit": 60, "hard_limit": 60}
+
+    assert said(attempt) == ("cpu-limit", "certain")
+
+
+def test_the_soft_cpu_limit(attempt: Attempt) -> None:
+    attempt.death["cpu"] = {"used": 60.1, "soft_limit": 60, "hard_limit": 90}
+
+    assert said(ends(attempt, 24)) == ("cpu-limit", "certain")
+
+
+def test_sigxcpu_far_below_the_limit_was_sent_by_somebody(attempt: Attempt) -> None:
+    attempt.death["cpu"] = {"used": 3.0, "soft_limit": 60, "hard_limit": 90}
+
+    assert said(ends(attempt, 24)) == ("other-signal", "certain")
+
+
+def test_cpu_time_of_children_makes_a_cpu_limit_only_likely(attempt: Attempt) -> None:
+    attempt.death["cpu"] = {"used": 3.0, "soft_limit": 60, "hard_limit": 60}
+    attempt.exit = {"t": DIED_T, "pid": PID, "status": 9, "rusage": {"utime": 60.0, "stime": 1.0}}
+
+    assert said(attempt) == ("cpu-limit", "likely")
+
+
+def test_a_kill_at_the_time_limit_is_likely_the_limit(attempt: Attempt) -> None:
+    attempt.attempt.update(time_limit=610.0, time_limit_source="given")
+
+    assert said(attempt) == ("time-limit", "likely")
+
+
+def test_the_session_may_have_begun_before_the_attempt(attempt: Attempt) -> None:
+    attempt.attempt.update(time_limit=43200.0, session_started=attempt.attempt["wall"] - 42600.0)
+
+    assert said(attempt) == ("time-limit", "likely")
+
+
+@pytest.mark.parametrize("limit", [60.0, 43200.0])
+def test_a_limit_far_away_or_long_passed_is_no_reason(attempt: Attempt, limit: float) -> None:
+    attempt.attempt["time_limit"] = limit
+
+    assert said(attempt)[0] == "killed"
+
+
+def test_an_oom_kill_at_the_time_limit_stays_an_oom_kill(attempt: Attempt) -> None:
+    attempt.attempt["time_limit"] = 610.0
+    attempt.oom_killed()
+
+    assert said(attempt) == ("kernel-oom", "certain")
+
+
+def test_sigxfsz_alone_is_likely(attempt: Attempt) -> None:
+    assert said(ends(attempt, 25)) == ("file-size-limit", "likely")
+
+
+def test_a_kill_while_it_hung_stays_a_kill_and_says_that_it_hung(attempt: Attempt) -> None:
+    attempt.event("hang", before=60, step=120, age=40.0, cpu_share=0.0, threads=[], idle=True, phase="train")
+    verdict = attempt.verdict()
+
+    assert said(attempt) == ("killed", "certain")
+    assert verdict.cause.cascade[0].text == "it had hung since step 120, for 1 min 40 s"
+
+
+def test_a_hang_that_was_over_is_not_mentioned(attempt: Attempt) -> None:
+    attempt.event("hang", before=60, step=120, age=40.0)
+    attempt.event("hang-over", before=30, step=121)
+
+    assert attempt.verdict().cause.cascade == ()
+
+
+def test_thrashing_before_a_kill_is_a_possibility(attempt: Attempt) -> None:
+    attempt.event("warning", before=20, alarm="thrashing", text="steps take 8x as long", values={})
+
+    assert attempt.verdict().cause.cascade[0].grade == "possible"
+
+
+def test_an_exception_note_does_not_explain_a_signal(attempt: Attempt) -> None:
+    """It was caught, or belongs to an earlier life: the signal ended it."""
+    attempt.process(PID, {**note("builtins.MemoryError"), "exited": False})
+    verdict = attempt.verdict()
+
+    assert said(attempt) == ("killed", "certain")
+    assert verdict.cause.cascade[0].grade == "possible"
+
+
+def test_a_damaged_status_is_unknown(attempt: Attempt) -> None:
+    ends(attempt, 70000)
+
+    assert said(attempt) == ("unknown", "possible")
+
+
+def test_the_parents_word_beats_the_sidecars(attempt: Attempt) -> None:
+    attempt.exit = {"t": DIED_T, "pid": PID, "status": 15}
+
+    assert said(attempt)[0] == "terminated"
+
+
+def test_a_record_of_another_process_is_not_ours(attempt: Attempt) -> None:
+    attempt.exit = {"t": DIED_T, "pid": 77, "status": exited(0)}
+
+    assert said(attempt) == ("killed", "certain")
+
+
+def test_memory_holders_are_shown_for_a_kill(attempt: Attempt) -> None:
+    assert attempt.verdict().holders[0].bytes == GIB
