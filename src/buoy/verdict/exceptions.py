@@ -22,7 +22,7 @@ _ERRNO_KINDS = {
 }  # fmt: skip
 
 # Words that only the library itself uses.
-_OWN_WORDS = (
+_OWN_WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("shm-full", ("unable to allocate shared memory(shm)", "unable to open shared memory object")),
     ("memory-error", ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")),
     ("distributed", (
@@ -44,7 +44,7 @@ _OWN_WORDS = (
     )),
 )  # fmt: skip
 # Words that other programs quote: proof only from a library's own type, or as the whole message.
-_COMMON_WORDS = (
+_COMMON_WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("disk-full", ("No space left on device", "Disk quota exceeded", "(os error 28)", "(os error 122)")),
     ("open-files", ("Too many open files", "received 0 items of ancdata")),
     ("process-limit", ("can't start new thread",)),

@@ -1,0 +1,175 @@
+"""How a verdict looks, for every cause, and what `buoy why` returns."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from folders import CHILD, DIED_T, DIED_WALL, GIB, PID, Attempt, exited, note, oom_line
+
+import buoy.verdict.causes as causes
+from buoy.cli import main
+from buoy.verdict.model import Verdict
+from buoy.view.verdict import CONCISE_LINES, FULL_LINES, render
+
+DOCS = Path(__file__).parents[2] / "docs" / "verdicts.md"
+LONG = "/a/very/long/folder/" * 8 + "file.py"
+CAUSES = sorted(module.replace("_", "-") for module in causes.__dict__ if hasattr(causes.__dict__[module], "judge"))
+
+
+def staged(attempt: Attempt, cause: str) -> Verdict:
+    """A death of this cause with everything as long and as many as it gets."""
+    status = {"terminated": 15, "hangup": 1, "interrupted": 2, "other-signal": 12, "native-crash": 11, "bus-error": 7,
+              "file-size-limit": 25, "clean-exit": exited(0), "exit-code": exited(137)}.get(cause)  # fmt: skip
+    if status is not None:
+        attempt.death["status"]["raw"] = status
+    attempt.attempt["command"] = ["python", LONG, *["--option", "x" * 50] * 5]
+    attempt.event("save", before=60, path=LONG, pid=PID, what="torch.save")
+    attempt.event("warning", before=50, alarm="ram", text="RAM " + "grows " * 40, values={})
+    attempt.event("warning", before=40, alarm="thrashing", text="slow " * 40, values={})
+    attempt.event("hang", before=30, step=120, age=20.0, cpu_share=0.0, threads=[], idle=True)
+    place = {"file": LONG, "line": 31, "function": "f" * 60}
+    raising = {
+        "memory-error": ("builtins.MemoryError", "Unable to allocate 745. GiB for an array"),
+        "gpu-oom": ("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB. " + "more " * 99),
+        "gpu-fault": ("torch.AcceleratorError", "CUDA error: device-side assert triggered " + "more " * 99),
+        "disk-full": ("tensorflow.errors.X", "No space left on device " + "more " * 99),
+        "shm-full": ("torch.X", "unable to allocate shared memory(shm) " + "more " * 99),
+        "open-files": ("torch.X", "Too many open files " + "more " * 99),
+        "process-limit": ("torch.X", "can't start new thread"),
+        "distributed": ("torch.X", "gloo/transport " + "more " * 99),
+        "python-exception": ("builtins.KeyError", "more " * 99),
+    }
+    if cause in raising:
+        attempt.raises(*raising[cause], filename=LONG, where=place)
+        attempt.child_death(9, before=1.0)
+    if cause == "kernel-oom":
+        attempt.oom_killed()
+        attempt.process(PID, SIGTERM=("Current thread\n" + f'  File "{LONG}", line 3 in g\n', 5.0))
+        attempt.death["processes"] += [{"pid": n, "name": "worker " * 20, "role": "child", "rss": GIB} for n in range(8)]
+    if cause == "worker-killed":
+        attempt.raises("builtins.RuntimeError", f"DataLoader worker (pid(s) {CHILD}) exited unexpectedly", ("builtins.RuntimeError",))
+        attempt.child_death(9, name="w" * 200, kernel_log=[oom_line(CHILD)])
+    if cause == "cpu-limit":
+        attempt.death["cpu"] = {"used": 60.0, "soft_limit": 60, "hard_limit": 60}
+    if cause == "time-limit":
+        attempt.attempt["time_limit"] = 600.0
+    if cause in ("recorder-lost", "machine-lost"):
+        attempt.death = None
+    if cause == "machine-lost":
+        attempt.attempt["boot_id"] = "00000000-0000-0000-0000-000000000000"
+    if cause in ("still-running", "hang", "thrashing"):
+        attempt.alive()
+        attempt.events = [e for e in attempt.events if e["kind"] == ("warning" if cause == "thrashing" else cause)]
+    if cause == "unknown":
+        attempt.death["status"] = {"raw": None, "source": None}
+        attempt.events = attempt.events[:1]
+    return attempt.verdict()
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_every_cause_fits_its_lines_and_says_what_to_do(attempt: Attempt, cause: str) -> None:
+    verdict = staged(attempt, cause)
+    full, concise = render(verdict), render(verdict, "concise")
+
+    assert verdict.cause.id == cause
+    assert len(full.splitlines()) <= FULL_LINES
+    assert len(concise.splitlines()) <= CONCISE_LINES
+    assert max(map(len, [*full.splitlines(), *concise.splitlines()])) <= 100
+    assert f"[{verdict.cause.claim.grade}]" in full
+    assert cause in full.splitlines()[0]
+    assert cause in concise.splitlines()[0]
+    if cause != "clean-exit":
+        assert "next " in full
+        assert "hint: " in concise
+    assert len(verdict.cause.next) <= 3
+
+
+def test_the_documentation_has_a_line_for_every_cause() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \|", DOCS.read_text(), re.MULTILINE)
+
+    assert sorted(rows) == CAUSES
+
+
+def test_colour_changes_nothing_but_colour(attempt: Attempt) -> None:
+    verdict = attempt.verdict()
+
+    assert "\x1b[" in render(verdict, colour=True)
+    assert re.sub(r"\x1b\[\d+m", "", render(verdict, colour=True)) == render(verdict)
+    assert re.sub(r"\x1b\[\d+m", "", render(verdict, "concise", colour=True)) == render(verdict, "concise")
+
+
+def test_control_characters_of_a_message_do_not_reach_the_terminal(attempt: Attempt) -> None:
+    attempt.raises("builtins.ValueError", "\x1b[2J\x07 evil \r\n second line")
+
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", render(attempt.verdict()))
+
+
+def test_printing_a_verdict_shows_the_full_text(attempt: Attempt) -> None:
+    verdict = attempt.verdict()
+
+    assert str(verdict) == render(verdict)
+
+
+def why(attempt: Attempt, *arguments: str) -> int:
+    return main(["why", str(attempt.write().parents[1]), *arguments])
+
+
+def test_a_verdict_exits_with_0(attempt: Attempt, capsys: pytest.CaptureFixture[str]) -> None:
+    assert why(attempt) == 0
+    assert "killed" in capsys.readouterr().out
+
+
+def test_no_verdict_exits_with_1(attempt: Attempt) -> None:
+    attempt.death["status"] = {"raw": None, "source": None}
+    assert why(attempt) == 1
+
+    attempt.alive()
+    (attempt.folder / "death.json").unlink()
+    assert why(attempt) == 1
+
+
+def test_a_missing_run_exits_with_2_and_a_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", str(tmp_path / "nowhere"), "--format", "json"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "hint:" in captured.err
+
+
+def test_a_missing_attempt_exits_with_2(attempt: Attempt, capsys: pytest.CaptureFixture[str]) -> None:
+    assert why(attempt, "--attempt", "7") == 2
+    assert "attempt 7" in capsys.readouterr().err
+
+
+def test_json_is_all_there_is_on_stdout(attempt: Attempt, capsys: pytest.CaptureFixture[str]) -> None:
+    attempt.oom_killed()
+    assert why(attempt, "--format", "json") == 0
+    value = json.loads(capsys.readouterr().out)
+
+    assert value["schema"] == "buoy.verdict/1"
+    assert value["cause"]["id"] == "kernel-oom"
+    assert value["wall"] == DIED_WALL
+    assert value["ran_for"] == DIED_T - attempt.attempt["t"]
+
+
+@pytest.mark.parametrize(("environment", "coloured"), [({}, False), ({"FORCE_COLOR": "1"}, True),
+                                                       ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False)])  # fmt: skip
+def test_colour_follows_the_environment(
+    attempt: Attempt, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, environment: dict, coloured: bool
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    why(attempt)
+
+    assert ("\x1b[" in capsys.readouterr().out) == coloured
+
+
+def test_a_note_is_quoted_in_the_exception(attempt: Attempt) -> None:
+    attempt.process(PID, note("builtins.KeyError", "'label'"))
+    attempt.death["status"]["raw"] = exited(1)
+
+    assert "KeyError: 'label'" in render(attempt.verdict())
