@@ -27,7 +27,8 @@ def modules() -> list[Path]:
     return [
         path
         for path in sorted(PACKAGE.rglob("*.py"))
-        if path.relative_to(PACKAGE).parts[0] not in ("__init__.py", "__main__.py") and "bootstrap" not in path.parts
+        if path.relative_to(PACKAGE).parts[0] not in ("__init__.py", "__main__.py")
+        and "bootstrap" not in path.parts
     ]
 
 

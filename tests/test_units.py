@@ -13,7 +13,9 @@ from buoy.errors import UsageError
 from buoy.units import format_bytes, format_duration, parse_bytes, parse_duration
 
 
-@pytest.mark.parametrize("module", [buoy.units, buoy.errors, buoy.flight.privacy], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [buoy.units, buoy.errors, buoy.flight.privacy], ids=lambda module: module.__name__
+)
 def test_the_examples_in_the_docstrings_run(module: object) -> None:
     result = doctest.testmod(module)  # type: ignore[arg-type]
 
@@ -34,7 +36,15 @@ def test_a_duration_that_cannot_be_read_says_what_was_expected(text: str) -> Non
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 90), ("90s", 90), ("45min", 2700), ("2d", 172800), ("01:30:00", 5400), ("10:00", 600), ("2-12", None)],
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("45min", 2700),
+        ("2d", 172800),
+        ("01:30:00", 5400),
+        ("10:00", 600),
+        ("2-12", None),
+    ],
 )
 def test_durations_as_people_and_slurm_write_them(text: str, seconds: float | None) -> None:
     if seconds is None:

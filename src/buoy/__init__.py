@@ -20,7 +20,7 @@ _HOMES = {
     "why": "buoy.verdict",
 }
 
-__all__ = ["BuoyError", "ExitCode", "watch", "why"]  # noqa: F822 - resolved by __getattr__ below
+__all__ = ["BuoyError", "ExitCode", "watch", "why"]
 
 
 def __getattr__(name: str) -> object:

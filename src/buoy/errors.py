@@ -1,15 +1,15 @@
 """Everything buoy raises on purpose, and the exit code each becomes.
 
-    BuoyError                    base: a message, what was received, what was expected, a hint
-     +-- UsageError              the person asked for something that cannot be asked          exit 2
-     +-- RunFolderError          a run folder is missing, foreign, damaged or not writable    exit 2
-     +-- LaunchError             `buoy run` could not start the command                       exit 125/126/127
-     +-- RecorderError           a second recorder, or two run folders in one process         exit 2
+BuoyError                    base: a message, what was received, what was expected, a hint
+ +-- UsageError              the person asked for something that cannot be asked          exit 2
+ +-- RunFolderError          a run folder is missing, foreign, damaged or not writable    exit 2
+ +-- LaunchError             `buoy run` could not start the command                       exit 125/126/127
+ +-- RecorderError           a second recorder, or two run folders in one process         exit 2
 
-    try:
-        buoy.watch("runs/cats")
-    except buoy.BuoyError as error:
-        print(error.hint)
+try:
+    buoy.watch("runs/cats")
+except buoy.BuoyError as error:
+    print(error.hint)
 """
 
 from __future__ import annotations

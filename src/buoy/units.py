@@ -12,7 +12,16 @@ _BYTE_FACTORS = {
     "g": 1 << 30, "gib": 1 << 30, "gb": 1000**3,
     "t": 1 << 40, "tib": 1 << 40, "tb": 1000**4,
 }  # fmt: skip
-_SECONDS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "hour": 3600.0, "hours": 3600.0, "d": 86400.0}
+_SECONDS = {
+    "s": 1.0,
+    "sec": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "hour": 3600.0,
+    "hours": 3600.0,
+    "d": 86400.0,
+}
 
 
 def format_bytes(count: float | None) -> str:

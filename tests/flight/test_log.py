@@ -84,7 +84,9 @@ def test_events_from_two_writers_do_not_mix(tmp_path: Path) -> None:
 def tiny_disk(tmp_path: Path) -> Path:
     mount = tmp_path / "disk"
     mount.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(mount)], capture_output=True, check=False)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(mount)], capture_output=True, check=False
+    )
     if done.returncode:
         pytest.skip("cannot mount a small tmpfs here: " + done.stderr.decode().strip())
     yield mount  # type: ignore[misc]

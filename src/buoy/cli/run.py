@@ -80,11 +80,19 @@ def _say(text: str) -> None:
 def _parser() -> Parser:
     parser = Parser("buoy run", "buoy run [options] -- COMMAND [ARGUMENTS]", _DESCRIPTION, _EPILOG)
     parser.add_argument("--run", metavar="DIR", help="the run folder (default: runs/<script>)")
-    parser.add_argument("--mirror", metavar="DIR", help="a second home for the log's tail, such as a mounted drive")
     parser.add_argument(
-        "--time-limit", metavar="12h", help="when the session ends (default: the platform's limit, where known)"
+        "--mirror", metavar="DIR", help="a second home for the log's tail, such as a mounted drive"
     )
     parser.add_argument(
-        "--restart", metavar="N", type=int, default=0, help="start again up to N times after a death that can be survived"
+        "--time-limit",
+        metavar="12h",
+        help="when the session ends (default: the platform's limit, where known)",
+    )
+    parser.add_argument(
+        "--restart",
+        metavar="N",
+        type=int,
+        default=0,
+        help="start again up to N times after a death that can be survived",
     )
     return parser

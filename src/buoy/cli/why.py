@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 
+from buoy.cli.arguments import Parser
 from buoy.errors import ExitCode
 from buoy.verdict.model import Verdict
 
+_DESCRIPTION = "Say what killed the last attempt, how sure that is, the evidence, and what to do next."
 _EPILOG = "exit codes: 0 a verdict, 1 none (it cannot be told, or the training is well and alive), 2 an error"
 
 
@@ -33,8 +34,10 @@ def _says_something(verdict: Verdict) -> bool:
     return verdict.cause.id not in ("unknown", "recorder-lost", "still-running")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="buoy why", description=__doc__, epilog=_EPILOG)
+def _parser() -> Parser:
+    parser = Parser(
+        "buoy why", "buoy why [RUN] [--attempt N] [--format full|concise|json]", _DESCRIPTION, _EPILOG
+    )
     parser.add_argument(
         "run", nargs="?", metavar="RUN", help="run folder (default: the newest run here or in runs/)"
     )

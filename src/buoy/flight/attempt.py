@@ -42,7 +42,9 @@ def _make_run(run_folder: str) -> None:
         _refuse_foreign(run_folder)
     marker = os.path.join(run_folder, "run.json")
     if not os.path.exists(marker):
-        write_json(marker, {"schema": RUN_SCHEMA, "name": os.path.basename(run_folder), "created": time.time()})
+        write_json(
+            marker, {"schema": RUN_SCHEMA, "name": os.path.basename(run_folder), "created": time.time()}
+        )
     os.makedirs(os.path.join(run_folder, "attempts"), mode=0o700, exist_ok=True)
 
 

@@ -55,7 +55,9 @@ class Beacon:
         now = time.monotonic()
         self.count = self.count + 1 if number is None else number
         if self._last:
-            self._step_seconds += (now - self._last - self._step_seconds) * (0.1 if self._step_seconds else 1.0)
+            self._step_seconds += (now - self._last - self._step_seconds) * (
+                0.1 if self._step_seconds else 1.0
+            )
         self._last = now
         _STEP.pack_into(self._page, _STEP_AT, self.count, now, self._step_seconds, self._data_wait)
         if self._phase != 1:

@@ -93,7 +93,11 @@ def gather(
         "status": {"raw": status, "source": source},
         "counters": counter_change(before, sampler.counters()),
         "cgroup": _cgroup(sampler, died),
-        "kernel_log": {"readable": kernel_log.readable, "reason": kernel_log.reason, "lines": kernel_lines[-40:]},
+        "kernel_log": {
+            "readable": kernel_log.readable,
+            "reason": kernel_log.reason,
+            "lines": kernel_lines[-40:],
+        },
         "colab_events": {"readable": colab.readable, "lines": colab.read_new()},
         "disks": {
             "run": _space(folder),
@@ -103,7 +107,11 @@ def gather(
         },
         "cpu": {"used": sampler.cpu_of_main, "soft_limit": soft, "hard_limit": hard},
         "processes": holders(sampler),
-        "alive": [pid for pid in sampler.children if procfs.zombie_status(pid) is None and os.path.exists(f"/proc/{pid}")],
+        "alive": [
+            pid
+            for pid in sampler.children
+            if procfs.zombie_status(pid) is None and os.path.exists(f"/proc/{pid}")
+        ],
         "last": round(died - last_sample, 4),
         "gap": round(longest_gap, 3),
         "gpu": sampler.gpus,

@@ -21,7 +21,9 @@ class _Finder:
         self._name = name
         self._then = then
 
-    def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: object = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != self._name:
             return None
         sys.meta_path.remove(self)
@@ -45,6 +47,6 @@ class _Finder:
             self._then()
 
         try:
-            loader.exec_module = exec_module  # type: ignore[method-assign, union-attr, assignment]
+            loader.exec_module = exec_module  # type: ignore[method-assign, union-attr]
         except AttributeError:
             return  # a loader that takes no attributes: the module works, its steps are not counted

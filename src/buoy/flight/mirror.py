@@ -10,7 +10,15 @@ import os
 PERIOD = 45.0
 _TAIL_BYTES = 512 << 10
 """At full rate about five minutes; the minutes and events go whole."""
-_WHOLE = ("run.json", "attempt.json", "events.jsonl", "minutes.jsonl", "exit.json", "death.json", "verdict.json")
+_WHOLE = (
+    "run.json",
+    "attempt.json",
+    "events.jsonl",
+    "minutes.jsonl",
+    "exit.json",
+    "death.json",
+    "verdict.json",
+)
 
 
 class Mirror:

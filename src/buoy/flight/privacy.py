@@ -5,7 +5,20 @@ from __future__ import annotations
 MASK = "***"
 _SECRET_WORDS = ("token", "secret", "passw", "passwd", "pwd", "apikey", "api_key", "api-key", "access_key",
                  "access-key", "private_key", "private-key", "credential", "auth", "bearer")  # fmt: skip
-_SECRET_PREFIXES = ("hf_", "sk-", "ghp_", "gho_", "github_pat_", "glpat-", "xoxb-", "xoxp-", "AKIA", "ASIA", "AIza", "eyJ")
+_SECRET_PREFIXES = (
+    "hf_",
+    "sk-",
+    "ghp_",
+    "gho_",
+    "github_pat_",
+    "glpat-",
+    "xoxb-",
+    "xoxp-",
+    "AKIA",
+    "ASIA",
+    "AIza",
+    "eyJ",
+)
 
 
 def mask_arguments(arguments: list[str]) -> list[str]:
@@ -22,7 +35,7 @@ def mask_arguments(arguments: list[str]) -> list[str]:
             hide_next = False
             continue
         hide_next = False
-        name, equals, value = argument.partition("=")
+        name, equals, _ = argument.partition("=")
         if equals and _is_secret_name(name):
             masked.append(f"{name}={MASK}")
         else:

@@ -50,7 +50,9 @@ class Sampler:
         self._gpu_due = 0.0
         self._disk_due = 0.0
         self._disk: disk.Space | None = None
-        self._limit = self._available = self._used = None
+        self._limit: int | None = None
+        self._available: int | None = None
+        self._used: int | None = None
         self._tree_cpu_of_dead = 0.0
         self._cpu: dict[int, float] = {}
         self._faults: dict[int, int] = {}
@@ -72,6 +74,8 @@ class Sampler:
         if near or slow:
             self._read_memory()
         self._read_processes(slow or near)
+        if not self._beacon_files:
+            self._find_beacons()
         lead = self._read_beacons()
         if self.nvml is not None and now >= self._gpu_due:
             self._gpu_due = now + _GPU_PERIOD
@@ -136,7 +140,9 @@ class Sampler:
                 self._look_for_strangers(group, now)
         if now >= self._disk_due:
             self._disk = disk.space(self._cwd)
-            self._disk_due = now + (0 if self._disk and self._disk.source == "statvfs" else _COUNTED_DISK_PERIOD)
+            self._disk_due = now + (
+                0 if self._disk and self._disk.source == "statvfs" else _COUNTED_DISK_PERIOD
+            )
         shm = disk.space(_SHM)
         io = procfs.io_bytes(self.pid)
         # Memory pressure of the whole machine says nothing of ours: only the cgroup's own counts.
@@ -209,7 +215,9 @@ class Sampler:
             if kind == "process" and number.isdigit() and int(number) not in self._beacon_files:
                 try:
                     path = os.path.join(self._folder, name, "beacon")
-                    self._beacon_files[int(number)] = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                    self._beacon_files[int(number)] = os.open(
+                        path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+                    )
                 except OSError:
                     continue
 

@@ -73,7 +73,9 @@ def launch_error(name: str, number: int) -> LaunchError:
             "command not found",
             received=name,
             expected="a program on PATH, or a path to one",
-            hint=f"`buoy run -- python {name}`?" if name.endswith(".py") else "check the spelling, or give the full path",
+            hint=f"`buoy run -- python {name}`?"
+            if name.endswith(".py")
+            else "check the spelling, or give the full path",
             exit_code=ExitCode.NOT_FOUND,
         )
     return LaunchError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from buoy.errors import RunFolderError
 from buoy.flight.attempt import Attempt, new_attempt, write_json
-from buoy.flight.log import EventLog, read_lines, read_samples
+from buoy.flight.log import EventLog, read_lines
 from buoy.supervisor.launch import Child, Terminal
 from buoy.supervisor.start import describe_attempt, start_sidecar, write_attempt
 from buoy.verdict.model import Verdict
@@ -59,7 +59,8 @@ def supervise(order: Order) -> int:
         outcome = _Life(order, attempt, began).live()
         if outcome.verdict is not None and outcome.status != 0:
             _tell(order, outcome.verdict)
-        step, saved = progress(attempt)
+        step = (outcome.verdict.where.step if outcome.verdict is not None else None) or 0
+        saved = saved_something(attempt)
         reason = _why_not_again(order, outcome, restarts, step > best_step or saved)
         if reason is not None:
             if reason:
@@ -86,11 +87,10 @@ def _why_not_again(order: Order, outcome: Outcome, restarts: int, advanced: bool
     return None
 
 
-def progress(attempt: Attempt) -> tuple[int, bool]:
-    """The last step that an attempt reached, and whether it saved something."""
-    steps = [sample["step"] for sample in read_samples(attempt.folder)[-50:] if sample.get("step")]
+def saved_something(attempt: Attempt) -> bool:
+    """Whether the script was seen to save during this attempt."""
     events = read_lines(os.path.join(attempt.folder, "events.jsonl"))
-    return max(steps, default=0), any(event.get("kind") == "save" for event in events if isinstance(event, dict))
+    return any(event.get("kind") == "save" for event in events if isinstance(event, dict))
 
 
 def exit_code(status: int) -> int:
@@ -175,9 +175,7 @@ class _Life:
             information = signal.sigtimedwait(_HANDLED, _LOOK_AFTER_SIDECAR)
             if information is not None and information.si_signo in _FORWARDED:
                 self._forward(information)
-            state = os.waitid(
-                os.P_PID, self._pid, os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-            )
+            state = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
             if state is None:
                 self._look_after_sidecar()
             elif state.si_code == os.CLD_STOPPED:
@@ -262,4 +260,3 @@ def _raw_status(code: int, status: int) -> int:
     if code == os.CLD_EXITED:
         return status << 8
     return status | 0x80 if code == os.CLD_DUMPED else status
-

@@ -1,7 +1,7 @@
 """The sidecar: a small process of its own that samples the training, warns, and writes down how it died.
 
 Run as `python -I -S sidecar.py ATTEMPT_FOLDER PID READY_FD [OUR_PIDS...]` by `start.start_sidecar`. It uses the
-standard library only, belongs to no session or process group of the training, and no failure of it reaches the training.
+standard library only and belongs to no session or process group of the training; no failure of it reaches the training.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from buoy.flight.mirror import Mirror
 from buoy.flight.privacy import mask_text
 from buoy.flight.sampler import Sampler
 from buoy.flight.stacks import StackAsker
-from buoy.machine import procfs
 from buoy.machine.colab import ColabEvents
 from buoy.machine.kernel_log import KernelLog
 
@@ -103,7 +102,7 @@ class Sidecar:
         if mirror.trouble != self._mirror_trouble:
             self._mirror_trouble = mirror.trouble
             if mirror.trouble is not None:
-                text = f"the mirror {self._attempt.get('mirror')} takes no copy: {mirror.trouble}; the log on this disk goes on"
+                text = f"the mirror {self._attempt.get('mirror')} takes no copy: {mirror.trouble}; the log here goes on"
                 self._events.add("warning", alarm="mirror", text=text, values={})
                 _tell(text)
 
@@ -220,7 +219,9 @@ def _be_modest() -> None:
     except OSError:
         pass
     try:
-        with open("/proc/self/oom_score_adj", "w") as file:  # allowed to root only; elsewhere it stays as it is
+        with open(
+            "/proc/self/oom_score_adj", "w"
+        ) as file:  # allowed to root only; elsewhere it stays as it is
             file.write("-500")
     except OSError:
         pass

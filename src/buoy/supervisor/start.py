@@ -36,14 +36,23 @@ def _script_name(command: list[str]) -> str:
             return os.path.splitext(os.path.basename(word))[0]
         if word == "-m" and position + 1 < len(command):
             module = command[position + 1]
-            return module.rpartition(".")[2] if module not in ("torch.distributed.run", "accelerate.commands.launch") else "train"
+            return (
+                module.rpartition(".")[2]
+                if module not in ("torch.distributed.run", "accelerate.commands.launch")
+                else "train"
+            )
     if "ipykernel_launcher" in " ".join(command):
         return "notebook"
     return os.path.basename(command[0]) or "run"
 
 
 def describe_attempt(
-    attempt: Attempt, mode: str, pid: int, command: list[str], mirror: str | None, time_limit: str | float | None
+    attempt: Attempt,
+    mode: str,
+    pid: int,
+    command: list[str],
+    mirror: str | None,
+    time_limit: str | float | None,
 ) -> dict[str, object]:
     """What is known at the start, as attempt.json holds it."""
     from buoy.machine.clock import session_started as session_start

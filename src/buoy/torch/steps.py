@@ -81,6 +81,8 @@ def _mark_saving(recorder: Recorder) -> None:
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         with recorder.phase("checkpoint"):
             original(obj, f, *args, **kwargs)
-        recorder.event("save", what="torch.save", path=str(f) if isinstance(f, str) or hasattr(f, "__fspath__") else None)
+        recorder.event(
+            "save", what="torch.save", path=str(f) if isinstance(f, str) or hasattr(f, "__fspath__") else None
+        )
 
     torch.save = save

@@ -10,7 +10,7 @@ import sys
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def _make_way():
+def _make_way() -> None:
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
@@ -22,7 +22,7 @@ def _make_way():
         spec.loader.exec_module(module)
 
 
-def _join():
+def _join() -> None:
     # The script may run in another environment than buoy: load our package from where it is, and leave sys.path alone.
     if "buoy" not in sys.modules:
         from importlib.util import module_from_spec, spec_from_file_location
@@ -31,6 +31,7 @@ def _join():
         spec = spec_from_file_location(
             "buoy", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
         )
+        assert spec is not None and spec.loader is not None
         module = module_from_spec(spec)
         sys.modules["buoy"] = module
         spec.loader.exec_module(module)

@@ -1,0 +1,56 @@
+"""`--restart`: again after what can be survived, as long as it gets further."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.processes import read, run_python
+
+_RESUMING = """
+import os, pathlib, signal, time
+import buoy
+watch = buoy.watch()
+state = pathlib.Path(STATE)
+start = int(state.read_text()) if state.exists() else 0
+for step in range(start + 1, 10):
+    watch.step(step)
+    time.sleep(0.05)
+    if step % 4 == 0 and step > start + 1:
+        state.write_text(str(step)); time.sleep(0.4)
+        os.kill(os.getpid(), signal.SIGKILL)
+print("finished from", start)
+"""
+
+
+def test_a_killed_script_that_saves_goes_on_and_finishes(tmp_path: Path) -> None:
+    code = _RESUMING.replace("STATE", repr(str(tmp_path / "state")))
+
+    done = run_python(tmp_path / "run", code, "--restart", "5")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "finished from 8\n"
+    assert "restart 2 of 5 after step 8" in done.stderr
+
+
+def test_a_script_that_gets_no_further_is_not_started_for_ever(tmp_path: Path) -> None:
+    code = "import buoy, os, time; w = buoy.watch(); w.step(); time.sleep(0.5); os.kill(os.getpid(), 9)"
+
+    done = run_python(tmp_path / "run", code, "--restart", "9")
+    assert done.returncode == 137
+    assert len(list((tmp_path / "run" / "attempts").iterdir())) == 2
+    assert "the script saved nothing that buoy saw, so it starts over" in done.stderr
+    assert "not restarted: this attempt got no further than the one before" in done.stderr
+
+
+def test_a_bug_is_not_restarted(tmp_path: Path) -> None:
+    done = run_python(tmp_path / "run", "raise NameError('typo')", "--restart", "3")
+
+    assert done.returncode == 1 and "starting it again would not help" in done.stderr
+    assert len(list((tmp_path / "run" / "attempts").iterdir())) == 1
+
+
+def test_a_second_attempt_counts_the_time_limit_from_the_first(tmp_path: Path) -> None:
+    code = _RESUMING.replace("STATE", repr(str(tmp_path / "state")))
+    run_python(tmp_path / "run", code, "--restart", "2", "--time-limit", "1h")
+
+    first, second = (read(tmp_path / "run" / "attempts" / name / "attempt.json") for name in ("0001", "0002"))
+    assert first["session_started"] == second["session_started"] < second["wall"]

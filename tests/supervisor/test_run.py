@@ -1,0 +1,272 @@
+"""`buoy run` as a person uses it: the script's own output and code, signals, bad input, and nothing in its way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.processes import (
+    alive,
+    attempt,
+    buoy,
+    event,
+    events,
+    main_pid,
+    open_descriptors,
+    read,
+    run_python,
+    start_python,
+    wait_until,
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("pass", 0),
+        ("raise SystemExit(3)", 3),
+        ("import os; os._exit(137)", 137),
+        ("import os; os.kill(os.getpid(), 9)", 137),
+        ("import os; os.kill(os.getpid(), 15)", 143),
+        ("import ctypes; ctypes.string_at(0)", 139),
+    ],
+)
+def test_the_exit_code_is_the_commands_own(tmp_path: Path, code: str, expected: int) -> None:
+    assert run_python(tmp_path / "run", code).returncode == expected
+
+
+def test_output_and_input_are_untouched(tmp_path: Path) -> None:
+    code = "import sys; sys.stdout.write(sys.stdin.read().upper()); sys.stderr.write('beware\\n')"
+
+    done = run_python(tmp_path / "run", code, input="hello\n")
+    assert (done.stdout, done.stderr) == ("HELLO\n", "beware\n")
+
+
+def test_a_death_is_explained_on_stderr_in_at_most_six_lines(tmp_path: Path) -> None:
+    done = run_python(tmp_path / "run", "print('out'); raise ValueError('bad value')")
+
+    assert done.stdout == "out\n"
+    said = done.stderr.partition("ValueError: bad value\n")[2]
+    assert "python-exception" in said and len(said.splitlines()) <= 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ([], 125, "no command to run"),
+        (["--", "no-such-program-anywhere"], 127, "command not found"),
+        (["--", "train.py"], 127, "`buoy run -- python train.py`?"),
+        (["--time-limit", "soon", "--", "true"], 125, "cannot read a duration"),
+        (["--restart", "-1", "--", "true"], 125, "a negative number of restarts"),
+        (["--restart", "many", "--", "true"], 125, "invalid int value"),
+        (["true"], 125, "unrecognized arguments: true"),
+    ],
+)
+def test_what_cannot_be_started_is_told_and_leaves_nothing(
+    tmp_path: Path, arguments: list[str], code: int, words: str
+) -> None:
+    done = buoy("run", *arguments, cwd=tmp_path)
+
+    assert done.returncode == code
+    assert words in done.stderr and "hint: " in done.stderr and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_not_executable_is_126(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print(1)")
+
+    done = buoy("run", "--run", str(tmp_path / "run"), "--", str(script))
+    assert done.returncode == 126 and f"`buoy run -- python {script}`" in done.stderr
+
+
+def test_a_script_without_an_interpreter_line_is_126(tmp_path: Path) -> None:
+    script = tmp_path / "train"
+    script.write_text("echo hello\n")
+    script.chmod(0o755)
+
+    done = buoy("run", "--run", str(tmp_path / "run"), "--", str(script))
+    assert done.returncode == 126 and "Exec format error" in done.stderr
+
+
+def test_a_run_folder_that_is_a_file_is_125(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("mine")
+
+    done = run_python(tmp_path / "run", "print('ran')")
+    assert done.returncode == 125 and "choose another with `--run DIR`" in done.stderr
+    assert done.stdout == "" and (tmp_path / "run").read_text() == "mine"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Path:
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount)], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip("cannot mount a small tmpfs here: " + done.stderr.decode().strip())
+    yield mount  # type: ignore[misc]
+    subprocess.run(["umount", "-l", str(mount)], check=False)
+
+
+def test_a_run_folder_on_a_full_disk_is_125(small_disk: Path) -> None:
+    (small_disk / "filler").write_bytes(b"x" * (1 << 20))
+
+    done = run_python(small_disk / "run", "print('ran')")
+    assert done.returncode == 125 and done.stdout == "" and "No space left" in done.stderr
+
+
+def test_a_run_folder_on_a_read_only_disk_is_125(small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+
+    done = run_python(small_disk / "run", "print('ran')")
+    assert done.returncode == 125 and done.stdout == "" and "Read-only" in done.stderr
+
+
+def test_a_disk_that_fills_up_during_the_run_still_takes_the_verdict(small_disk: Path) -> None:
+    code = (
+        "import os, time\n"
+        "time.sleep(0.5)\n"
+        f"f = os.open({str(small_disk / 'filler')!r}, os.O_CREAT | os.O_WRONLY)\n"
+        "try:\n"
+        "  while True: os.write(f, b'x' * 4096)\n"
+        "except OSError: time.sleep(1); raise"
+    )
+
+    done = run_python(small_disk / "run", code)
+    assert done.returncode == 1
+    assert read(attempt(small_disk / "run") / "verdict.json")["cause"]["id"] == "disk-full"
+
+
+_COUNT_SIGNALS = """
+import signal, sys, time
+seen = []
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, lambda number, frame: seen.append(number))
+print("ready", flush=True)
+end = time.monotonic() + 20
+while signal.SIGHUP not in seen and time.monotonic() < end: time.sleep(0.01)
+time.sleep(0.3)
+print(sorted(int(number) for number in seen), flush=True)
+"""
+
+
+@pytest.mark.parametrize("to_group", [False, True], ids=["to buoy", "to buoy's process group"])
+def test_signals_are_forwarded_once(tmp_path: Path, to_group: bool) -> None:
+    process = start_python(tmp_path / "run", _COUNT_SIGNALS, process_group=0)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+        (os.killpg if to_group else os.kill)(process.pid, number)
+
+    out, _ = process.communicate(timeout=30)
+    assert out == f"{sorted(map(int, (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)))}\n"
+    assert process.returncode == 0
+    assert {found["signal"] for found in events(tmp_path / "run") if found["kind"] == "signal"} >= {
+        "SIGTERM",
+        "SIGHUP",
+    }
+
+
+def test_the_script_sees_its_own_world(tmp_path: Path) -> None:
+    """The user's sitecustomize still runs, sys.path has nothing of ours, handlers look untouched."""
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.mine = 'ran'")
+    code = (
+        "import sys, signal; print(mine, [p for p in sys.path if 'bootstrap' in p], "
+        "signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, 'sitecustomize' in sys.modules, "
+        "[m for m in ('torch', 'numpy', 'psutil', 'rich') if m in sys.modules])"
+    )
+
+    done = run_python(tmp_path / "run", code, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert done.stdout == "ran [] True True []\n"
+
+
+def test_an_isolated_interpreter_runs_and_is_judged_from_outside(tmp_path: Path) -> None:
+    command = [sys.executable, "-I", "-c", "print('alone'); raise SystemExit(4)"]
+
+    done = buoy("run", "--run", str(tmp_path / "run"), "--", *command)
+    assert (done.returncode, done.stdout) == (4, "alone\n")
+    assert read(attempt(tmp_path / "run") / "verdict.json")["cause"]["id"] == "exit-code"
+
+
+def test_a_child_that_forks_and_exits_is_not_waited_for(tmp_path: Path) -> None:
+    code = "import os, time\nif os.fork() == 0:\n    os.close(1); os.close(2); time.sleep(30); os._exit(0)\n"
+
+    done = run_python(tmp_path / "run", code, timeout=20)
+    assert done.returncode == 0
+    (left,) = read(attempt(tmp_path / "run") / "death.json")["alive"] or [None]
+    if left:
+        os.kill(left, 9)
+
+
+def test_ten_thousand_fast_steps_are_counted_exactly(tmp_path: Path) -> None:
+    code = "import buoy; w = buoy.watch()\nfor _ in range(10_000): w.step()\nimport time; time.sleep(0.4)"
+
+    assert run_python(tmp_path / "run", code).returncode == 0
+    assert read(attempt(tmp_path / "run") / "verdict.json")["where"]["step"] == 10_000
+
+
+def test_a_killed_sidecar_is_replaced_and_the_training_unharmed(tmp_path: Path) -> None:
+    process = start_python(tmp_path / "run", "import time; time.sleep(6); print('finished')")
+    sidecar = wait_until(lambda: event(tmp_path / "run", "start"), "the sidecar")["sidecar"]
+    os.kill(sidecar, signal.SIGKILL)
+    wait_until(lambda: event(tmp_path / "run", "sidecar"), "a new sidecar")
+
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (0, "finished\n", "")
+    assert read(attempt(tmp_path / "run") / "verdict.json")["cause"]["id"] == "clean-exit"
+
+
+def test_the_sidecar_leaves_with_the_training_and_listens_to_nobody(tmp_path: Path) -> None:
+    process = start_python(tmp_path / "run", "import time; time.sleep(1.5)")
+    sidecar = wait_until(lambda: event(tmp_path / "run", "start"), "the sidecar")["sidecar"]
+    descriptors = open_descriptors(sidecar)
+    session = os.getsid(sidecar)
+    process.communicate(timeout=30)
+
+    assert not [name for name in descriptors if name.startswith("socket:")]
+    assert session == sidecar
+    wait_until(lambda: not alive(sidecar), "the sidecar's end")
+
+
+def test_if_buoy_itself_is_killed_the_training_goes_on_and_is_still_judged(tmp_path: Path) -> None:
+    process = start_python(tmp_path / "run", "import time; time.sleep(2); raise SystemExit(5)")
+    child = main_pid(tmp_path / "run")
+    wait_until(lambda: event(tmp_path / "run", "start"), "the sidecar")
+    process.kill()
+    process.wait()
+
+    assert alive(child)
+    verdict = wait_until((attempt(tmp_path / "run") / "verdict.json").exists, "the verdict")
+    assert verdict and read(attempt(tmp_path / "run") / "death.json")["pid"] == child
+
+
+def test_nothing_secret_is_written(tmp_path: Path) -> None:
+    secret = "hunter2secretvalue"
+    done = buoy(
+        "run", "--run", str(tmp_path / "run"), "--", sys.executable, "-c",
+        f"raise RuntimeError('cannot reach https://me:{secret}@example.com/x')",
+        "--api-key", secret, f"--password={secret}",
+        env={**os.environ, "MY_TOKEN": secret},
+    )  # fmt: skip
+
+    assert done.returncode == 1
+    for path in (tmp_path / "run").rglob("*"):
+        assert not path.is_file() or secret.encode() not in path.read_bytes(), path
+    arguments = read(attempt(tmp_path / "run") / "attempt.json")["command"]
+    assert arguments[-3:] == ["--api-key", "***", "--password=***"]
+
+
+def test_run_folders_are_private(tmp_path: Path) -> None:
+    run_python(tmp_path / "run", "pass")
+
+    modes = {
+        path: stat.S_IMODE(path.stat().st_mode) for path in [tmp_path / "run", *(tmp_path / "run").rglob("*")]
+    }
+    assert all(mode & 0o077 == 0 for mode in modes.values()), modes

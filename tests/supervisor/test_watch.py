@@ -1,0 +1,118 @@
+"""`buoy.watch()`: the same recording for a script that nobody launched with `buoy run`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.processes import alive, attempt, event, read, run_python, wait_until
+
+
+def python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=60)
+
+
+def verdict(folder: Path) -> dict[str, object]:
+    path = attempt(folder) / "verdict.json"
+    wait_until(path.exists, "the verdict")
+    return read(path)  # type: ignore[no-any-return]
+
+
+def test_a_watched_script_is_judged_after_its_death(tmp_path: Path) -> None:
+    done = python("import buoy; buoy.watch('r').step(); raise MemoryError('too much')", tmp_path)
+
+    assert done.returncode == 1 and "MemoryError: too much" in done.stderr
+    assert verdict(tmp_path / "r")["cause"]["id"] == "memory-error"  # type: ignore[index]
+
+
+def test_called_twice_it_is_the_same_recorder(tmp_path: Path) -> None:
+    done = python("import buoy; print(buoy.watch('r') is buoy.watch('r') is buoy.watch())", tmp_path)
+
+    assert done.stdout == "True\n"
+
+
+def test_two_folders_in_one_process_are_an_error(tmp_path: Path) -> None:
+    done = python("import buoy; buoy.watch('a'); buoy.watch('b')", tmp_path)
+
+    assert (
+        "recorded already, into another folder" in done.stderr and "hint: leave the folder out" in done.stderr
+    )
+    assert not (tmp_path / "b").exists()
+
+
+def test_inside_buoy_run_it_joins(tmp_path: Path) -> None:
+    code = "import buoy; w = buoy.watch(); w.step(); print(w.folder)"
+
+    done = run_python(tmp_path / "run", code)
+    assert done.stdout == f"{tmp_path / 'run'}\n"
+    assert len(list((tmp_path / "run" / "attempts").iterdir())) == 1
+
+
+def test_inside_buoy_run_another_folder_is_an_error(tmp_path: Path) -> None:
+    done = run_python(tmp_path / "run", f"import buoy; buoy.watch({str(tmp_path / 'other')!r})")
+
+    assert done.returncode == 1 and "into another folder" in done.stderr
+
+
+def test_phases_and_epochs_are_recorded(tmp_path: Path) -> None:
+    code = "import buoy, os; w = buoy.watch('r'); w.epoch(2); w.step()\nwith w.phase('eval'): os._exit(9)"
+    python(code, tmp_path)
+
+    where = verdict(tmp_path / "r")["where"]
+    assert isinstance(where, dict)
+    assert (where["step"], where["epoch"], where["phase"]) == (1, 2, "eval")
+
+
+def test_a_forked_child_leaves_no_words_in_its_parents_name(tmp_path: Path) -> None:
+    code = (
+        "import buoy, os, signal, time; buoy.watch('r')\n"
+        "child = os.fork()\n"
+        "if child == 0: time.sleep(30)\n"
+        "time.sleep(0.3); os.kill(child, signal.SIGTERM); os.waitpid(child, 0)\n"
+        "child = os.fork()\n"
+        "if child == 0: raise ValueError('of the child')\n"
+        "os.waitpid(child, 0)"
+    )
+    python(code, tmp_path)
+
+    assert verdict(tmp_path / "r")["cause"]["id"] == "clean-exit"  # type: ignore[index]
+    (words,) = (attempt(tmp_path / "r")).glob("process-*/SIGTERM.txt")
+    assert words.read_text() == ""
+
+
+def test_the_mirror_gets_the_tail_and_the_verdict(tmp_path: Path) -> None:
+    python("import buoy, time; buoy.watch('r', mirror='drive').step(); time.sleep(0.5); 1/0", tmp_path)
+
+    copy = tmp_path / "drive" / "r"
+    wait_until((attempt(copy) / "verdict.json").exists, "the mirrored verdict")
+    shutil.rmtree(tmp_path / "r")
+    told = subprocess.run([sys.executable, "-m", "buoy", "why", str(copy)], capture_output=True, text=True)
+    assert told.returncode == 0 and "ZeroDivisionError" in told.stdout
+
+
+def test_a_mirror_that_cannot_be_written_costs_one_warning(tmp_path: Path) -> None:
+    (tmp_path / "drive").write_text("not a folder")
+    done = python(
+        "import buoy, time; buoy.watch('r', mirror='drive'); time.sleep(2.5); print('trained')", tmp_path
+    )
+
+    assert done.returncode == 0 and done.stdout == "trained\n"
+    assert done.stderr.count("takes no copy") == 1
+
+
+def test_the_sidecar_survives_the_kill_of_the_whole_group_and_session(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import buoy, time; buoy.watch('r'); time.sleep(60)"],
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    sidecar = wait_until(lambda: event(tmp_path / "r", "start"), "the sidecar")["sidecar"]
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+    assert verdict(tmp_path / "r")["cause"]["id"] == "killed"  # type: ignore[index]
+    wait_until(lambda: not alive(sidecar), "the sidecar's end")
