@@ -20,17 +20,9 @@ A burst (most of the memory within a few seconds) is over before anything can be
 
 from __future__ import annotations
 
-from itertools import pairwise
 from math import inf
 
-_SPACING = 0.4
-"""Seconds between kept samples: the caller may feed faster, the highest value in between counts."""
-_PER_LEVEL = 16
-"""Points per level of the history, each twice as coarse as the one before: 24 h are some 220 points."""
-_CELLS = 24
-"""A window is judged on at most so many equally spaced points."""
-_FEWEST_POINTS = 8
-_FEWEST_STEPS = 5
+from buoy.flight.growth import Growth, History, Point, growth_since
 
 _ALARM_SHARE = 0.5
 _ALARM_SHARE_WITHOUT_STEPS = 0.85
@@ -38,10 +30,8 @@ _HORIZON = 1800.0
 _STRETCH = 4.0
 """The growth seen is extrapolated to at most so many times its size."""
 _FITS_IN_A_ROW = 3
-
-_OTHER_WINDOWS = (0.7, 0.85, 1.2, 1.4, 1.7)
-K2, K3, K4 = 0.7, 1.1, -2
-_Point = tuple[float, float, float]  # seconds, steps, bytes
+_LONGEST_PAUSE = 10.0
+"""Seconds between two fits of a series that hardly moves."""
 
 
 class Outlook:
@@ -85,10 +75,9 @@ class Forecast:
         self.limit = limit
         self.horizon = _HORIZON
         """Exhaustion is an alarm within so many seconds: the session's time left, if that is shorter."""
-        self._levels: list[list[_Point]] = [[]]
+        self._history = History()
         self._first_step = 0
-        self._last: _Point | None = None
-        self._kept_t = -inf
+        self._last: Point | None = None
         self._fitted_t = -inf
         self._fitted_used = 0.0
         self._outlook: Outlook | None = None
@@ -103,26 +92,17 @@ class Forecast:
         if (self._first_step == 0 and steps > 0) or steps < self._first_step:
             # The first step ends the warm-up; a counter that went back is a new training.
             self._first_step = steps
-            self._levels = [[]]
+            self._history = History()
             self._streak = 0
-        point = (t, float(steps), float(used))
-        self._last = point
-        newest = self._levels[0]
-        if newest and t - self._kept_t < _SPACING:
-            if used >= newest[-1][2]:
-                newest[-1] = point
-            return
-        newest.append(point)
-        self._kept_t = t
-        self._fade()
+        self._last = (t, float(steps), float(used))
+        self._history.add(self._last)
 
     def exhaustion(self) -> Outlook | None:
         """The outlook as of the last reading; None without a reading or a limit."""
         if self._last is None or not self.limit:
             return None
         t, _, used = self._last
-        span = t - self._levels[-1][0][0]
-        pause = min(10.0, max(1.0, span / 50))
+        pause = min(_LONGEST_PAUSE, max(1.0, (t - self._history.start()) / 50))
         moved = abs(used - self._fitted_used) > 0.02 * self.limit
         if self._outlook is None or t - self._fitted_t >= (1.0 if moved else pause):
             self._outlook = self._judge()
@@ -134,65 +114,54 @@ class Forecast:
         """The outlook when it should be told: a new alarm, or one whose time left has halved since."""
         return self._reminder.due(self._last[0], self.exhaustion()) if self._last else None
 
-    def _fade(self) -> None:
-        """Merge the two oldest points of a full level into one of the next: the higher, with its own time."""
-        for depth, level in enumerate(self._levels):
-            if len(level) <= _PER_LEVEL + 1:
-                return
-            first, second = level[0], level[1]
-            del level[:2]
-            if depth + 1 == len(self._levels):
-                self._levels.append([])
-            self._levels[depth + 1].append(first if first[2] > second[2] else second)
-
     def _judge(self) -> Outlook:
         assert self._last is not None and self.limit
-        limit = self.limit
         now, step, used = self._last
-        points = [point for level in reversed(self._levels) for point in level]
-        best: _Window | None = None
-        best_length = 0.0
-        settled = True
-        length = now - points[0][0]
-        while length > 0:
-            window = _window(points, now - length, limit)
-            if window is None:
-                break
-            settled = settled and not window.flattens(limit)
-            if window.rises and (best is None or not best.steady):
-                best, best_length = window, length
-            if best is not None and best.steady:
-                break
-            length /= 2
-        outlook = Outlook(self.name, used, limit)
-        if best is None or best.per_second <= 0:
+        outlook = Outlook(self.name, used, self.limit)
+        points = self._history.points()
+        growth, flattens = _longest_steady_growth(points, now, self.limit)
+        if growth is None:
             self._streak = 0
             return outlook
-        room = max(0.0, limit - best.top)
-        outlook.per_second = best.per_second
-        outlook.seconds = room / best.per_second
-        if best.per_step is not None and best.per_step > 0:
-            outlook.per_step = best.per_step
-            outlook.at_step = int(step + room / best.per_step)
-        threshold = _ALARM_SHARE if self._first_step else _ALARM_SHARE_WITHOUT_STEPS
+        room = max(0.0, self.limit - growth.top)
+        outlook.per_second = growth.per_second
+        outlook.seconds = room / growth.per_second
+        if growth.per_step is not None:
+            outlook.per_step = growth.per_step
+            outlook.at_step = int(step + room / growth.per_step)
         leaking = (
-            outlook.share >= threshold
+            outlook.share >= (_ALARM_SHARE if self._first_step else _ALARM_SHARE_WITHOUT_STEPS)
             and outlook.seconds <= self.horizon
-            and best.steady
-            and settled
-            and best.even
-            and best.new_ground(points)
-            and best.rise * _STRETCH >= room
-            and (not self._first_step or best.steps >= _FEWEST_STEPS)
-            # A second warm-up begins anywhere: look at it from windows that start a little earlier or later.
-            and not any(
-                window is not None and window.flattens(limit, K4)
-                for window in (_window(points, now - part * best_length, limit) for part in _OTHER_WINDOWS)
-            )
+            and room <= _STRETCH * growth.rise
+            and not flattens
+            and growth.steady
+            and growth.is_even()
+            and growth.goes_on()
+            and growth.breaks_new_ground(points)
+            and (growth.enough_steps or not self._first_step)
         )
         self._streak = self._streak + 1 if leaking else 0
         outlook.alarm = self._streak >= _FITS_IN_A_ROW
         return outlook
+
+
+def _longest_steady_growth(points: list[Point], now: float, limit: float) -> tuple[Growth | None, bool]:
+    """The growth to go by, and whether it, or a longer view of it, flattens towards a plateau.
+
+    Windows are halved until the growth within is steady: a leak that began late is seen from where it began.
+    """
+    best: Growth | None = None
+    flattens = False
+    length = now - points[0][0]
+    while length > 0 and (best is None or not best.steady):
+        growth = growth_since(points, now - length, limit)
+        if growth is None:
+            break
+        flattens = flattens or growth.flattens(limit)
+        if growth.rises:
+            best = growth
+        length /= 2
+    return best, flattens
 
 
 class Deadline:
@@ -285,126 +254,3 @@ def _rounded(seconds: float) -> float:
     if seconds >= 120:
         return round(seconds / 60) * 60
     return round(seconds / 10) * 10 if seconds >= 20 else round(seconds)
-
-
-class _Window:
-    """The growth within the last so many seconds."""
-
-    __slots__ = ("cells", "even", "halves", "noise", "per_second", "per_step", "rise", "rises", "steady", "steps", "top")
-
-    def __init__(self, cells: list[_Point], limit: float) -> None:
-        self.cells = cells
-        start, end = cells[0], cells[-1]
-        span = end[0] - start[0]
-        self.steps = end[1] - start[1]
-        slope, noise, self.top = _line(cells, 0)
-        self.per_second = slope
-        self.per_step: float | None = None
-        if self.steps >= _FEWEST_STEPS:
-            per_step, step_noise, step_top = _line(cells, 1)
-            if step_noise <= 1.25 * noise:
-                half = cells[len(cells) // 2]
-                pace = (end[1] - half[1]) / (end[0] - half[0])
-                self.per_step, self.per_second = per_step, per_step * pace
-                noise, self.top = step_noise, step_top
-        axis = 0 if self.per_step is None else 1
-        x_span = end[axis] - start[axis]
-        whole = slope if self.per_step is None else self.per_step
-        self.rise = whole * x_span
-        self.rises = self.rise > max(4 * noise, 0.01 * limit)
-        self.noise = noise
-        middle = len(cells) // 2
-        early, early_noise, _ = _line(cells[: middle + 1], axis)
-        late, late_noise, _ = _line(cells[middle:], axis)
-        slack = 0.3 * abs(self.rise) + 3 * max(noise, early_noise, late_noise)
-        self.steady = abs(late - early) * x_span / 2 <= slack / 2 and span > 0
-        self.halves = (early * x_span / 2, late * x_span / 2)
-        self.even = self._is_even()
-
-    def _is_even(self) -> bool:
-        """Whether the rise is spread over the window, rather than done in a few jumps."""
-        peaks = _running_max(self.cells)
-        total = peaks[-1] - peaks[0]
-        jumps = sorted((b - a for a, b in pairwise(peaks)), reverse=True)
-        return total > 0 and jumps[0] <= 0.4 * total and sum(jumps[:2]) <= 0.6 * total and sum(jumps[:3]) <= 0.8 * total
-
-    def flattens(self, limit: float, tolerance: float = 0.3) -> bool:
-        """Whether the growth may bend towards a plateau below the limit (Aitken's delta squared)."""
-        levels = _running_max(self.cells)
-        if levels[-1] - levels[0] < 0.01 * limit:
-            return False
-        axis = 0 if self.per_step is None else 1
-        start, end = self.cells[0][axis], self.cells[-1][axis]
-        marks = [_level_at(self.cells, axis, start + (end - start) * part / 3) for part in (1, 2, 3)]
-        before, after = marks[1] - marks[0], marks[2] - marks[1]
-        return self._bends(before, after, limit, tolerance) or (self.steady and self._bends(*self.halves, limit, tolerance))
-
-    def _bends(self, before: float, after: float, limit: float, tolerance: float) -> bool:
-        before, after = before + tolerance * self.noise, after - tolerance * self.noise
-        if before <= 0 or after >= before:
-            return False
-        ratio = max(0.0, after / before)
-        plateau = self.cells[-1][2] + after * ratio / (1 - ratio)
-        return ratio < K2 or plateau < K3 * limit
-
-    def new_ground(self, points: list[_Point]) -> bool:
-        """Whether the window rises above all that was reached before it."""
-        start = self.cells[0][0]
-        before = max((used for t, _, used in points if t <= start), default=0.0)
-        return self.top - before >= 0.5 * self.rise
-
-
-def _window(points: list[_Point], since: float, limit: float) -> _Window | None:
-    """The points since then, at most `_CELLS` of them: the highest of each equal stretch of time."""
-    width = (points[-1][0] - since) / _CELLS
-    cells: list[_Point] = []
-    last = -1
-    for point in points:
-        if point[0] < since:
-            continue
-        cell = int((point[0] - since) / width) if width > 0 else 0
-        if cell == last and cells:
-            if point[2] > cells[-1][2]:
-                cells[-1] = point
-        else:
-            cells.append(point)
-            last = cell
-    return _Window(cells, limit) if len(cells) >= _FEWEST_POINTS else None
-
-
-def _line(cells: list[_Point], axis: int) -> tuple[float, float, float]:
-    """Slope (median over pairs half a window apart), noise about it, and its upper edge at the end."""
-    half = len(cells) // 2
-    slopes = []
-    for early, late in zip(cells, cells[half:], strict=False):
-        distance = late[axis] - early[axis]
-        if distance > 0:
-            slopes.append((late[2] - early[2]) / distance)
-    if not slopes:
-        return 0.0, inf, max(cell[2] for cell in cells)
-    slope = _median(slopes)
-    rests = [cell[2] - slope * cell[axis] for cell in cells]
-    middle = _median(rests)
-    noise = 1.48 * _median([abs(rest - middle) for rest in rests])
-    return slope, noise, max(rests) + slope * cells[-1][axis]
-
-
-def _level_at(cells: list[_Point], axis: int, x: float) -> float:
-    """The level about x: the median of the three cells nearest to it."""
-    nearest = sorted(cells, key=lambda cell: abs(cell[axis] - x))[:3]
-    return _median([cell[2] for cell in nearest])
-
-
-def _running_max(cells: list[_Point]) -> list[float]:
-    peaks = []
-    peak = -inf
-    for cell in cells:
-        peak = max(peak, cell[2])
-        peaks.append(peak)
-    return peaks
-
-
-def _median(values: list[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -1,4 +1,4 @@
-"""Why is the training slow? Thrashing, a bottleneck, or a slow-down whose cause is not known: then it says so.
+"""Why is the training slow? Thrashing, a bottleneck, or a slow-down whose cause is said to be unknown.
 
 Readings are summed over ticks of twenty seconds. Only time in which it trains counts: evaluation and saving
 are left out. The pace is compared with the median of this run's own healthy ticks, the faults with their own.
