@@ -176,6 +176,7 @@ def read_json(path: str) -> dict | None:  # type: ignore[type-arg]
     return value if isinstance(value, dict) else None
 
 
-def open_new(path: str) -> int:
-    """Open a file that must not exist yet; a symlink put there by somebody else is refused."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def open_new(path: str, again: bool = False) -> int:
+    """Open a file that must not exist yet, or (`again`) empty one of ours; a symlink in its place is refused."""
+    flags = os.O_TRUNC if again else os.O_EXCL
+    return os.open(path, os.O_RDWR | os.O_CREAT | flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

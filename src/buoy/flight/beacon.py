@@ -33,8 +33,8 @@ Reading = namedtuple("Reading", "step step_t step_seconds data_wait epoch phase 
 class Beacon:
     """The writing end, in the training process."""
 
-    def __init__(self, path: str) -> None:
-        descriptor = open_new(path)
+    def __init__(self, path: str, again: bool = False) -> None:
+        descriptor = open_new(path, again)
         try:
             # Real blocks, not a hole: writing to a hole on a full disk would be a SIGBUS, and ours.
             os.posix_fallocate(descriptor, 0, SIZE)

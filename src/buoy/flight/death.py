@@ -82,6 +82,7 @@ def gather(
 ) -> dict[str, object]:
     """death.json: see docs/flight-log.md."""
     died, wall = time.monotonic(), time.time()
+    sampler.read_main()
     status, source = exit_status(sampler.pid, pidfd, folder if attempt.get("mode") == "run" else None)
     kernel_lines.extend(kernel_log.read_new())
     soft, hard = sampler.cpu_limits
@@ -106,6 +107,7 @@ def gather(
             "shm": _space(_SHM),
         },
         "cpu": {"used": sampler.cpu_of_main, "soft_limit": soft, "hard_limit": hard},
+        "pids": _pids(sampler),
         "processes": holders(sampler),
         "alive": [
             pid
@@ -150,6 +152,11 @@ def _cgroup(sampler: Sampler, now: float) -> dict[str, object] | None:
         "foreign": strangers,
         "foreign_age": round(now - sampler.foreign_seen, 3) if sampler.foreign_seen is not None else None,
     }
+
+
+def _pids(sampler: Sampler) -> dict[str, object] | None:
+    current, most = sampler.cgroup.pids_limit() if sampler.cgroup is not None else (None, None)
+    return {"current": current, "max": most} if most is not None else None
 
 
 def _space(path: str) -> dict[str, object] | None:

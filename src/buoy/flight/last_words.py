@@ -7,6 +7,7 @@ there before (the default, or the user's handler) still happens, and `signal.get
 from __future__ import annotations
 
 import atexit
+import errno
 import faulthandler
 import os
 import signal
@@ -30,8 +31,9 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 class LastWords:
     """Hooks into this process; undone in forked children, whose deaths are not ours."""
 
-    def __init__(self, folder: str, beacon: Beacon) -> None:
+    def __init__(self, folder: str, beacon: Beacon, again: bool = False) -> None:
         self._folder = folder
+        self._again = again
         self._beacon = beacon
         self._note: dict[str, object] | None = None
         self._attached = True
@@ -54,7 +56,7 @@ class LastWords:
         self._files[STACKS_SIGNAL] = 1
 
     def _open(self, name: str) -> int:
-        return open_new(os.path.join(self._folder, name))
+        return open_new(os.path.join(self._folder, name), self._again)
 
     def _on_exception(
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
@@ -103,7 +105,21 @@ def describe(error: BaseException) -> dict[str, object]:
         "chain": _chain(error),
         "disk_free": _free(os.path.dirname(str(filename)) if filename is not None else ""),
         "shm_free": _free("/dev/shm"),  # noqa: S108 - read only
+        "starting_process": _is_starting_process(error),
     }
+
+
+def _is_starting_process(error: BaseException) -> bool:
+    """Whether a refused EAGAIN was a fork: the errno alone could also be a socket's."""
+    if getattr(error, "errno", None) != errno.EAGAIN or error.__traceback__ is None:
+        return False
+    import linecache
+
+    last = error.__traceback__
+    while last.tb_next is not None:
+        last = last.tb_next
+    line = linecache.getline(last.tb_frame.f_code.co_filename, last.tb_lineno)
+    return "fork" in line or "spawn" in line
 
 
 def _identity(error: BaseException) -> dict[str, object]:

@@ -16,6 +16,9 @@ from buoy.flight.log import EventLog
 ATTEMPT_VARIABLE = "BUOY_ATTEMPT"
 """Set by `buoy run` for everything below it: the attempt's folder."""
 
+WATCHED_VARIABLE = "BUOY_WATCHED"
+"""Set by `buoy.watch()`: a spawned worker imports the script again and must not begin an attempt of its own."""
+
 # Root module of a framework -> module of ours that counts its steps. Loaded by name: flight knows no framework.
 _STEP_COUNTERS = {"torch": "buoy.torch.steps", "keras": "buoy.keras.steps"}
 
@@ -28,9 +31,11 @@ class Recorder:
     def __init__(self, attempt: Attempt) -> None:
         self.attempt = attempt
         folder = os.path.join(attempt.folder, f"process-{os.getpid()}")
-        os.mkdir(folder, 0o700)
-        self.beacon = Beacon(os.path.join(folder, "beacon"))
-        self._last_words = LastWords(folder, self.beacon)
+        again = os.path.isdir(folder)  # this process has exec'ed itself: its new life has the words
+        if not again:
+            os.mkdir(folder, 0o700)
+        self.beacon = Beacon(os.path.join(folder, "beacon"), again)
+        self._last_words = LastWords(folder, self.beacon, again)
         self._events: EventLog | None = None
         for framework, counter in _STEP_COUNTERS.items():
             after_import(framework, lambda counter=counter: self._count_steps(counter))  # type: ignore[misc]
@@ -100,8 +105,10 @@ def _forget() -> None:
 
 
 def attempt_of_environment() -> Attempt | None:
-    """The attempt that `buoy run` started for this process and its parents, if any."""
+    """The attempt this process is a part of: `buoy run`'s, or that of the watched script whose helper it is."""
     folder = os.environ.get(ATTEMPT_VARIABLE)
+    if not folder and is_helper_process():
+        folder = os.environ.get(WATCHED_VARIABLE)
     if not folder or not os.path.isdir(folder) or not os.path.basename(folder).isdigit():
         return None
     return Attempt(os.path.dirname(os.path.dirname(folder)), folder, int(os.path.basename(folder)))

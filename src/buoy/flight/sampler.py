@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 
 from buoy.flight import beacon
 from buoy.machine import cgroup, disk, gpu, host, procfs
@@ -32,6 +33,8 @@ class Sampler:
         self._cwd = cwd
         self._ours = {os.getpid(), pid, *ours}
         self.main = procfs.ProcessReader(pid)
+        # Children of the main thread are looked for in every sample: a loader worker may die young.
+        self._direct_children = procfs.FileReader(f"/proc/{pid}/task/{pid}/children")
         self.cgroup = cgroup.find(pid)
         self._memory = host.MemoryReader()
         self._memory_total = host.memory().total
@@ -70,6 +73,8 @@ class Sampler:
         if slow:
             self._slow_due = now + _SLOW_PERIOD
             self._read_slowly(now)
+        else:
+            self._meet(map(int, self._direct_children.read().split()))
         near = self.pressure > _FAST_ABOVE
         if near or slow:
             self._read_memory()
@@ -116,6 +121,16 @@ class Sampler:
         """CPU seconds the main process used, as last read (RLIMIT_CPU counts a process, not its tree)."""
         return self._cpu.get(self.pid)
 
+    def read_main(self) -> None:
+        """What counts for the main process alone; also of a zombie, once it is dead."""
+        found = self.main.stat()
+        if found is not None:
+            self._cpu[self.pid] = found.cpu_seconds
+            self._faults[self.pid] = found.major_faults
+        limits = procfs.cpu_limits(self.pid)
+        if limits != (None, None):
+            self.cpu_limits = limits
+
     def forget(self, pid: int) -> None:
         """A child is gone: keep the CPU time it used, drop the rest."""
         self._tree_cpu_of_dead += self._cpu.pop(pid, 0.0)
@@ -126,13 +141,9 @@ class Sampler:
             reader.close()
 
     def _read_slowly(self, now: float) -> None:
-        for pid in procfs.descendants(self.pid):
-            if pid not in self.children and pid not in self._ours:
-                self.children[pid] = procfs.ProcessReader(pid)
-                self.names[pid] = procfs.process_name(pid)
+        self._meet(procfs.descendants(self.pid))
         self.names[self.pid] = procfs.process_name(self.pid) or self.names[self.pid]  # it may have exec'ed
         self._find_beacons()
-        self.cpu_limits = procfs.cpu_limits(self.pid)
         group = self.cgroup
         if group is not None:
             self._limit = group.limit()
@@ -160,6 +171,12 @@ class Sampler:
             "throttled": group.throttled_seconds() if group is not None else None,
         }
 
+    def _meet(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            if pid not in self.children and pid not in self._ours:
+                self.children[pid] = procfs.ProcessReader(pid)
+                self.names[pid] = procfs.process_name(pid)
+
     def _look_for_strangers(self, group: cgroup.Cgroup, now: float) -> None:
         members = group.pids()
         if members is None:
@@ -183,10 +200,7 @@ class Sampler:
         self.pressure = max(shares, default=0.0)
 
     def _read_processes(self, children_too: bool) -> None:
-        found = self.main.stat()
-        if found is not None:
-            self._cpu[self.pid] = found.cpu_seconds
-            self._faults[self.pid] = found.major_faults
+        self.read_main()
         rss = self.main.rss()
         if rss:  # a zombie has none: keep what it had
             self.rss[self.pid] = rss

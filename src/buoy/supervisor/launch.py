@@ -92,6 +92,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
+        self.is_lent = False
         try:
             if sys.stdin is not None and os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp():
                 self._descriptor = 0
@@ -101,10 +102,13 @@ class Terminal:
     def lend(self, group: int) -> None:
         """Make the child's group the foreground one."""
         self._set(group)
+        self.is_lent = self._descriptor is not None
 
     def take_back(self) -> None:
         """Make our own group the foreground one again."""
-        self._set(os.getpgrp())
+        if self.is_lent:
+            self._set(os.getpgrp())
+            self.is_lent = False
 
     def _set(self, group: int) -> None:
         if self._descriptor is None:

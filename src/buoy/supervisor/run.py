@@ -179,7 +179,9 @@ class _Life:
             if state is None:
                 self._look_after_sidecar()
             elif state.si_code == os.CLD_STOPPED:
-                self._stopped()
+                os.waitid(os.P_PID, self._pid, os.WSTOPPED | os.WNOHANG)  # seen: do not report it again
+                if self._terminal.is_lent:
+                    self._stop_with_child()
             else:
                 return _raw_status(state.si_code, state.si_status)
 
@@ -195,9 +197,8 @@ class _Life:
         self._asked_to_stop = self._asked_to_stop or number in _ASKS_TO_STOP
         self._event("signal", signal=signal.Signals(number).name, from_pid=information.si_pid or None)
 
-    def _stopped(self) -> None:
+    def _stop_with_child(self) -> None:
         """Ctrl-Z stopped the child: stop with it, and go on with it, as a shell's job does."""
-        os.waitid(os.P_PID, self._pid, os.WSTOPPED | os.WNOHANG)
         self._terminal.take_back()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._terminal.lend(self._pid)

@@ -39,6 +39,7 @@ def watch(
     command = [sys.executable, *(sys.argv if sys.argv and sys.argv[0] else [])]
     attempt = new_attempt(folder or default_run_folder(command))
     started = recorder.join(attempt)
+    os.environ[recorder.WATCHED_VARIABLE] = attempt.folder
     write_attempt(describe_attempt(attempt, "watch", os.getpid(), command, mirror, time_limit), attempt)
     if not start_sidecar(attempt, os.getpid()):
         sys.stderr.write("buoy: the recorder's sidecar did not start; training goes on without samples\n")
