@@ -43,7 +43,7 @@ def test_pids_of_another_namespace_prove_nothing(attempt: Attempt) -> None:
     attempt.oom_killed(group=0, machine=1)
     attempt.attempt["initial_pid_namespace"] = False
 
-    assert said(attempt) == ("unknown", "possible")
+    assert said(attempt) == ("killed", "likely")
 
 
 def test_the_groups_counter_is_proof_when_nobody_else_was_in_it(attempt: Attempt) -> None:
@@ -59,8 +59,10 @@ def test_a_small_process_is_only_likely_the_one_that_was_counted(attempt: Attemp
     attempt.oom_killed(named=False)
     for row in attempt.samples:
         row["rss"] = GIB // 4
-
     assert said(attempt) == ("kernel-oom", "likely")
+
+    attempt.attempt["t"] = DIED_T - 1.0  # nobody had time to see who else was there
+    assert said(attempt) == ("kernel-oom", "possible")
 
 
 @pytest.mark.parametrize("change", [{"foreign": [{"pid": 7, "name": "other", "rss": GIB}]}, {"foreign_age": 3.0},
@@ -127,8 +129,16 @@ def test_the_groups_counter_alone_makes_it_no_more_than_likely(attempt: Attempt)
     assert said(attempt) == ("killed", "likely")
 
 
-def test_a_kill_elsewhere_on_the_machine_cannot_be_told_from_ours(attempt: Attempt) -> None:
+def test_a_kill_elsewhere_on_the_machine_is_likely_a_neighbours(attempt: Attempt) -> None:
+    """Not certain: the process may have been moved into another group."""
     attempt.death["counters"] = counters((3, 3), (7, 8))
+
+    assert said(attempt) == ("killed", "likely")
+
+
+def test_a_kill_counted_above_the_own_group_cannot_be_told(attempt: Attempt) -> None:
+    attempt.death["counters"] = counters((3, 3), (7, 8))
+    attempt.death["counters"]["cgroup_parents"] = [{"path": "/sys/fs/cgroup", "before": 1, "after": 2}]
 
     assert said(attempt) == ("unknown", "possible")
 
@@ -272,6 +282,24 @@ def test_a_child_killed_minutes_before_a_clean_exit_is_no_cause(attempt: Attempt
     assert said(attempt) == ("clean-exit", "certain")
 
 
+def test_an_oom_killed_worker_that_nobody_followed_is_known_from_the_kernel_log(attempt: Attempt) -> None:
+    attempt.raises("builtins.RuntimeError", WORKER.format(CHILD), ("builtins.RuntimeError",))
+    attempt.death["counters"] = counters((3, 4), (7, 8))
+    attempt.death["kernel_log"]["lines"] = [oom_line(CHILD)]
+    assert said(attempt) == ("worker-killed", "certain")
+
+    attempt.death["kernel_log"]["lines"] = []
+    assert said(attempt) == ("worker-killed", "likely")
+
+
+def test_the_oom_kill_of_another_process_does_not_explain_a_lost_worker(attempt: Attempt) -> None:
+    attempt.raises("builtins.RuntimeError", WORKER.format(CHILD), ("builtins.RuntimeError",))
+    attempt.death["counters"] = counters((3, 3), (7, 8))
+    attempt.death["kernel_log"]["lines"] = [oom_line(77)]
+
+    assert said(attempt) == ("python-exception", "certain")
+
+
 def shell(attempt: Attempt, code: int) -> None:
     """The watched process is a shell, which is not instrumented."""
     attempt.attempt["command"] = ["bash", "-c", "python train.py; exit $?"]
@@ -293,6 +321,18 @@ def test_a_shell_passes_on_the_oom_kill_of_its_command(attempt: Attempt) -> None
 def test_a_shells_137_without_a_recorded_death_is_likely_at_most(attempt: Attempt) -> None:
     shell(attempt, 137)
 
+    assert said(attempt) == ("exit-code", "likely")
+
+
+def test_a_shells_137_beside_a_counted_kill_is_likely_that_kill(attempt: Attempt) -> None:
+    shell(attempt, 137)
+    attempt.death["counters"] = counters((3, 4), (7, 8))
+    assert said(attempt) == ("worker-killed", "likely")
+
+    attempt.death["kernel_log"]["lines"] = [oom_line(77)]
+    assert said(attempt) == ("worker-killed", "likely")
+
+    attempt.death["counters"] = counters((3, 3), (7, 8))  # that kill was somebody else's
     assert said(attempt) == ("exit-code", "likely")
 
 

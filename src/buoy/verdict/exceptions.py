@@ -58,7 +58,15 @@ _TF_EXHAUSTED = "tensorflow.python.framework.errors_impl.ResourceExhaustedError"
 _DISTRIBUTED = tuple(f"torch.distributed.Dist{part}Error" for part in ("Backend", "Network", "Store", ""))
 _LIBRARIES = ("tensorflow.", "torch.", "jaxlib.", "cupy", "safetensors", "tokenizers", "xgboost", "h5py")
 _FORKING = ("subprocess.py", "popen_fork.py", "popen_spawn_posix.py", "popen_forkserver.py")
-_OF_SOCKETS = ("socket.py", "ssl.py", "selectors.py", "connection.py", "events.py", "streams.py", "transports.py")
+_OF_SOCKETS = (
+    "socket.py",
+    "ssl.py",
+    "selectors.py",
+    "connection.py",
+    "events.py",
+    "streams.py",
+    "transports.py",
+)
 
 _Kind = tuple[str, Grade]
 
@@ -123,7 +131,9 @@ def _link(value: dict[str, Any]) -> _Link:
         type=text(value.get("type")) or "an exception",
         message=text(value.get("message")) or "",
         errno=integer(value.get("errno")),
-        bases=frozenset(base for base in bases if isinstance(base, str)) if isinstance(bases, list) else frozenset(),
+        bases=frozenset(base for base in bases if isinstance(base, str))
+        if isinstance(bases, list)
+        else frozenset(),
         file=text(mapping(value.get("inner")).get("file")) or "",
         free=count(value.get("disk_free")),
     )
@@ -150,12 +160,19 @@ def _kind(link: _Link) -> _Kind | None:
 def _system_kind(link: _Link) -> _Kind | None:
     errno = link.errno
     if errno is None:  # a DataLoader worker's error comes over as text alone
-        errno = next((number for number in (*_ERRNO_KINDS, EAGAIN) if f"[Errno {number}]" in link.message), None)
+        errno = next(
+            (number for number in (*_ERRNO_KINDS, EAGAIN) if f"[Errno {number}]" in link.message), None
+        )
     if errno == EAGAIN:  # of a fork, unless a socket that does not wait is at work
         if link.file.endswith(_FORKING) or any(f"/{file}" in link.message for file in _FORKING):
             return "process-limit", "certain"
         return None if link.file.endswith(_OF_SOCKETS) else ("process-limit", "likely")
-    if errno is None and " requested and " in link.message and " written" in link.message and _is_full(link.free):
+    if (
+        errno is None
+        and " requested and " in link.message
+        and " written" in link.message
+        and _is_full(link.free)
+    ):
         return "disk-full", "likely"  # numpy's words for a short write
     return (_ERRNO_KINDS[errno], "certain") if errno in _ERRNO_KINDS else None
 
@@ -170,7 +187,9 @@ def _library_kind(link: _Link, is_library: bool) -> _Kind | None:
             return kind, "certain" if is_library or message in words else "likely"
     if link.type == _TF_EXHAUSTED or (is_library and "RESOURCE_EXHAUSTED" in message):
         return "memory-error" if "device:CPU" in message else "gpu-oom", "certain"
-    writing = ("inline_container.cc" in message and "unexpected pos" in message) or "iostream error" in message
+    writing = (
+        "inline_container.cc" in message and "unexpected pos" in message
+    ) or "iostream error" in message
     if writing and _is_full(link.free):  # torch.save's words for a disk that filled up
         return "disk-full", "likely"
     return None

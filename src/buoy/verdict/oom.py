@@ -13,11 +13,14 @@ from buoy.machine.kernel_log import parse_oom_kill
 from buoy.units import format_duration
 from buoy.verdict.evidence import Evidence, ProcessDeath
 from buoy.verdict.model import Grade, Reading
+from buoy.verdict.status import Status
 from buoy.verdict.values import count, mapping, mappings, number, printable, text
 
 SIGKILL = 9
 _SAME_MOMENT = 5.0
 """Seconds before a death in which a counted kill may be this one: a large process takes time to vanish."""
+_WATCHED = 10.0
+"""Seconds of recording after which a group in which nobody else was seen may be taken to be ours alone."""
 _LATELY = 60.0
 """A foreign process seen in the group within this time may have been the victim."""
 
@@ -50,12 +53,29 @@ def examine(evidence: Evidence, death: ProcessDeath) -> OomFinding:
     if group is not None and group.recent > 0:
         return _counted_in_group(evidence, death, group)
     if host is not None and host.recent > 0:
-        return _counted_on_machine(evidence, group, host)
+        return _counted_on_machine(evidence, death, group, host)
     if host is not None:  # all that was counted belongs to earlier deaths, which were recorded then
         return OomFinding("not-oom", "likely", (host.reading,))
     if group is not None:
         return OomFinding("not-oom", "likely", (group.reading,))
     return OomFinding("open", "possible", (), "the kernel's OOM counters could not be read")
+
+
+def unrecorded_victim(evidence: Evidence, pids: list[int]) -> tuple[ProcessDeath, OomFinding] | None:
+    """An OOM kill of a child that lived too shortly to be followed: by the pid the parent names, or of any child."""
+    own = evidence.own_death
+    group = _delta(evidence, own, "cgroup")
+    for pid in [*pids, *([] if pids else sorted(_read_log(evidence, own).victims))]:
+        child = own._replace(pid=pid, name="a child process", status=Status(), rss=None)
+        finding = examine(evidence, child)
+        # A victim that only the log names may be a neighbour's, unless it died in our own group.
+        if finding.answer == "oom" and (pids or (group is not None and group.recent > 0)):
+            sure = pids and finding.grade == "certain"
+            return child, finding if sure else finding._replace(grade="likely")
+    if group is None or not group.recent or _foreign(mapping(evidence.death.get("cgroup"))) is not None:
+        return None
+    child = own._replace(pid=pids[0] if pids else None, name="a child process", status=Status(), rss=None)
+    return child, OomFinding("oom", "likely", (group.reading,))
 
 
 def describe_limit(evidence: Evidence) -> tuple[int | None, int | None]:
@@ -148,24 +168,36 @@ def _counted_in_group(evidence: Evidence, death: ProcessDeath, group: _Delta) ->
     rivals = _rivals(evidence, death)
     large = _holds_most(evidence, death)
     if foreign is None and large and death.status.known and group.recent > len(rivals):
-        alone = Reading("no other process was in that memory group, and this one held most of it", "death.json")
+        alone = Reading(
+            "no other process was in that memory group, and this one held most of it", "death.json"
+        )
         return OomFinding("oom", "certain", (group.reading, alone))
-    # A small process may have been killed in a burst, or a child too short-lived to be seen was the one counted.
     if foreign is None or large:
         reading = _memory_reading(evidence)
-        return OomFinding("oom", "likely", (group.reading, *([reading] if reading else [])))
+        # A small process may have been killed in a burst, or somebody too short-lived to be seen was the one
+        # counted. The longer nobody else was seen in the group, the less likely is the second.
+        watched = large or (evidence.ran_for or 0.0) >= _WATCHED
+        grade: Grade = "likely" if watched else "possible"
+        return OomFinding("oom", grade, (group.reading, *([reading] if reading else [])))
     return OomFinding(
         "open", "possible", (group.reading, Reading(foreign, "death.json")),
         "a process was OOM-killed in this memory group at that time, but another than this one may be meant",
     )  # fmt: skip
 
 
-def _counted_on_machine(evidence: Evidence, group: _Delta | None, host: _Delta) -> OomFinding:
-    if group is not None:  # killed in another group: a neighbour, unless the process had been moved there
-        return OomFinding(
-            "open", "possible", (group.reading, host.reading),
-            "the kernel OOM-killed a process somewhere on this machine, but none that its memory group counted",
-        )  # fmt: skip
+def _counted_on_machine(
+    evidence: Evidence, death: ProcessDeath, group: _Delta | None, host: _Delta
+) -> OomFinding:
+    if group is not None:
+        for parent in mappings(death.counters.get("cgroup_parents")):
+            before, after = count(parent.get("before")), count(parent.get("after"))
+            if before is not None and after is not None and after > before:
+                return OomFinding(
+                    "open", "possible", (group.reading, host.reading),
+                    "a group above its own counted an OOM kill, which may be meant for a neighbour",
+                )  # fmt: skip
+        # Killed in another group: a neighbour's, unless the process had been moved there unseen.
+        return OomFinding("not-oom", "likely", (group.reading, host.reading))
     reading = _memory_reading(evidence)
     return OomFinding("oom", "likely", (host.reading, *([reading] if reading else [])))
 
@@ -173,7 +205,9 @@ def _counted_on_machine(evidence: Evidence, group: _Delta | None, host: _Delta) 
 def _foreign(state: dict[str, Any]) -> str | None:
     """Why a foreign process may have been the victim; None when none was there."""
     processes = state.get("foreign")
-    if not isinstance(processes, list) or not count(state.get("limit")):  # nobody looks in a group without limit
+    if not isinstance(processes, list) or not count(
+        state.get("limit")
+    ):  # nobody looks in a group without limit
         return "it is not known which other processes were in that memory group"
     if processes:
         first = mappings(processes)[:1]

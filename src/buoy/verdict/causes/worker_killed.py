@@ -10,7 +10,7 @@ from buoy.verdict.causes.common import died_before, go_on, raised, status_readin
 from buoy.verdict.evidence import Evidence, ProcessDeath
 from buoy.verdict.exceptions import ExceptionFinding
 from buoy.verdict.model import Cause, Claim, Grade, Reading
-from buoy.verdict.oom import OomFinding, describe_limit, examine
+from buoy.verdict.oom import OomFinding, describe_limit, examine, unrecorded_victim
 from buoy.verdict.values import printable
 
 # Words with which a parent reports that a child of its own is gone.
@@ -42,26 +42,46 @@ def judge(evidence: Evidence) -> Cause | None:
     """Certain when the child's own death is, and the parent's last words or exit code point to that child."""
     if evidence.status.signal is not None or evidence.status.exit_code == 0 or not evidence.is_dead:
         return None
-    found = _guilty_child(evidence)
+    found = _guilty_child(evidence) or _unrecorded_child(evidence)
     if found is None:
         return None
-    child, link, age = found
-    oom = examine(evidence, child) if child.status.signal in (None, 9) else None
+    child, link, age, oom = found
     how, grade = _how(child, oom)
     if link == "broken line":
         grade = weaker(grade, "likely")
-    who = printable(child.name, 60)
-    effect = _effect(evidence, link)
-    claim = Claim(f"{who} (pid {child.pid}) {how}; {effect}", grade, _readings(evidence, child, oom))
-    cascade = (
-        Claim(f"pid {child.pid} died {format_duration(age)} before the end: {child.status}", "certain",
-              (Reading(str(child.status), child.source, child.wall),)),
-    )  # fmt: skip
+    pid = f" (pid {child.pid})" if child.pid else ""
+    claim = Claim(
+        f"{printable(child.name, 60)}{pid} {how}; {_effect(evidence, link)}",
+        grade,
+        _readings(evidence, child, oom),
+    )
+    cascade: tuple[Claim, ...] = ()
+    if age is not None:
+        reading = Reading(str(child.status), child.source, child.wall)
+        words = f"pid {child.pid} died {format_duration(age)} before the end: {child.status}"
+        cascade = (Claim(words, "certain", (reading,)),)
     actor = Claim("the Linux kernel", grade) if oom and oom.answer == "oom" else None
     return Cause("worker-killed", claim, actor, cascade, _next(evidence, child, oom), survivable=True)
 
 
-def _guilty_child(evidence: Evidence) -> tuple[ProcessDeath, Link, float] | None:
+_Found = tuple[ProcessDeath, Link, float | None, OomFinding | None]
+
+
+def _unrecorded_child(evidence: Evidence) -> _Found | None:
+    """A child that lived too shortly for the recorder to follow it: the kernel's own records may still tell."""
+    ended = raised(evidence)
+    link: Link
+    if ended is not None and _reports_loss(ended.finding):
+        link, pids = "named", _pids_in(ended.finding.message)
+    elif ended is None and evidence.main is None and evidence.status.exit_code == 137:
+        link, pids = "passed on", []
+    else:
+        return None
+    victim = unrecorded_victim(evidence, pids)
+    return (victim[0], link, None, victim[1]) if victim else None
+
+
+def _guilty_child(evidence: Evidence) -> _Found | None:
     ended = raised(evidence)
     best: tuple[int, ProcessDeath, Link, float] | None = None
     for child in evidence.child_deaths:
@@ -74,7 +94,10 @@ def _guilty_child(evidence: Evidence) -> tuple[ProcessDeath, Link, float] | None
         rank = ("broken line", "passed on", "reported", "named").index(link)
         if best is None or rank >= best[0]:
             best = (rank, child, link, age)
-    return best[1:] if best else None
+    if best is None:
+        return None
+    _, child, link, age = best
+    return child, link, age, examine(evidence, child) if child.status.signal in (None, 9) else None
 
 
 def _link(
@@ -101,9 +124,8 @@ def _link_by_words(
 ) -> Link | None:
     if child.status.signal is None and child.status.known:
         return None  # it left with a code by itself: the exception says more
-    message = finding.message
-    reports = any(word in message for word in _REPORTS) or finding.type.rpartition(".")[2] in _REPORTERS
-    if reports and _mentions(message, child.pid):
+    reports = _reports_loss(finding)
+    if reports and child.pid in _pids_in(finding.message):
         return "named"
     if child.status.signal in _AT_SHUTDOWN or not _fatal(evidence, child):
         return None
@@ -119,9 +141,15 @@ def _fatal(evidence: Evidence, child: ProcessDeath) -> bool:
     return child.status.signal is not None or examine(evidence, child).answer == "oom"
 
 
-def _mentions(message: str, pid: int | None) -> bool:
-    digits = "".join(sign if sign.isdigit() else " " for sign in message).split()
-    return pid is not None and str(pid) in digits
+def _reports_loss(finding: ExceptionFinding) -> bool:
+    """Whether an exception says that a child process is gone."""
+    return any(word in finding.message for word in _REPORTS) or finding.type.rpartition(".")[2] in _REPORTERS
+
+
+def _pids_in(message: str) -> list[int]:
+    """The numbers of a message that may be pids: `DataLoader worker (pid(s) 5097) exited unexpectedly`."""
+    digits = "".join(sign if sign.isdigit() else " " for sign in message.partition("pid")[2]).split()
+    return [int(word) for word in digits if len(word) < 9]
 
 
 def _how(child: ProcessDeath, oom: OomFinding | None) -> tuple[str, Grade]:
