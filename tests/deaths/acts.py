@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import signal
 import time
+from pathlib import Path
 
 from tests.deaths.judging import judge_folder
 from tests.deaths.kind import Act
-from tests.deaths.scene import Scene
+from tests.deaths.scene import Scene, StageError
 
 
 def nothing(scene: Scene) -> None:
@@ -93,17 +94,22 @@ def _judge_hang(scene: Scene) -> None:
     scene.kill(signal.SIGKILL)
 
 
-def neighbour_dies_too(scene: Scene) -> None:
+def neighbour_dies_too(pace: str) -> Act:
     """Kill the main process in the moment in which the kernel kills a neighbour for memory."""
-    scene.wait_ready()
-    scene.wait_sidecar()
-    neighbour = scene.neighbour("leak.py", "2", "0.002")
-    (scene.folder / "neighbour" / "go").touch()
-    while neighbour.poll() is None:
-        time.sleep(0.0005)
-    scene.kill(signal.SIGKILL)
-    if neighbour.returncode != -signal.SIGKILL or scene.ground.oom_kills() != 1:
-        raise AssertionError("the neighbour did not die as it should")
+
+    def act(scene: Scene) -> None:
+        scene.wait_ready()
+        scene.wait_sidecar()
+        neighbour = scene.neighbour("leak.py", "2", pace)
+        Path(f"/proc/{neighbour.pid}/oom_score_adj").write_text("1000")  # it is the kernel's first choice
+        (scene.folder / "neighbour" / "go").touch()
+        while neighbour.poll() is None:
+            time.sleep(0.0005)
+        scene.kill(signal.SIGKILL)
+        if neighbour.returncode != -signal.SIGKILL or scene.ground.oom_kills() != 1:
+            raise StageError("the neighbour did not die as it should")
+
+    return act
 
 
 def neighbour_presses(scene: Scene) -> None:
@@ -151,6 +157,14 @@ def kill_launcher_then_main(scene: Scene) -> None:
     time.sleep(0.4)
     scene.kill(signal.SIGKILL)
     time.sleep(0.3)
+
+
+def judge_from_outside_then_kill(scene: Scene) -> None:
+    """Ask why from outside its container while it runs, then kill it."""
+    scene.wait_ready()
+    time.sleep(0.5)
+    scene.alive_verdict = judge_folder(scene.attempt_folder())
+    scene.kill(signal.SIGKILL, scene.pid_seen_from_here(scene.main))
 
 
 def lose_the_machine(scene: Scene) -> None:

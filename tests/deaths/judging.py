@@ -27,9 +27,8 @@ class Score:
 
 def judge_folder(folder: Path, mode: str = "full") -> dict[str, Any]:
     """The verdict on a recording, with the evidence that this mode leaves."""
-    from buoy.verdict.judge import judge
-
     from buoy.verdict.evidence import load
+    from buoy.verdict.judge import judge
 
     evidence = load(str(folder))
     return judge(evidence if mode == "full" else evidence.without(mode)).to_json()
@@ -64,7 +63,12 @@ def _status_source(folder: Path) -> str | None:
     return source
 
 
-def score(verdict: dict[str, Any] | None, answers: tuple[Answer, ...], at_least: str | None = None) -> Score:
+def score(
+    verdict: dict[str, Any] | None,
+    answers: tuple[Answer, ...],
+    at_least: str | None = None,
+    coarse: tuple[str, ...] = (),
+) -> Score:
     """Compare what was said with what may be said."""
     if verdict is None:
         return Score("none", "", "no verdict at all", right=False, wrong_certain=False, no_verdict=True)
@@ -79,14 +83,29 @@ def score(verdict: dict[str, Any] | None, answers: tuple[Answer, ...], at_least:
         grade,
         claim["text"],
         right=right,
-        wrong_certain=grade == "certain" and (not fitting or bool(bold)),
+        wrong_certain=grade == "certain" and (bool(bold) if fitting else cause not in coarse),
         no_verdict=not right and not fitting and cause in CANNOT_TELL,
     )
 
 
+def mechanism_is_true(verdict: dict[str, Any], code: int, launch: str) -> bool:
+    """Whether a mechanism called certain is the one the campaign itself saw: its child's code, -N for signal N."""
+    said = verdict["mechanism"]
+    if said["grade"] != "certain":
+        return True
+    if code < 0:
+        return f"signal {-code} " in said["text"]
+    true = [f"exit code {code}", *([f"signal {code - 128} "] if launch == "run" and code > 128 else [])]
+    return any(words in said["text"] for words in true)
+
+
 def score_modes(kind: Kind, folder: Path, verdict: dict[str, Any] | None) -> dict[str, Score]:
     """The scores of one recording in every evidence mode; `full` is what was said at the time."""
-    scores = {"full": score(verdict, kind.expected.full, kind.expected.at_least)}
+    expected = kind.expected
+    scores = {"full": score(verdict, expected.full, expected.at_least, expected.coarse)}
     for mode in MODES[1:]:
-        scores[mode] = score(judge_folder(folder, mode), right_answers(kind, folder, mode))
+        answers = right_answers(kind, folder, mode)
+        # With nothing but notes the recorder is lost by definition: to say so is no lie, if no help either.
+        coarse = (*expected.coarse, "recorder-lost") if mode == "notes-only" else expected.coarse
+        scores[mode] = score(judge_folder(folder, mode), answers, coarse=coarse)
     return scores

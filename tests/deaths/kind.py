@@ -45,6 +45,8 @@ class Expected:
     old_kernel: tuple[Answer, ...]
     notes_only: tuple[Answer, ...]
     at_least: str | None
+    coarse: tuple[str, ...]
+    """Causes that are true but say too little (an exception, where its reason can be told): not right, no lie."""
     why: str
 
     def answers(self, mode: str) -> tuple[Answer, ...]:
@@ -60,6 +62,7 @@ def expect(
     old_kernel: str | None = None,
     notes_only: str | None = None,
     at_least: str | None = None,
+    coarse: str = "",
     why: str = "",
 ) -> Expected:
     """Right answers as a few words: `"killed unknown<=possible"`; `at_least` the grade due in full mode."""
@@ -67,7 +70,15 @@ def expect(
     def parse(text: str | None) -> tuple[Answer, ...]:
         return tuple(Answer.parse(word) for word in (full if text is None else text).split())
 
-    return Expected(parse(full), parse(no_kernel_log), parse(old_kernel), parse(notes_only), at_least, why)
+    return Expected(
+        parse(full),
+        parse(no_kernel_log),
+        parse(old_kernel),
+        parse(notes_only),
+        at_least,
+        tuple(coarse.split()),
+        why,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,12 +136,21 @@ class Scene:
         """Send a signal, to the main process if no other is named."""
         os.kill(self.main if pid is None else pid, number)
 
+    def pid_seen_from_here(self, inner: int) -> int:
+        """The pid of a process of this trial that has another pid in its own namespace."""
+        for pid in _marked(self.folder.name):
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                words = line.split()
+                if words[:1] == ["NSpid:"] and len(words) > 2 and int(words[-1]) == inner:
+                    return pid
+        raise StageError(f"no process of this trial has pid {inner} in a namespace of its own")
+
     def attempt_folder(self) -> Path:
-        """Where this life was recorded."""
+        """The recording that `buoy why` would speak of: the last."""
         attempts = sorted((self.run_folder / "attempts").glob("[0-9]*"))
         if not attempts:
             raise StageError(f"nothing was recorded; output: {self.output()[-400:]}")
-        return attempts[0]
+        return attempts[-1]
 
     def events(self) -> list[dict[str, Any]]:
         """The events recorded so far."""
@@ -165,6 +174,10 @@ class Scene:
             if event.get("kind") == "start" and event.get("sidecar")
         ]
         return pids[-1] if pids else None
+
+    def _sidecar_here(self) -> int | None:
+        """The recorder's pid, unless it is one of another namespace: to us that number is somebody else."""
+        return None if "pid-namespace" in self.kind.needs else self.sidecar()
 
     def wait_sidecar(self) -> int:
         """Wait until the recorder is at work."""
@@ -200,11 +213,10 @@ class Scene:
     def _first_verdict(self) -> float | None:
         patience = time.monotonic() + 2
         while time.monotonic() < patience and not self._closed:
-            for path in (self.run_folder / "attempts").glob("0001/verdict.json"):
-                try:
-                    return path.stat().st_mtime_ns / 1e9
-                except FileNotFoundError:
-                    continue
+            try:
+                return (self.attempt_folder() / "verdict.json").stat().st_mtime_ns / 1e9
+            except (OSError, StageError):
+                pass
             time.sleep(0.002)
         return None
 
@@ -214,7 +226,7 @@ class Scene:
             self.process.wait(max(1.0, self.deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             raise StageError(f"it did not die; output: {self.output()[-400:]}") from None
-        sidecar = self.sidecar()
+        sidecar = self._sidecar_here()
         patience = time.monotonic() + 5
         while sidecar is not None and _runs(sidecar) and time.monotonic() < patience:
             time.sleep(0.005)
@@ -228,7 +240,7 @@ class Scene:
         """Kill whatever this trial started and is still there."""
         self._closed = True
         leftovers = {*_marked(self.folder.name), *(p.pid for p in self._neighbours if p.poll() is None)}
-        sidecar = self.sidecar()
+        sidecar = self._sidecar_here()
         if sidecar is not None and _runs(sidecar):
             leftovers.add(sidecar)
         for pid in leftovers:

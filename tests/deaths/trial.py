@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from tests.deaths.ground import Ground
-from tests.deaths.judging import Score, judge_folder, score, score_modes, written_verdict
+from tests.deaths.judging import Score, judge_folder, mechanism_is_true, score, score_modes, written_verdict
 from tests.deaths.kind import Kind
 from tests.deaths.scene import Scene, StageError
 
@@ -58,7 +58,12 @@ def _play(kind: Kind, scene: Scene, started: float) -> Outcome:
     scene.wait_end()
     folder = scene.attempt_folder()
     written = written_verdict(folder)
-    scores = score_modes(kind, folder, written or judge_folder(folder))
+    verdict = written or judge_folder(folder)
+    if _code_is_its_own(kind, scene) and not mechanism_is_true(
+        verdict, scene.process.returncode, kind.launch
+    ):
+        raise StageError(f"the mechanism is wrong though certain: {verdict['mechanism']['text']}")
+    scores = score_modes(kind, folder, verdict)
     alive = score(scene.alive_verdict, kind.alive.full, kind.alive.at_least) if kind.alive else None
     return Outcome(
         kind.name,
@@ -70,6 +75,11 @@ def _play(kind: Kind, scene: Scene, started: float) -> Outcome:
         trouble=_complaints(scene),
         folder=str(folder) if scene.ground.keep else None,
     )
+
+
+def _code_is_its_own(kind: Kind, scene: Scene) -> bool:
+    """Whether the code the campaign got is the main process's: not that of a killed launcher or a container."""
+    return "pid-namespace" not in kind.needs and (kind.launch == "watch" or scene.process.returncode >= 0)
 
 
 def _complaints(scene: Scene) -> str | None:

@@ -93,7 +93,7 @@ KINDS = (
             (program,),
             launch,
             acts.limit_processes,
-            expect("process-limit"),
+            expect("process-limit", coarse="python-exception"),
             needs=("pids-cgroup",),
         )
         for name, program in (("thread-limit", "many_threads.py"), ("fork-limit", "many_forks.py"))

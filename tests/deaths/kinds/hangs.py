@@ -24,4 +24,21 @@ KINDS = (
     _kind("busy-in-c-with-gil", "busy_c.py", "watch"),
     _kind("exception-in-thread", "exception_in_thread.py", "watch"),
     _kind("stopped", "stepping.py", "run", acts.stop_then_kill),
+    _kind("stopped", "stepping.py", "watch", acts.stop_then_kill),
+    Kind(
+        "slow-step-then-clean-exit-run",
+        ("slow_step.py",),
+        "run",
+        acts.cue,
+        expect("clean-exit"),
+        environment=_SOON,
+    ),
+    Kind(
+        "slow-step-then-clean-exit-watch",
+        ("slow_step.py",),
+        "watch",
+        acts.cue,
+        expect("clean-exit"),
+        environment=_SOON,
+    ),
 )

@@ -12,12 +12,13 @@ KINDS = (
     *(
         Kind(
             f"cpu-limit-soft-{launch}",
-            ("burn_cpu.py",),
+            ("burn_cpu.py", "1", "2"),
             launch,
             acts.cue,
             expect(
                 "cpu-limit",
                 notes_only="cpu-limit other-signal",
+                coarse="other-signal",
                 why="the note says SIGXCPU, not what the limit was",
             ),
         )
@@ -26,7 +27,7 @@ KINDS = (
     *(
         Kind(
             f"cpu-limit-hard-{launch}",
-            ("burn_cpu.py", "ignore"),
+            ("burn_cpu.py", "1", "2", "ignore"),
             launch,
             acts.cue,
             expect(
@@ -72,5 +73,29 @@ KINDS = (
         acts.send(signal.SIGKILL),
         KILLED,
         options=("--time-limit", "60s"),
+    ),
+    Kind(
+        "sigkill-near-cpu-limit-run",
+        ("burn_cpu.py", "3", "3"),
+        "run",
+        acts.cue_then_send(signal.SIGKILL, 2.2),
+        expect(
+            "killed cpu-limit<=likely",
+            notes_only="recorder-lost",
+            why="SIGKILL leaves no note; near the limit both are thinkable",
+        ),
+    ),
+    Kind(
+        "oom-at-time-limit-run",
+        ("leak.py", "2", "0.03"),
+        "run",
+        acts.cue,
+        expect(
+            "kernel-oom",
+            notes_only="recorder-lost kernel-oom<=likely time-limit<=likely",
+            why="SIGKILL leaves no note",
+        ),
+        memory=96,
+        options=("--time-limit", "1s"),
     ),
 )

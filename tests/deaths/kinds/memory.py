@@ -21,7 +21,23 @@ KILLED = expect(
 _CHILD_OOM = expect(
     "worker-killed kernel-oom",
     notes_only="recorder-lost worker-killed<=likely kernel-oom<=likely",
+    coarse="exit-code",
     why=_NO_TRACE,
+)
+
+_EITHER = expect(
+    "killed",
+    no_kernel_log="unknown killed<=likely kernel-oom<=likely",
+    old_kernel="killed unknown",
+    notes_only="recorder-lost",
+    why="without the kernel log nobody can say which of the two the kernel killed",
+)
+
+_WORKER_OOM = expect(
+    "worker-killed",
+    notes_only="worker-killed python-exception",
+    coarse="python-exception",
+    why="torch's own words say only that a worker ended",
 )
 
 KINDS = (
@@ -109,19 +125,51 @@ KINDS = (
         memory=128,
     ),
     *(
+        Kind(name, command, "watch" if name.endswith("watch") else "run", act, _EITHER, memory=96)
+        for name, command, act in (
+            ("sigkill-as-neighbour-is-oom-killed-run", ("wait.py",), acts.neighbour_dies_too("0.002")),
+            ("sigkill-as-neighbour-is-oom-killed-watch", ("wait.py",), acts.neighbour_dies_too("0.002")),
+            (
+                "sigkill-as-long-known-neighbour-is-oom-killed-run",
+                ("wait.py",),
+                acts.neighbour_dies_too("0.05"),
+            ),
+            (
+                "sigkill-while-large-as-neighbour-is-oom-killed-run",
+                ("hold.py", "60"),
+                acts.neighbour_dies_too("0.002"),
+            ),
+            (
+                "sigkill-while-large-as-neighbour-is-oom-killed-watch",
+                ("hold.py", "60"),
+                acts.neighbour_dies_too("0.002"),
+            ),
+        )
+    ),
+    *(
         Kind(
-            f"sigkill-as-neighbour-is-oom-killed-{launch}",
-            ("wait.py",),
+            f"survived-sigterm-and-exception-then-oom-{launch}",
+            ("survives_then_leaks.py",),
             launch,
-            acts.neighbour_dies_too,
+            acts.signal_then_cue(signal.SIGTERM, 0.5),
             expect(
-                "killed",
-                no_kernel_log="unknown killed<=likely kernel-oom<=possible",
-                old_kernel="killed unknown",
-                notes_only="recorder-lost",
-                why="without the kernel log nobody can say which of the two the kernel killed",
+                "kernel-oom",
+                no_kernel_log="kernel-oom",
+                notes_only="recorder-lost kernel-oom<=likely terminated<=likely python-exception<=likely",
+                why="only old notes are left, and the kernel's part is not among them",
             ),
             memory=96,
+        )
+        for launch in ("run", "watch")
+    ),
+    *(
+        Kind(
+            f"sigkill-while-large-after-child-was-oom-killed-{launch}",
+            ("child_oom_then_wait.py", "60"),
+            launch,
+            acts.send(signal.SIGKILL),
+            _EITHER,
+            memory=128,
         )
         for launch in ("run", "watch")
     ),
@@ -137,6 +185,14 @@ KINDS = (
         for launch in ("run", "watch")
     ),
     Kind(
+        "oom-under-bash-after-a-while-run",
+        ("bash", "-c", "{python} {programs}/leak.py 1 0.03; exit $?"),
+        "run",
+        acts.cue,
+        _CHILD_OOM,
+        memory=96,
+    ),
+    Kind(
         "oom-under-bash-run",
         ("bash", "-c", "{python} {programs}/leak.py 4 0.02; exit $?"),
         "run",
@@ -144,32 +200,17 @@ KINDS = (
         _CHILD_OOM,
         memory=96,
     ),
-    Kind(
-        "oom-of-dataloader-worker-run",
-        ("dataloader_leak.py",),
-        "run",
-        acts.cue,
-        expect(
-            "worker-killed",
-            old_kernel="worker-killed",
-            notes_only="worker-killed python-exception",
-            why="torch's own words say only that a worker ended",
-        ),
-        memory=480,
-        needs=("torch",),
-    ),
-    Kind(
-        "oom-of-dataloader-worker-watch",
-        ("dataloader_leak.py",),
-        "watch",
-        acts.cue,
-        expect(
-            "worker-killed",
-            notes_only="worker-killed python-exception",
-            why="torch's own words say only that a worker ended",
-        ),
-        memory=480,
-        needs=("torch",),
+    *(
+        Kind(
+            f"oom-of-dataloader-worker-{launch}",
+            ("dataloader_leak.py",),
+            launch,
+            acts.cue,
+            _WORKER_OOM,
+            memory=480,
+            needs=("torch",),
+        )
+        for launch in ("run", "watch")
     ),
     *(
         Kind(

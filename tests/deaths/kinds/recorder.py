@@ -71,6 +71,19 @@ KINDS = (
             why="nobody is left who waits for it",
         ),
     ),
+    Kind(
+        "alive-in-container-seen-from-outside-run",
+        ("wait.py",),
+        "run",
+        acts.judge_from_outside_then_kill,
+        expect(
+            "killed",
+            notes_only="recorder-lost machine-lost",
+            why="seen from outside, an ended container is another machine",
+        ),
+        alive=expect("still-running unknown recorder-lost<=likely machine-lost<=likely"),
+        needs=("pid-namespace",),
+    ),
     Kind("simulated-machine-lost-run", ("wait.py",), "run", acts.lose_the_machine, expect("machine-lost")),
     Kind(
         "simulated-machine-lost-watch", ("wait.py",), "watch", acts.lose_the_machine, expect("machine-lost")

@@ -8,6 +8,8 @@ from tests.deaths import acts
 from tests.deaths.kind import Kind, expect
 from tests.deaths.kinds.memory import KILLED
 
+_PASSED_ON = "a shell leaves no note, and what its command left need not be the end of it"
+
 KINDS = (
     *(
         Kind(
@@ -55,7 +57,19 @@ KINDS = (
         for launch in ("run", "watch")
     ),
     *(
-        Kind(f"exec-then-sigkill-{launch}", ("execs.py",), launch, acts.send(signal.SIGKILL), KILLED)
+        Kind(
+            f"exec-then-sigkill-{launch}", ("execs.py", "wait.py"), launch, acts.send(signal.SIGKILL), KILLED
+        )
+        for launch in ("run", "watch")
+    ),
+    *(
+        Kind(
+            f"exec-then-exception-{launch}",
+            ("execs.py", "exception.py"),
+            launch,
+            acts.cue,
+            expect("python-exception", coarse="exit-code"),
+        )
         for launch in ("run", "watch")
     ),
     Kind(
@@ -71,6 +85,48 @@ KINDS = (
         ),
     ),
     Kind(
+        "exception-under-bash-run",
+        ("bash", "-c", "{python} {programs}/exception.py; exit $?"),
+        "run",
+        acts.cue,
+        expect(
+            "python-exception", old_kernel="python-exception exit-code", coarse="exit-code", why=_PASSED_ON
+        ),
+    ),
+    Kind(
+        "exception-under-bash-then-other-code-run",
+        ("bash", "-c", "{python} {programs}/exception.py; exit 3"),
+        "run",
+        acts.cue,
+        expect("exit-code", notes_only="recorder-lost python-exception<=likely", why=_PASSED_ON),
+    ),
+    Kind(
+        "exception-under-bash-forgiven-run",
+        ("bash", "-c", "{python} {programs}/exception.py || true"),
+        "run",
+        acts.cue,
+        expect("clean-exit", notes_only="recorder-lost python-exception<=likely", why=_PASSED_ON),
+    ),
+    Kind(
+        "segfault-under-bash-run",
+        ("bash", "-c", "{python} {programs}/segfault.py; exit $?"),
+        "run",
+        acts.cue,
+        expect(
+            "native-crash worker-killed",
+            notes_only="native-crash recorder-lost",
+            coarse="exit-code",
+            why=_PASSED_ON,
+        ),
+    ),
+    Kind(
+        "sigkill-under-bash-run",
+        ("bash", "-c", "{python} {programs}/wait.py; exit $?"),
+        "run",
+        acts.send(signal.SIGKILL),
+        expect("worker-killed killed", notes_only="recorder-lost", coarse="exit-code", why=_PASSED_ON),
+    ),
+    Kind(
         "timeout-command-run",
         ("timeout", "2", "{python}", "{programs}/wait.py"),
         "run",
@@ -82,7 +138,12 @@ KINDS = (
         ("gloo_ranks.py",),
         "run",
         acts.kill_rank,
-        expect("worker-killed distributed", notes_only="worker-killed distributed python-exception"),
+        expect(
+            "worker-killed distributed",
+            old_kernel="worker-killed distributed python-exception",
+            notes_only="worker-killed distributed python-exception",
+            why="only torch's words tell of the rank's end",
+        ),
         needs=("torch",),
     ),
 )

@@ -1,4 +1,4 @@
-"""Burns CPU time against RLIMIT_CPU; `ignore` leaves only the hard limit."""
+"""Burns CPU time against RLIMIT_CPU (soft, hard); `ignore` leaves only the hard limit."""
 
 import resource
 import signal
@@ -7,7 +7,7 @@ import sys
 import stage
 
 stage.ready()
-resource.setrlimit(resource.RLIMIT_CPU, (1, 2))
+resource.setrlimit(resource.RLIMIT_CPU, tuple(map(int, sys.argv[1:3])))
 if "ignore" in sys.argv:
     signal.signal(signal.SIGXCPU, signal.SIG_IGN)
 while True:

@@ -6,4 +6,4 @@ import sys
 import stage
 
 stage.say("first-life")
-os.execv(sys.executable, [sys.executable, os.path.join(os.path.dirname(__file__), "wait.py")])
+os.execv(sys.executable, [sys.executable, os.path.join(os.path.dirname(__file__), sys.argv[1])])
