@@ -39,7 +39,9 @@ def oom_line(pid: int) -> dict[str, Any]:
     return {"t": DIED_T, "text": text}
 
 
-def counters(group: tuple[int, int] | None = (3, 3), host_: tuple[int, int] | None = (7, 7)) -> dict[str, Any]:
+def counters(
+    group: tuple[int, int] | None = (3, 3), host_: tuple[int, int] | None = (7, 7)
+) -> dict[str, Any]:
     def pair(values: tuple[int, int] | None) -> dict[str, Any] | None:
         return None if values is None else {"path": GROUP, "before": values[0], "after": values[1]}
 
@@ -52,7 +54,9 @@ class Attempt:
     def __init__(self, tmp_path: Path, status: int | None = 9, source: str = "zombie") -> None:
         self.folder = tmp_path / "runs" / "train" / "attempts" / "0001"
         self.folder.mkdir(parents=True)
-        (tmp_path / "runs" / "train" / "run.json").write_text(json.dumps({"schema": "buoy.run/1", "name": "train"}))
+        (tmp_path / "runs" / "train" / "run.json").write_text(
+            json.dumps({"schema": "buoy.run/1", "name": "train"})
+        )
         self.attempt: dict[str, Any] = {
             "schema": "buoy.attempt/1", "number": 1, "mode": "run", "pid": PID, "command": ["python", "train.py"],
             "cwd": "/home/me", "t": START_T, "wall": START_WALL, "boot_id": host.boot_id(),
@@ -86,7 +90,9 @@ class Attempt:
         ]  # fmt: skip
         self.process(PID)
 
-    def process(self, pid: int, note: dict[str, Any] | None = None, step: int = 120, **texts: tuple[str, float]) -> None:
+    def process(
+        self, pid: int, note: dict[str, Any] | None = None, step: int = 120, **texts: tuple[str, float]
+    ) -> None:
         """An instrumented process; texts are `SIGTERM=(text, seconds before the death)`."""
         folder = self.folder / f"process-{pid}"
         folder.mkdir(exist_ok=True)
@@ -136,7 +142,10 @@ class Attempt:
         (self.folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in self.events))
         if self.samples:
             fields = list(self.samples[0])
-            rows = [{"schema": "buoy.samples/1", "fields": fields}, *([row[key] for key in fields] for row in self.samples)]
+            rows = [
+                {"schema": "buoy.samples/1", "fields": fields},
+                *([row[key] for key in fields] for row in self.samples),
+            ]
             (self.folder / "samples-0001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return self.folder
 

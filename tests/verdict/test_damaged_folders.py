@@ -14,7 +14,22 @@ from buoy.verdict.evidence import load
 from buoy.verdict.judge import judge
 from buoy.view.verdict import CONCISE_LINES, FULL_LINES, render
 
-ODD = [None, 0, -1, 9, 1e300, float("nan"), "", "x" * 3000, "\x1b[31m\n\x00", [], [1, {}], {}, {"raw": "9"}, True]
+ODD = [
+    None,
+    0,
+    -1,
+    9,
+    1e300,
+    float("nan"),
+    "",
+    "x" * 3000,
+    "\x1b[31m\n\x00",
+    [],
+    [1, {}],
+    {},
+    {"raw": "9"},
+    True,
+]
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -64,8 +79,12 @@ def rich(attempt: Attempt, seed: int) -> Attempt:
     attempt.event("signal", before=2, signal="SIGTERM", from_pid=4)
     attempt.event("save", before=60, path="ck/last.pt", pid=PID, what="torch.save")
     stack = 'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "a.py", line 3 in f\n'
-    words = note("builtins.RuntimeError", f"DataLoader worker (pid(s) {CHILD}) exited", ("builtins.RuntimeError",))
-    attempt.process(PID, chance.choice([None, words, {"kind": "exit"}]), fault=(stack, 1.0), SIGTERM=(stack, 3.0))
+    words = note(
+        "builtins.RuntimeError", f"DataLoader worker (pid(s) {CHILD}) exited", ("builtins.RuntimeError",)
+    )
+    attempt.process(
+        PID, chance.choice([None, words, {"kind": "exit"}]), fault=(stack, 1.0), SIGTERM=(stack, 3.0)
+    )
     return attempt
 
 
@@ -75,7 +94,11 @@ def test_any_damage_leaves_an_answer_that_can_be_shown(attempt: Attempt, seed: i
     folder = rich(attempt, seed).write()
     for path in chance.sample(files_of(folder), chance.randrange(1, 6)):
         damage(path, chance)
-    for evidence in (load(str(folder)), load(str(folder)).without("notes-only"), load(str(folder)).without("old-kernel")):
+    for evidence in (
+        load(str(folder)),
+        load(str(folder)).without("notes-only"),
+        load(str(folder)).without("old-kernel"),
+    ):
         verdict = judge(evidence)
 
         assert len(render(verdict).splitlines()) <= FULL_LINES
@@ -92,7 +115,9 @@ def test_damage_never_makes_a_kernel_oom_certain(attempt: Attempt, seed: int) ->
     for path in files_of(folder):
         if chance.random() < 0.4:
             data = path.read_bytes()
-            path.write_bytes(data[: chance.randrange(len(data) + 1)]) if chance.random() < 0.5 else path.unlink()
+            path.write_bytes(
+                data[: chance.randrange(len(data) + 1)]
+            ) if chance.random() < 0.5 else path.unlink()
     verdict = judge(load(str(folder)))
 
     assert verdict.cause.id != "kernel-oom"

@@ -72,7 +72,13 @@ KERNEL = "CUDA error: device-side assert triggered\nCUDA kernel errors might be 
     ],
 )  # fmt: skip
 def test_uncaught_exceptions(
-    attempt: Attempt, kind: str, message: str, bases: tuple[str, ...], errno: int | None, cause: str, grade: str
+    attempt: Attempt,
+    kind: str,
+    message: str,
+    bases: tuple[str, ...],
+    errno: int | None,
+    cause: str,
+    grade: str,
 ) -> None:
     attempt.raises(kind, message, bases, errno=errno)
     verdict = attempt.verdict()
@@ -108,13 +114,17 @@ def test_torch_saves_word_for_a_full_disk_needs_a_full_disk(attempt: Attempt) ->
 
 
 def test_a_full_file_in_shared_memory_is_told_from_a_full_disk(attempt: Attempt) -> None:
-    attempt.raises("builtins.OSError", "[Errno 28] No space left on device", OS, errno=28, filename="/dev/shm/batch")
+    attempt.raises(
+        "builtins.OSError", "[Errno 28] No space left on device", OS, errno=28, filename="/dev/shm/batch"
+    )
 
     assert said(attempt) == ("shm-full", "certain")
 
 
 def test_disk_full_says_which_file_and_how_much_is_free(attempt: Attempt) -> None:
-    attempt.raises("builtins.OSError", "[Errno 28] No space", OS, errno=28, filename="/data/ck/last.pt", disk_free=4096)
+    attempt.raises(
+        "builtins.OSError", "[Errno 28] No space", OS, errno=28, filename="/data/ck/last.pt", disk_free=4096
+    )
     verdict = attempt.verdict()
 
     assert "/data/ck/last.pt" in verdict.cause.claim.text
@@ -188,7 +198,9 @@ def test_the_note_is_used_when_the_recorder_is_lost(attempt: Attempt) -> None:
 
 
 def test_chain_of_unknown_shape_is_ignored(attempt: Attempt) -> None:
-    attempt.process(PID, {**note("builtins.RuntimeError", "x", RUNTIME), "chain": [1, None, {"type": 5}], "bases": "no"})
+    attempt.process(
+        PID, {**note("builtins.RuntimeError", "x", RUNTIME), "chain": [1, None, {"type": 5}], "bases": "no"}
+    )
     attempt.death["status"]["raw"] = exited(1)
 
     assert said(attempt) == ("python-exception", "certain")

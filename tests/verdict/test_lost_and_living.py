@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 
+import pytest
 from folders import DIED_WALL, GIB, PID, Attempt
+
+from buoy.machine import host, procfs
 
 
 def said(attempt: Attempt) -> tuple[str, str]:
@@ -43,11 +47,60 @@ def test_another_boot_of_the_same_host_lost_it_for_certain(attempt: Attempt) -> 
     assert said(attempt) == ("machine-lost", "certain")
 
 
-def test_another_first_process_means_another_container(attempt: Attempt) -> None:
+def test_another_first_process_likely_means_another_container(attempt: Attempt) -> None:
+    """Not certain: two containers of a pod share host name and boot."""
     attempt.death = None
     attempt.attempt["pid1_start"] = 1
 
-    assert said(attempt) == ("machine-lost", "certain")
+    assert said(attempt) == ("machine-lost", "likely")
+
+
+def test_a_record_that_still_grew_a_moment_ago_makes_no_reboot_certain(attempt: Attempt) -> None:
+    attempt.death = None
+    attempt.attempt["boot_id"] = "00000000-0000-0000-0000-000000000000"
+    for row in attempt.samples:
+        row["wall"] = time.time()
+
+    assert said(attempt) == ("machine-lost", "likely")
+
+
+def test_a_process_in_a_container_is_seen_from_outside(attempt: Attempt) -> None:
+    """The container has its own pids and its own first process; the start time is the same everywhere."""
+    if host.initial_pid_namespace() is not True:
+        pytest.skip("this test itself runs inside a PID namespace")
+    command = ["unshare", "--pid", "--fork", "--kill-child", "sleep", "30"]
+    outer = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    try:
+        inner = child_of(outer.pid)
+        if inner is None:
+            pytest.skip("no PID namespace can be made here")
+        attempt.attempt.update(pid=1, pid1_start=1, start_ticks=start_of(inner), initial_pid_namespace=False)
+        attempt.death = None
+
+        assert said(attempt) == ("still-running", "certain")
+    finally:
+        outer.kill()
+        outer.wait()
+    deadline = time.monotonic() + 5.0
+    while start_of(inner) is not None and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+    assert said(attempt)[0] == "machine-lost"
+
+
+def start_of(pid: int) -> int | None:
+    stat = procfs.parse_stat(procfs.read_bytes(f"/proc/{pid}/stat"))
+    return stat.start_ticks if stat is not None and stat.state != "Z" else None
+
+
+def child_of(pid: int) -> int | None:
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline:
+        for child in procfs.descendants(pid):
+            if procfs.read_bytes(f"/proc/{child}/cmdline").startswith(b"sleep"):
+                return child
+        time.sleep(0.02)
+    return None
 
 
 def test_on_another_host_the_first_may_yet_live(attempt: Attempt) -> None:
@@ -100,7 +153,9 @@ def test_a_process_younger_than_the_attempt_is_another(attempt: Attempt) -> None
 def hang(attempt: Attempt, stack: str = "", **values: object) -> None:
     attempt.alive()
     attempt.process(os.getpid(), stacks=(stack, 0.0))
-    attempt.event("hang", **{"step": 120, "age": 45.0, "cpu_share": 0.0, "threads": [], "idle": True, **values})
+    attempt.event(
+        "hang", **{"step": 120, "age": 45.0, "cpu_share": 0.0, "threads": [], "idle": True, **values}
+    )
 
 
 RECV = 'Thread 0x1 (most recent call first):\n  File "/usr/lib/python3.11/socket.py", line 7 in recv\n'

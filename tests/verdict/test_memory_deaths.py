@@ -347,6 +347,19 @@ def test_a_shell_passes_on_the_exception_of_its_command(attempt: Attempt) -> Non
     assert "passed its end on" in verdict.cause.cascade[0].text
 
 
+def test_a_shells_command_that_nobody_followed_is_known_by_its_last_words(attempt: Attempt) -> None:
+    shell(attempt, 1)
+    attempt.process(CHILD, note("builtins.KeyError", "'label'"))
+    assert said(attempt) == ("python-exception", "likely")
+
+    attempt.death["status"]["raw"] = exited(3)  # `; exit 3`: the shell went on to something else
+    assert said(attempt) == ("exit-code", "certain")
+
+    attempt.death["status"]["raw"] = exited(139)
+    attempt.process(CHILD, fault=("Fatal Python error: Segmentation fault\n", 0.0))
+    assert said(attempt) == ("worker-killed", "likely")
+
+
 def test_the_note_of_another_process_of_the_tree_says_nothing(attempt: Attempt) -> None:
     attempt.process(CHILD, note("builtins.MemoryError"))
     attempt.child_death(exited(1), before=100, instrumented=True)
@@ -355,7 +368,9 @@ def test_the_note_of_another_process_of_the_tree_says_nothing(attempt: Attempt) 
 
 
 def test_a_launcher_that_reports_a_failed_child_points_to_the_childs_exception(attempt: Attempt) -> None:
-    attempt.raises("subprocess.CalledProcessError", "Command '['python', 'train.py']' returned non-zero exit status 1.")
+    attempt.raises(
+        "subprocess.CalledProcessError", "Command '['python', 'train.py']' returned non-zero exit status 1."
+    )
     attempt.process(CHILD, note("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB."))
     attempt.child_death(exited(1), instrumented=True)
 
@@ -366,7 +381,9 @@ def test_reduced_modes_take_the_certainty_with_the_evidence(attempt: Attempt) ->
     attempt.death["status"]["source"] = "pidfd"
     attempt.oom_killed()
     evidence = attempt.evidence()
-    answers = {mode: judge(evidence.without(mode)).cause for mode in ("no-kernel-log", "old-kernel", "notes-only")}
+    answers = {
+        mode: judge(evidence.without(mode)).cause for mode in ("no-kernel-log", "old-kernel", "notes-only")
+    }
 
     assert (answers["no-kernel-log"].id, answers["no-kernel-log"].claim.grade) == ("kernel-oom", "certain")
     assert (answers["old-kernel"].id, answers["old-kernel"].claim.grade) == ("kernel-oom", "certain")

@@ -16,7 +16,9 @@ from buoy.view.verdict import CONCISE_LINES, FULL_LINES, render
 
 DOCS = Path(__file__).parents[2] / "docs" / "verdicts.md"
 LONG = "/a/very/long/folder/" * 8 + "file.py"
-CAUSES = sorted(module.replace("_", "-") for module in causes.__dict__ if hasattr(causes.__dict__[module], "judge"))
+CAUSES = sorted(
+    module.replace("_", "-") for module in causes.__dict__ if hasattr(causes.__dict__[module], "judge")
+)
 
 
 def staged(attempt: Attempt, cause: str) -> Verdict:
@@ -33,7 +35,10 @@ def staged(attempt: Attempt, cause: str) -> Verdict:
     place = {"file": LONG, "line": 31, "function": "f" * 60}
     raising = {
         "memory-error": ("builtins.MemoryError", "Unable to allocate 745. GiB for an array"),
-        "gpu-oom": ("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB. " + "more " * 99),
+        "gpu-oom": (
+            "torch.OutOfMemoryError",
+            "CUDA out of memory. Tried to allocate 2.00 GiB. " + "more " * 99,
+        ),
         "gpu-fault": ("torch.AcceleratorError", "CUDA error: device-side assert triggered " + "more " * 99),
         "disk-full": ("tensorflow.errors.X", "No space left on device " + "more " * 99),
         "shm-full": ("torch.X", "unable to allocate shared memory(shm) " + "more " * 99),
@@ -48,9 +53,15 @@ def staged(attempt: Attempt, cause: str) -> Verdict:
     if cause == "kernel-oom":
         attempt.oom_killed()
         attempt.process(PID, SIGTERM=("Current thread\n" + f'  File "{LONG}", line 3 in g\n', 5.0))
-        attempt.death["processes"] += [{"pid": n, "name": "worker " * 20, "role": "child", "rss": GIB} for n in range(8)]
+        attempt.death["processes"] += [
+            {"pid": n, "name": "worker " * 20, "role": "child", "rss": GIB} for n in range(8)
+        ]
     if cause == "worker-killed":
-        attempt.raises("builtins.RuntimeError", f"DataLoader worker (pid(s) {CHILD}) exited unexpectedly", ("builtins.RuntimeError",))
+        attempt.raises(
+            "builtins.RuntimeError",
+            f"DataLoader worker (pid(s) {CHILD}) exited unexpectedly",
+            ("builtins.RuntimeError",),
+        )
         attempt.child_death(9, name="w" * 200, kernel_log=[oom_line(CHILD)])
     if cause == "cpu-limit":
         attempt.death["cpu"] = {"used": 60.0, "soft_limit": 60, "hard_limit": 60}
@@ -62,7 +73,9 @@ def staged(attempt: Attempt, cause: str) -> Verdict:
         attempt.attempt["boot_id"] = "00000000-0000-0000-0000-000000000000"
     if cause in ("still-running", "hang", "thrashing"):
         attempt.alive()
-        attempt.events = [e for e in attempt.events if e["kind"] == ("warning" if cause == "thrashing" else cause)]
+        attempt.events = [
+            e for e in attempt.events if e["kind"] == ("warning" if cause == "thrashing" else cause)
+        ]
     if cause == "unknown":
         attempt.death["status"] = {"raw": None, "source": None}
         attempt.events = attempt.events[:1]
@@ -157,7 +170,11 @@ def test_json_is_all_there_is_on_stdout(attempt: Attempt, capsys: pytest.Capture
 @pytest.mark.parametrize(("environment", "coloured"), [({}, False), ({"FORCE_COLOR": "1"}, True),
                                                        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False)])  # fmt: skip
 def test_colour_follows_the_environment(
-    attempt: Attempt, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, environment: dict, coloured: bool
+    attempt: Attempt,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict,
+    coloured: bool,
 ) -> None:
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)

@@ -206,11 +206,25 @@ def test_sigxcpu_far_below_the_limit_was_sent_by_somebody(attempt: Attempt) -> N
     assert said(ends(attempt, 24)) == ("other-signal", "certain")
 
 
-def test_cpu_time_of_children_makes_a_cpu_limit_only_likely(attempt: Attempt) -> None:
+def test_the_cpu_time_of_children_is_not_held_against_the_limit(attempt: Attempt) -> None:
     attempt.death["cpu"] = {"used": 3.0, "soft_limit": 60, "hard_limit": 60}
     attempt.exit = {"t": DIED_T, "pid": PID, "status": 9, "rusage": {"utime": 60.0, "stime": 1.0}}
 
+    assert said(attempt) == ("killed", "certain")
+
+
+def test_a_kill_shortly_before_the_cpu_limit_is_not_the_limit(attempt: Attempt) -> None:
+    attempt.death["cpu"] = {"used": 59.0, "soft_limit": 60, "hard_limit": 60}
     assert said(attempt) == ("cpu-limit", "likely")
+
+    attempt.exit = {"t": DIED_T, "pid": PID, "status": 9, "rusage": {"utime": 59.0, "stime": 0.1}}
+    assert said(attempt) == ("killed", "certain")
+
+
+def test_the_soft_cpu_limit_is_known_after_the_kernel_has_raised_it(attempt: Attempt) -> None:
+    attempt.death["cpu"] = {"used": 59.9, "soft_limit": 61, "hard_limit": 90}
+
+    assert said(ends(attempt, 24)) == ("cpu-limit", "likely")
 
 
 def test_a_kill_at_the_time_limit_is_likely_the_limit(attempt: Attempt) -> None:

@@ -187,10 +187,17 @@ class Evidence(NamedTuple):
                 notes = self.processes.get(death.pid or 0)
                 if notes and self.status.exit_code and death.status.shell_code == self.status.exit_code:
                     return notes
-            return self.main
+            return self.main or self._unfollowed_child()
         if self.main is not None:
             return self.main
         return next(iter(self.processes.values())) if len(self.processes) == 1 else None
+
+    def _unfollowed_child(self) -> ProcessNotes | None:
+        """The one Python that a shell ran, whose death nobody saw, if its last words fit the shell's exit code."""
+        if len(self.processes) != 1:
+            return None
+        child = next(iter(self.processes.values()))
+        return child if self.status.exit_code == 1 and child.exception else None
 
     @property
     def own_death(self) -> ProcessDeath:

@@ -20,6 +20,8 @@ class Now(NamedTuple):
     same_container: bool | None
     """Whether PID 1 is still the one that was there: a restarted container has another on the same boot."""
     alive: bool
+    sees_inside: bool
+    """Whether it ran in a container that we look into from outside: then we would see it."""
 
     @property
     def same_machine(self) -> bool | None:
@@ -39,7 +41,10 @@ def observe(attempt: dict[str, Any]) -> Now:
     start, start_now = count(attempt.get("pid1_start")), host.pid1_start()
     same_container = None if start is None or start_now is None else start == start_now
     here = same_boot is not False and same_host is not False and same_container is not False
-    return Now(time.time(), same_boot, same_host, same_container, here and _lives(attempt))
+    if here or not same_boot or not host.initial_pid_namespace():
+        return Now(time.time(), same_boot, same_host, same_container, here and _lives(attempt), False)
+    # From outside a container its processes can be seen, under other pids.
+    return Now(time.time(), same_boot, same_host, same_container, _lives_in_container(attempt), True)
 
 
 def _lives(attempt: dict[str, Any]) -> bool:
@@ -59,6 +64,23 @@ def _lives(attempt: dict[str, Any]) -> bool:
         return False
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / os.sysconf("SC_CLK_TCK")
     return bool(age >= time.monotonic() - began - _SLACK)
+
+
+def _lives_in_container(attempt: dict[str, Any]) -> bool:
+    """Whether a process of the same inner pid and the same start exists in a PID namespace below ours."""
+    from buoy.machine import procfs
+
+    pid, start = count(attempt.get("pid")), count(attempt.get("start_ticks"))
+    if not pid or start is None:
+        return False
+    for name in os.listdir("/proc"):
+        stat = procfs.parse_stat(procfs.read_bytes(f"/proc/{name}/stat")) if name.isdigit() else None
+        if stat is None or stat.start_ticks != start or stat.state in ("Z", "X"):
+            continue
+        for line in procfs.read_bytes(f"/proc/{name}/status").split(b"\n"):
+            if line.startswith(b"NSpid:") and line.split()[-1] == b"%d" % pid:
+                return True
+    return False
 
 
 def _same(then: str | None, now: str | None) -> bool | None:

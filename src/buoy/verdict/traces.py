@@ -11,6 +11,16 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # Where other interpreters than the one that reads keep theirs.
 _INSTALLED = ("site-packages", "dist-packages", "/lib/python3", "<frozen", "<__array_function__")
 
+# What faulthandler calls the signals.
+_HEADLINES = {
+    "Segmentation fault": 11,
+    "Aborted": 6,
+    "Floating point exception": 8,
+    "Floating-point exception": 8,
+    "Illegal instruction": 4,
+    "Bus error": 7,
+}
+
 DEEP = 60
 """faulthandler shows at most 100 frames; a stack this deep made of few places is a recursion."""
 
@@ -67,6 +77,11 @@ def headline(text: str) -> str | None:
         if line.startswith("Fatal Python error"):
             return line
     return None
+
+
+def signal_of(words: str) -> int | None:
+    """The signal a headline speaks of; None for a fatal error of another kind."""
+    return next((signal for name, signal in _HEADLINES.items() if words.endswith(name)), None)
 
 
 def _frame(line: str) -> Frame | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from buoy.verdict.causes.common import go_on, status_reading
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Reading
-from buoy.verdict.traces import headline, user_frame
+from buoy.verdict.traces import headline, signal_of, user_frame
 
 SIGBUS = 7
 
@@ -15,7 +15,7 @@ def is_bus_error(evidence: Evidence) -> bool:
     if evidence.status.known:
         return evidence.status.signal == SIGBUS
     speaker = evidence.speaker
-    return bool(speaker and (headline(speaker.fault.text) or "").endswith("Bus error"))
+    return bool(speaker and signal_of(headline(speaker.fault.text) or "") == SIGBUS)
 
 
 def readings(evidence: Evidence) -> tuple[Reading, ...]:

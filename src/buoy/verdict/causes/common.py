@@ -92,8 +92,11 @@ def raised(evidence: Evidence) -> Raised | None:
     if speaker is None or note is None or status.signal is not None or status.exit_code == 0:
         return None
     finding = classify(note)
+    followed = speaker.pid in (evidence.pid, *(death.pid for death in evidence.child_deaths))
     grade: Grade = (
-        "certain" if status.exit_code == 1 and note.get("thread") in (None, "MainThread") else "likely"
+        "certain"
+        if followed and status.exit_code == 1 and note.get("thread") in (None, "MainThread")
+        else "likely"
     )
     readings = [Reading(finding.short, speaker.source)]
     readings.append(

@@ -3,47 +3,72 @@
 from __future__ import annotations
 
 from buoy.units import format_duration
-from buoy.verdict.causes.common import go_on, recent_signal, status_reading
+from buoy.verdict.causes.common import go_on, recent_signal, status_reading, weaker
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.oom import examine
 from buoy.verdict.values import mapping, number
 
 SIGXCPU, SIGKILL = 24, 9
-_SLACK = 1.0
+_SAMPLED = 0.5
+"""The last reading may be this much (seconds) behind the death."""
+_LATE = 2.0
+"""On a busy machine it may be this much behind."""
 
 
 def judge(evidence: Evidence) -> Cause | None:
-    """Certain when the signal fits and the CPU time used is the limit; the same signal sent by hand does not fit."""
+    """Certain when the signal fits and the CPU time is at the limit; the same signal sent by hand does not fit."""
     cpu = mapping(evidence.death.get("cpu"))
     used, soft, hard = (number(cpu.get(key)) for key in ("used", "soft_limit", "hard_limit"))
-    rusage = mapping(evidence.exit.get("rusage"))
-    waited = [value for key in ("utime", "stime") if (value := number(rusage.get(key))) is not None]
-    # The parent's figure is exact but counts children too, so it can only support a limit, not prove it.
-    exact = sum(waited) if len(waited) == 2 else None
-    signal = evidence.status.signal
-    xcpu = signal == SIGXCPU or (
-        not evidence.status.known and recent_signal(evidence, "SIGXCPU", 5.0) is not None
-    )
-    limit = soft if xcpu else hard if signal == SIGKILL or not evidence.status.known else None
-    if limit is None or not (xcpu or evidence.death):
-        return None
-    grade: Grade
-    if used is not None and used >= limit - _SLACK:
-        grade = "certain" if evidence.status.known else "likely"
-    elif exact is not None and exact >= limit - _SLACK:
-        grade = "likely"
+    known = evidence.status.known
+    grade: Grade | None
+    if evidence.status.signal == SIGXCPU or (
+        not known and recent_signal(evidence, "SIGXCPU", 5.0) is not None
+    ):
+        # The kernel raises the soft limit by a second when it sends SIGXCPU, and this may be read after that.
+        raised = _at(evidence, used, soft - 1.0) if soft is not None and soft > 1.0 else None
+        grade, limit = _at(evidence, used, soft), soft
+        if grade != "certain" and raised == "certain":
+            grade, limit = "likely", soft - 1.0 if soft is not None else None
+    elif evidence.status.signal == SIGKILL or (not known and not (evidence.main and evidence.main.note)):
+        grade, limit = _at(evidence, used, hard), hard
+        if grade and known and examine(evidence, evidence.own_death).answer == "open":
+            grade = "likely"
     else:
         return None
-    if signal == SIGKILL and examine(evidence, evidence.own_death).answer == "open":
-        grade = "likely"
-    spent = used if used is not None and used >= limit - _SLACK else exact
-    words = f"CPU time used: {format_duration(spent)} of {format_duration(limit)}"
+    if grade is None or limit is None:
+        return None
+    grade = grade if known else weaker(grade, "likely")
+    words = f"CPU time used, last seen: {format_duration(used)} of {format_duration(limit)}"
+    readings = [Reading(words, "death.json", evidence.died_wall)]
+    if known:
+        readings.append(status_reading(evidence))
     return Cause(
         id="cpu-limit",
-        claim=Claim(f"It used up its limit of {format_duration(limit)} of CPU time (RLIMIT_CPU)", grade,
-                    (Reading(words, "death.json", evidence.died_wall), status_reading(evidence))),
+        claim=Claim(
+            f"It used up its limit of {format_duration(limit)} of CPU time (RLIMIT_CPU)",
+            grade,
+            tuple(readings),
+        ),
         actor=Claim("the Linux kernel, by a limit that the shell or the batch system had set", grade),
-        next=("`ulimit -t` shows the limit; raise it where the job is submitted, or `ulimit -t unlimited`", go_on(evidence)),
+        next=(
+            "`ulimit -t` shows the limit; raise it where the job is submitted, or `ulimit -t unlimited`",
+            go_on(evidence),
+        ),
         survivable=True,
-    )  # fmt: skip
+    )
+
+
+def _at(evidence: Evidence, used: float | None, limit: float | None) -> Grade | None:
+    """How surely the process had used this much CPU time when it died."""
+    if used is None or limit is None:
+        return None
+    rusage = mapping(evidence.exit.get("rusage"))
+    parts = [number(rusage.get(key)) for key in ("utime", "stime")]
+    # The parent's figure is exact. It counts reaped children too, so it can clear the limit but not prove it.
+    exact = sum(part for part in parts if part is not None) if None not in parts else None
+    if exact is not None and exact < limit - 0.2:
+        return None
+    if limit - _SAMPLED <= used:
+        return "certain"
+    return "likely" if used >= max(limit / 2, limit - _LATE) else None

@@ -9,6 +9,9 @@ from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.values import text
 
 _FRESH = 180.0
+"""A record this young (seconds), read from another host or container, may still be growing there."""
+_REBOOT = 20.0
+"""No machine is back from a reboot sooner."""
 
 
 def judge(evidence: Evidence) -> Cause | None:
@@ -16,8 +19,8 @@ def judge(evidence: Evidence) -> Cause | None:
     if evidence.death or evidence.exit or evidence.now.same_machine is not False:
         return None
     now = evidence.now
+    age = now.wall - evidence.last_wall if evidence.last_wall is not None else None
     readings = [Reading("no death was recorded", "attempt folder", evidence.last_wall)]
-    grade: Grade = "certain"
     if now.same_boot is False:
         readings.append(
             Reading(f"boot id was {text(evidence.attempt.get('boot_id'))}, is another now", "attempt.json")
@@ -25,14 +28,13 @@ def judge(evidence: Evidence) -> Cause | None:
     if now.same_container is False and now.same_boot is not False:
         readings.append(Reading("process 1 is another than at the start", "attempt.json"))
     if now.same_host is False:
-        readings.append(
-            Reading(
-                f"it ran on host {text(evidence.attempt.get('hostname'))}, this is another", "attempt.json"
-            )
-        )
-        grade = "likely"
-    age = now.wall - evidence.last_wall if evidence.last_wall is not None else None
-    if now.same_host is False and age is not None and age < _FRESH:
+        host = text(evidence.attempt.get("hostname"))
+        readings.append(Reading(f"it ran on host {host}, this is another", "attempt.json"))
+    grade: Grade = "likely"
+    if now.same_boot is False and now.same_host is not False:
+        # Only two machines of one name that write into one folder could deceive us, and only while both live.
+        grade = "certain" if age is None or age > _REBOOT else "likely"
+    elif not now.sees_inside and age is not None and age < _FRESH:
         return None
     last = f"; last sign of life {format_duration(max(0.0, age))} ago" if age is not None else ""
     return Cause(

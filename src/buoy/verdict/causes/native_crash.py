@@ -7,7 +7,7 @@ from buoy.verdict.causes.common import go_on, status_reading
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.status import signal_name
-from buoy.verdict.traces import headline, is_recursion, last_stack, user_frame
+from buoy.verdict.traces import headline, is_recursion, last_stack, signal_of, user_frame
 from buoy.verdict.values import printable
 
 _WORDS = {
@@ -17,8 +17,6 @@ _WORDS = {
     4: "an instruction this CPU does not have (SIGILL): often a package built for a newer CPU",
     5: "a trap in native code (SIGTRAP)",
 }
-# What faulthandler calls the signals, for when no status could be read.
-_HEADLINES = {"Segmentation fault": 11, "Aborted": 6, "Floating point exception": 8, "Illegal instruction": 4}
 
 
 def judge(evidence: Evidence) -> Cause | None:
@@ -27,7 +25,7 @@ def judge(evidence: Evidence) -> Cause | None:
     speaker = evidence.speaker
     fault = speaker.fault.text if speaker else ""
     if not evidence.status.known:
-        signal = _signal_of(headline(fault) or "")
+        signal = signal_of(headline(fault) or "")
     if signal not in _WORDS:
         return None
     readings = [status_reading(evidence)] if evidence.status.known else []
@@ -54,10 +52,6 @@ def judge(evidence: Evidence) -> Cause | None:
         )
     return Cause("native-crash", Claim(f"It crashed{when}: {words}", grade, tuple(readings)), doubt, (),
                  _next(evidence, signal, is_recursion(fault)), survivable=True)  # fmt: skip
-
-
-def _signal_of(words: str) -> int | None:
-    return next((signal for word, signal in _HEADLINES.items() if words.endswith(word)), None)
 
 
 def _logged(evidence: Evidence) -> str | None:

@@ -11,6 +11,8 @@ from buoy.verdict.evidence import Evidence, ProcessDeath
 from buoy.verdict.exceptions import ExceptionFinding
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.oom import OomFinding, describe_limit, examine, unrecorded_victim
+from buoy.verdict.status import make_status
+from buoy.verdict.traces import headline, signal_of
 from buoy.verdict.values import printable
 
 # Words with which a parent reports that a child of its own is gone.
@@ -35,7 +37,7 @@ _BROKEN_LINES = (
 _AT_SHUTDOWN = (1, 2, 15)
 """Signals with which a parent ends its own workers in order."""
 
-Link = Literal["named", "reported", "passed on", "broken line"]
+Link = Literal["named", "reported", "passed on", "broken line", "crashed"]
 
 
 def judge(evidence: Evidence) -> Cause | None:
@@ -47,7 +49,7 @@ def judge(evidence: Evidence) -> Cause | None:
         return None
     child, link, age, oom = found
     how, grade = _how(child, oom)
-    if link == "broken line":
+    if link in ("broken line", "crashed"):
         grade = weaker(grade, "likely")
     pid = f" (pid {child.pid})" if child.pid else ""
     claim = Claim(
@@ -76,9 +78,23 @@ def _unrecorded_child(evidence: Evidence) -> _Found | None:
     elif ended is None and evidence.main is None and evidence.status.exit_code == 137:
         link, pids = "passed on", []
     else:
-        return None
+        return _crashed_child(evidence) if ended is None and evidence.main is None else None
     victim = unrecorded_victim(evidence, pids)
     return (victim[0], link, None, victim[1]) if victim else None
+
+
+def _crashed_child(evidence: Evidence) -> _Found | None:
+    """The one Python that a shell ran, by the last word it wrote while crashing."""
+    code = evidence.status.exit_code or 0
+    for notes in evidence.processes.values() if len(evidence.processes) == 1 else ():
+        signal = signal_of(headline(notes.fault.text) or "")
+        if signal is not None and code == 128 + signal:
+            status = make_status(signal, f"process-{notes.pid}/fault.txt")
+            child = evidence.own_death._replace(
+                pid=notes.pid, name="a child process", status=status, rss=None
+            )
+            return child._replace(source=str(status.source), wall=notes.fault.wall), "crashed", None, None
+    return None
 
 
 def _guilty_child(evidence: Evidence) -> _Found | None:
@@ -165,7 +181,7 @@ def _how(child: ProcessDeath, oom: OomFinding | None) -> tuple[str, Grade]:
 
 
 def _effect(evidence: Evidence, link: Link) -> str:
-    if link == "passed on":
+    if link in ("passed on", "crashed"):
         return f"`{os.path.basename(evidence.command.split(' ', 1)[0])}` passed that on as exit code {evidence.status.exit_code}"
     return "the training stopped with an exception because of it"
 
