@@ -140,6 +140,15 @@ def kill_recorder_then_cue(scene: Scene) -> None:
     scene.say()
 
 
+def kill_recorder_then_wait_then_cue(scene: Scene) -> None:
+    """Kill the recorder, wait until `buoy run` has started another, then give the cue."""
+    scene.wait_ready()
+    first = scene.wait_sidecar()
+    scene.kill(signal.SIGKILL, first)
+    scene.wait_for(lambda: scene.sidecar() != first, "the recorder to be started again")
+    scene.say()
+
+
 def kill_everything(scene: Scene) -> None:
     """Kill launcher, recorder and main process, as the end of a container does."""
     scene.wait_ready()

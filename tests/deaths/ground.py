@@ -120,7 +120,8 @@ class Ground:
             disk = self.folder / "disk"
             disk.mkdir()
             subprocess.run(
-                ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(disk)], check=True
+                ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m,nr_inodes=100", "tmpfs", str(disk)],
+                check=True,
             )
             self._disk = disk
 

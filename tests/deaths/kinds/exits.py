@@ -45,6 +45,16 @@ KINDS = (
     *_both("sys-exit-3", ("exits.py", "sys.exit", "3"), _ORDERLY),
     *_both("sys-exit-message", ("exits.py", "message", "no GPU found, giving up"), _ORDERLY),
     *_both("sys-exit-143", ("exits.py", "sys.exit", "143"), _ORDERLY),
+    *_both(
+        "sys-exit-3-after-shown-exception",
+        ("exception_shown_then_exit.py", "3"),
+        expect(
+            "exit-code python-exception<=likely",
+            old_kernel="exit-code unknown python-exception<=likely",
+            notes_only="exit-code recorder-lost python-exception<=likely",
+            why="an exception nobody caught gives code 1; without the code the note could be the last word",
+        ),
+    ),
     *_both("os-exit-7", ("exits.py", "os._exit", "7"), _SUDDEN),
     *_both("os-exit-137", ("exits.py", "os._exit", "137"), _SUDDEN),
     Kind("os-exit-at-once-run", ("exits_at_once.py", "5"), "run", acts.nothing, _SUDDEN),

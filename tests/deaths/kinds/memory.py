@@ -225,6 +225,20 @@ KINDS = (
     ),
     *(
         Kind(
+            f"oom-of-child-then-server-hangs-up-{launch}",
+            ("child_oom_then_reset.py",),
+            launch,
+            acts.cue,
+            expect(
+                "python-exception worker-killed<=likely",
+                why="a connection that broke after a child died may have been the child's, or not",
+            ),
+            memory=96,
+        )
+        for launch in ("run", "watch")
+    ),
+    *(
+        Kind(
             f"oom-of-child-then-bug-{launch}",
             ("child_oom_then_bug.py",),
             launch,

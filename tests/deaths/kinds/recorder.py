@@ -50,6 +50,14 @@ KINDS = (
         )
         for launch in ("run", "watch")
     ),
+    Kind(
+        "recorder-killed-and-restarted-then-oom-run",
+        ("leak.py", "2", "0.02"),
+        "run",
+        acts.kill_recorder_then_wait_then_cue,
+        expect("kernel-oom", notes_only="recorder-lost kernel-oom<=likely", why="SIGKILL leaves no note"),
+        memory=96,
+    ),
     Kind("container-killed-whole-run", ("wait.py",), "run", acts.kill_everything, _LOST),
     Kind(
         "container-killed-whole-in-group-watch",

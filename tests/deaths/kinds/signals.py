@@ -107,6 +107,17 @@ KINDS = (
         for launch in ("run", "watch")
     ),
     Kind(
+        "sigint-answered-with-130-run",
+        ("sigint_exit_130.py",),
+        "run",
+        acts.send(signal.SIGINT),
+        expect(
+            "exit-code interrupted",
+            notes_only="exit-code clean-exit<=likely interrupted recorder-lost",
+            why="the note says that it ended in order, not with which code",
+        ),
+    ),
+    Kind(
         "sigint-to-launcher-run",
         ("wait.py",),
         "run",
