@@ -77,8 +77,8 @@ class Sampler:
             self._meet(map(int, self._direct_children.read().split()))
         near = self.pressure > _FAST_ABOVE
         if near or slow:
-            self._read_memory()
-        self._read_processes(slow or near)
+            self._read_memory(slow)
+        self._read_sizes(slow or near)
         if not self._beacon_files:
             self._find_beacons()
         lead = self._read_beacons()
@@ -142,6 +142,7 @@ class Sampler:
 
     def _read_slowly(self, now: float) -> None:
         self._meet(procfs.descendants(self.pid))
+        self._read_activity()
         self.names[self.pid] = procfs.process_name(self.pid) or self.names[self.pid]  # it may have exec'ed
         self._find_beacons()
         group = self.cgroup
@@ -185,8 +186,9 @@ class Sampler:
         if self.foreign:
             self.foreign_seen = now
 
-    def _read_memory(self) -> None:
-        self._available = self._memory.available()
+    def _read_memory(self, slow: bool) -> None:
+        if slow or not self._limit:  # under a cgroup limit the machine's own room can wait
+            self._available = self._memory.available()
         shares = []
         if self.cgroup is not None and self._limit:
             self._used = self.cgroup.used()
@@ -199,13 +201,15 @@ class Sampler:
                 shares.append(device["used"] / device["total"])
         self.pressure = max(shares, default=0.0)
 
-    def _read_processes(self, children_too: bool) -> None:
+    def _read_sizes(self, children_too: bool) -> None:
+        readers = [(self.pid, self.main), *(self.children.items() if children_too else ())]
+        for pid, reader in readers:
+            rss = reader.rss()
+            if rss:  # a zombie has none: keep what it had
+                self.rss[pid] = rss
+
+    def _read_activity(self) -> None:
         self.read_main()
-        rss = self.main.rss()
-        if rss:  # a zombie has none: keep what it had
-            self.rss[self.pid] = rss
-        if not children_too:
-            return
         for pid, reader in list(self.children.items()):
             found = reader.stat()
             if found is None:
@@ -213,9 +217,6 @@ class Sampler:
                 continue
             self._cpu[pid] = found.cpu_seconds
             self._faults[pid] = found.major_faults
-            rss = reader.rss()
-            if rss:
-                self.rss[pid] = rss
 
     def _find_beacons(self) -> None:
         if len(self._beacon_files) >= _BEACONS_MOST:
