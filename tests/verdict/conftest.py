@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from folders import Attempt  # noqa: E402
+from folders import Attempt
 
 
 @pytest.fixture

@@ -163,6 +163,8 @@ class Attempt:
 
 def note(kind: str, message: str = "", bases: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
     place = {"file": "/home/me/train.py", "line": 31, "function": "loss"}
-    return {"kind": "exception", "type": kind, "bases": [*bases, "builtins.Exception"], "message": message, "errno": None,
-            "filename": None, "where": place, "inner": place, "thread": "MainThread", "chain": [], "disk_free": 50 * GIB,
-            "shm_free": GIB, "exited": True, **more}  # fmt: skip
+    return {
+        "kind": "exception", "type": kind, "bases": [*bases, "builtins.Exception"], "message": message,
+        "errno": None, "filename": None, "where": place, "inner": place, "thread": "MainThread", "chain": [],
+        "disk_free": 50 * GIB, "shm_free": GIB, "exited": True, **more,
+    }  # fmt: skip

@@ -7,6 +7,7 @@ from folders import GIB, PID, Attempt, exited, note
 
 RUNTIME = ("builtins.RuntimeError",)
 OS = ("builtins.OSError",)
+ARRAY_ERROR = "numpy._core._exceptions._ArrayMemoryError"
 TF = "tensorflow.python.framework.errors_impl.ResourceExhaustedError"
 
 
@@ -36,7 +37,7 @@ GLOO = (
     "Connection reset by peer. This is typically caused by a remote worker hanging"
 )
 NUMPY = "Unable to allocate 745. GiB for an array with shape (100000, 1000, 1000) and data type float64"
-CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 14.75 GiB of which 1.2 GiB is free"
+CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 14.75 GiB"
 KERNEL = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
 
 
@@ -46,13 +47,13 @@ KERNEL = "CUDA error: device-side assert triggered\nCUDA kernel errors might be 
         ("builtins.KeyError", "'label'", (), None, "python-exception", "certain"),
         ("builtins.ModuleNotFoundError", "No module named 'sklearn'", (), None, "python-exception", "certain"),
         ("builtins.MemoryError", "", (), None, "memory-error", "certain"),
-        ("numpy._core._exceptions._ArrayMemoryError", NUMPY, ("builtins.MemoryError",), None, "memory-error", "certain"),
+        (ARRAY_ERROR, NUMPY, ("builtins.MemoryError",), None, "memory-error", "certain"),
         ("builtins.RuntimeError", TORCH_CPU, RUNTIME, None, "memory-error", "certain"),
         (TF, TF_CPU, (), None, "memory-error", "certain"),
         (TF, TF_CPU.replace("CPU:0", "GPU:0"), (), None, "gpu-oom", "certain"),
         (TF, TF_DISK, (), None, "disk-full", "certain"),
         ("torch.OutOfMemoryError", CUDA, RUNTIME, None, "gpu-oom", "certain"),
-        ("builtins.RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling x", RUNTIME, None, "gpu-oom", "certain"),
+        ("builtins.RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED", RUNTIME, None, "gpu-oom", "certain"),
         ("torch.AcceleratorError", KERNEL, RUNTIME, None, "gpu-fault", "certain"),
         ("builtins.RuntimeError", SHM, RUNTIME, None, "shm-full", "certain"),
         ("builtins.OSError", "[Errno 28] No space left on device", OS, 28, "disk-full", "certain"),
@@ -67,7 +68,7 @@ KERNEL = "CUDA error: device-side assert triggered\nCUDA kernel errors might be 
         ("builtins.RuntimeError", GLOO, RUNTIME, None, "distributed", "likely"),
         ("torch.distributed.DistBackendError", "NCCL error in: x", RUNTIME, None, "distributed", "likely"),
         ("builtins.KeyboardInterrupt", "", (), None, "interrupted", "certain"),
-        ("builtins.ValueError", "label 'Killed: out of memory, No space left on device'", (), None, "python-exception", "certain"),
+        ("builtins.ValueError", "'Killed: No space left on device'", (), None, "python-exception", "certain"),
         ("builtins.ValueError", CUDA, (), None, "python-exception", "certain"),
     ],
 )  # fmt: skip

@@ -117,7 +117,7 @@ def classify(note: dict[str, Any]) -> ExceptionFinding:
                 break
     kind, grade = found or ("python-exception", "certain")
     path = text(note.get("filename"))
-    if kind == "disk-full" and path is not None and path.startswith("/dev/shm"):  # noqa: S108 - a comparison
+    if kind == "disk-full" and path is not None and path.startswith("/dev/shm"):
         kind = "shm-full"
     return ExceptionFinding(
         kind, grade, chosen.type, chosen.message, chosen.errno, bytes_asked_for(chosen.message), path, outer.free,

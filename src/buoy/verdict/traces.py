@@ -37,7 +37,7 @@ class Frame(NamedTuple):
 
 
 def last_stack(text: str) -> list[Frame]:
-    """The frames of the thread the signal found (or of the first one), innermost first, of the last dump in the text."""
+    """The frames of the thread that the last dump found at work (else the main one), innermost first."""
     stacks: list[tuple[bool, list[Frame]]] = []
     for line in text.splitlines():
         if line.startswith(("Current thread", "Thread ", "Stack (")):

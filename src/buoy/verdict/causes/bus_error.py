@@ -37,9 +37,9 @@ def judge(evidence: Evidence) -> Cause | None:
     return Cause(
         id="bus-error",
         claim=Claim("It touched a mapped file that has no data there (SIGBUS)", "likely", readings(evidence)),
-        actor=Claim("a file that was shortened while mapped, or storage that failed; sent with `kill` it would look the same",
+        actor=Claim("a file that was shortened while mapped, failing storage, or a SIGBUS sent with `kill`",
                     "possible"),
-        next=("check that nothing rewrites data files in place while they are memory-mapped (write beside, then rename)",
+        next=("let nothing rewrite data files in place while they are memory-mapped (write beside, then rename)",
               "if the file lies on a mounted drive, copy it to the local disk first", go_on(evidence)),
         survivable=True,
     )  # fmt: skip

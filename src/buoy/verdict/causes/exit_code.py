@@ -56,7 +56,9 @@ def judge(evidence: Evidence) -> Cause | None:
         name = signal_name(code - 128)
         if program in _SHELLS and evidence.main is None:
             grade = "likely"
-            words = f"`{printable(program, 30)}` ended with code {code}, its way of saying that a command of its own died of {name}"
+            words = (
+                f"`{printable(program, 30)}` ended with code {code}, as after a command that died of {name}"
+            )
         else:
             words += f"; no signal killed it, though {code} is what a shell shows after {name}"
     elif code == 124 and program == "timeout":

@@ -27,7 +27,7 @@ def judge(evidence: Evidence) -> Cause | None:
     if asserted:
         steps.insert(
             0,
-            "check that every label and index is in range (labels below the number of classes, ids below the table size)",
+            "check that every label and index is in range (labels < classes, ids < table size)",
         )
     if xids:
         steps.insert(

@@ -11,12 +11,14 @@ from buoy.verdict.values import mappings, number, printable, text
 
 # Innermost functions that wait, and what for.
 _WAITS = {
-    "acquire": "waiting for a lock", "wait": "waiting for another thread or process", "join": "waiting for another thread or process",
+    "acquire": "waiting for a lock",
+    "wait": "waiting for another thread or process", "join": "waiting for another thread or process",
     "recv": "waiting for data from a socket or pipe", "recv_into": "waiting for data from a socket or pipe",
+    "select": "waiting for data from a socket or pipe", "accept": "waiting for a connection",
     "_recv": "waiting for data from another process", "poll": "waiting for data from another process",
-    "select": "waiting for data from a socket or pipe", "accept": "waiting for a connection", "get": "waiting on a queue",
-    "read": "waiting for a read", "sleep": "sleeping", "readline": "waiting for input", "all_reduce": "waiting for another rank",
-    "barrier": "waiting for another rank", "communicate": "waiting for a subprocess",
+    "get": "waiting on a queue", "read": "waiting for a read", "readline": "waiting for input",
+    "sleep": "sleeping", "communicate": "waiting for a subprocess",
+    "all_reduce": "waiting for another rank", "barrier": "waiting for another rank",
 }  # fmt: skip
 
 

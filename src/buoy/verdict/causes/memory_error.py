@@ -47,7 +47,7 @@ def _next(asked: int | None, available: int | None, limit: int | None) -> tuple[
     room = min((value for value in (available, limit) if value is not None), default=None)
     if asked is not None and room is not None and asked > room:
         return (
-            f"make that object smaller or build it in pieces: {format_bytes(asked)} never fits into {format_bytes(room)}",
+            f"make it smaller or build it in pieces: {format_bytes(asked)} never fits into {format_bytes(room)}",
             "for data: `numpy.memmap` or a reader that yields batches instead of one array",
         )
     return (

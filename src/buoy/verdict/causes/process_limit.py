@@ -19,5 +19,5 @@ def judge(evidence: Evidence) -> Cause | None:
         actor=Claim("a limit on processes and threads (user, container), or no memory for one more", "likely"),
         cascade=found.cascade,
         next=("`ulimit -u` and `cat /sys/fs/cgroup/pids.max` show the limits",
-              "start fewer: lower `num_workers`, `torch.set_num_threads(4)`, `OMP_NUM_THREADS=4`, one pool instead of many"),
+              "start fewer: lower `num_workers`, `torch.set_num_threads(4)`, `OMP_NUM_THREADS=4`"),
     )  # fmt: skip

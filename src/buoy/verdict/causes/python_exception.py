@@ -12,7 +12,7 @@ _HINTS = {
     "ImportError": "the module is there but does not offer that name: check its version",
     "SyntaxError": "mend the line; `python -m py_compile FILE` checks it without running",
     "RecursionError": "end the recursion; raising `sys.setrecursionlimit` risks a crash instead",
-    "FileNotFoundError": "check the path and the working directory; `/content` and `/tmp` are empty after a new session",
+    "FileNotFoundError": "check the path and the working directory; a new session starts with an empty `/content`",
     "PermissionError": "check the owner and mode of that file, or write elsewhere",
     "KeyError": "print the keys that are there just before that line",
     "AssertionError": "the condition in that line did not hold: print both sides before it",

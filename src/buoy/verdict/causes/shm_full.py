@@ -1,4 +1,4 @@
-"""/dev/shm, through which DataLoader workers hand over batches, is full."""
+"""The shared memory through which DataLoader workers hand over batches is full."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def judge(evidence: Evidence) -> Cause | None:
         return None
     total = count(mapping(mapping(evidence.death.get("disks")).get("shm")).get("total"))
     if free is not None:
-        room = f"/dev/shm: {format_bytes(free)} free of {format_bytes(total)}"
+        room = f"{format_bytes(free)} free in /dev/shm of {format_bytes(total)}"
         readings = (*readings, Reading(room, "samples", evidence.last_wall))
     size = f" ({format_bytes(total)})" if total else ""
     return Cause(
@@ -37,8 +37,8 @@ def judge(evidence: Evidence) -> Cause | None:
         claim=Claim(f"The shared memory in /dev/shm{size} is full", grade, readings),
         cascade=cascade,
         next=(
-            "`DataLoader(..., num_workers=0)` needs none of it; fewer workers, a lower `prefetch_factor` or smaller batches need less",
-            "`torch.multiprocessing.set_sharing_strategy('file_descriptor')` and fewer open batches free it sooner",
+            "fewer workers, a lower `prefetch_factor` or smaller batches need less; `num_workers=0` needs none",
+            "batches that are kept stay there: keep `.clone()` of what you need, not the loader's tensor",
             "in Docker: `--shm-size=8g` (or `--ipc=host`); as root: `mount -o remount,size=8G /dev/shm`",
         ),
     )  # fmt: skip

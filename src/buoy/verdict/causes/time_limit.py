@@ -32,7 +32,7 @@ def judge(evidence: Evidence) -> Cause | None:
         actor=Claim("the platform or scheduler that sets the limit", "likely"),
         next=(
             go_on(evidence),
-            f"save before the limit: at {format_duration(0.95 * limit)} at the latest; `--mirror` keeps the log elsewhere",
+            f"save before the limit: after {format_duration(0.95 * limit)} at the latest",
         ),
         survivable=True,
     )  # fmt: skip

@@ -182,7 +182,8 @@ def _how(child: ProcessDeath, oom: OomFinding | None) -> tuple[str, Grade]:
 
 def _effect(evidence: Evidence, link: Link) -> str:
     if link in ("passed on", "crashed"):
-        return f"`{os.path.basename(evidence.command.split(' ', 1)[0])}` passed that on as exit code {evidence.status.exit_code}"
+        program = os.path.basename(evidence.command.split(" ", 1)[0])
+        return f"`{program}` passed that on as exit code {evidence.status.exit_code}"
     return "the training stopped with an exception because of it"
 
 
