@@ -1,0 +1,63 @@
+"""A baseline: findings that are known and left as they are, so that only new ones are reported."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from buoy.errors import UsageError
+from buoy.lint.engine import Report
+
+SCHEMA = "buoy.baseline/1"
+
+
+def read(path: str) -> set[str]:
+    """The fingerprints in a baseline file."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+        if content["schema"] != SCHEMA:
+            raise ValueError(f"schema {content['schema']!r}")
+        return {str(item["fingerprint"]) for item in content["findings"]}
+    except OSError as error:
+        raise UsageError(
+            "cannot read the baseline",
+            received=f"{path}: {error.strerror}",
+            expected="a file made by `--write-baseline`",
+            hint=f"`buoy check . --write-baseline {path}`",
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            "this is not a baseline",
+            received=f"{path}: {error}",
+            expected=f"JSON with schema {SCHEMA}",
+            hint=f"`buoy check . --write-baseline {path}` makes one",
+        ) from None
+
+
+def write(path: str, report: Report) -> None:
+    """Write the findings of a report as the new baseline, whole or not at all."""
+    findings = [
+        {"fingerprint": item.fingerprint, "path": item.path.replace(os.sep, "/"), "code": item.code}
+        for item in report.diagnostics
+    ]
+    text = json.dumps({"schema": SCHEMA, "findings": findings}, indent=1) + "\n"
+    beside = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(beside, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(beside, path)
+    except OSError as error:
+        raise UsageError(
+            "cannot write the baseline",
+            received=f"{path}: {error.strerror}",
+            expected="a path that can be written",
+            hint="choose another path",
+        ) from None
+
+
+def hide(report: Report, known: set[str]) -> None:
+    """Take known findings out of a report and count them."""
+    kept = [item for item in report.diagnostics if item.fingerprint not in known]
+    report.hidden += len(report.diagnostics) - len(kept)
+    report.diagnostics = kept

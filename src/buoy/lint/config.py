@@ -1,0 +1,99 @@
+"""Settings of `buoy check`: command line, then BUOY_CHECK_* variables, then the nearest buoy.toml or pyproject.toml."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from buoy.errors import UsageError
+
+LISTS = ("select", "ignore", "on", "exclude")
+KEYS = (*LISTS, "baseline")
+
+
+@dataclass(slots=True)
+class Settings:
+    """What can be set for a project."""
+
+    select: list[str] = field(default_factory=list)
+    ignore: list[str] = field(default_factory=list)
+    on: list[str] = field(default_factory=list)
+    exclude: list[str] = field(default_factory=list)
+    baseline: str | None = None
+
+
+def load(start: str = ".", environ: dict[str, str] | None = None) -> Settings:
+    """The settings for a folder; every error in them is reported at once."""
+    settings = Settings()
+    path, table = _nearest(start)
+    if table is not None:
+        _apply(settings, table, path)
+    variables = os.environ if environ is None else environ
+    for key in LISTS:
+        text = variables.get(f"BUOY_CHECK_{key.upper()}")
+        if text is not None:
+            setattr(settings, key, [word for word in text.replace(",", " ").split() if word])
+    return settings
+
+
+def _nearest(start: str) -> tuple[str, Any]:
+    import tomllib
+
+    folder = os.path.abspath(start)
+    while True:
+        for name in ("buoy.toml", "pyproject.toml"):
+            path = os.path.join(folder, name)
+            if not os.path.isfile(path):
+                continue
+            try:
+                with open(path, "rb") as file:
+                    content: dict[str, Any] = tomllib.load(file)
+            except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+                raise UsageError(
+                    f"cannot read {path}",
+                    received=str(error),
+                    expected="TOML",
+                    hint="mend or remove the file",
+                ) from None
+            own = content if name == "buoy.toml" else content.get("tool", {}).get("buoy", {})
+            if name == "buoy.toml" or "buoy" in content.get("tool", {}):
+                return path, own.get("check", {}) if isinstance(own, dict) else own
+        parent = os.path.dirname(folder)
+        if parent == folder:
+            return "", None
+        folder = parent
+
+
+def _apply(settings: Settings, table: Any, path: str) -> None:
+    if not isinstance(table, dict):
+        raise UsageError(
+            f"`check` in {path} is not a table",
+            received=repr(table),
+            expected="a table",
+            hint="write `[tool.buoy.check]`",
+        )
+    problems = []
+    for key, value in table.items():
+        if key not in KEYS:
+            near = get_close_matches(key, KEYS, n=1)
+            problems.append(
+                f"unknown key {key!r}"
+                + (f": did you mean `{near[0]}`?" if near else f": the keys are {', '.join(KEYS)}")
+            )
+        elif key in LISTS and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+            problems.append(f"{key!r} is {value!r}; expected a list of strings")
+        elif key == "baseline" and not isinstance(value, str):
+            problems.append(f"{key!r} is {value!r}; expected a path")
+        else:
+            if key == "baseline":
+                value = os.path.join(os.path.dirname(path), value)
+            setattr(settings, key, value)
+    if problems:
+        raise UsageError(
+            f"{path} has settings that buoy cannot use",
+            received="; ".join(problems),
+            expected="[tool.buoy.check] with select, ignore, on, exclude, baseline",
+            hint="docs/check.md shows an example",
+        )

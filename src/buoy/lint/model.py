@@ -1,0 +1,116 @@
+"""What a finding is: a rule's statement about a span of source, with its severity, its hint and perhaps its mend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Literal
+
+Severity = Literal["error", "warning", "note"]
+"""error: this will fail. warning: this puts the session at risk. note: worth knowing; never fails a check."""
+
+Safety = Literal["safe", "unsafe", "display"]
+"""safe: same meaning, applied by --fix. unsafe: changes what the program does. display: shown, never applied."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Span:
+    """Where something stands in a document: lines from 1, columns from 0 and in characters, end exclusive.
+
+    In a notebook the lines count through all code cells; `Document.place` turns them into cell and line.
+    """
+
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Replace a span (empty for an insertion) by a text."""
+
+    span: Span
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """How a finding can be mended."""
+
+    title: str
+    edits: tuple[Edit, ...]
+    safety: Safety = "unsafe"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A position as people name it: line in the file, or cell and line inside the cell; both from 1,
+    as is the column.
+    """
+
+    line: int
+    column: int
+    cell: int | None = None
+
+    def __str__(self) -> str:
+        """`12:5`, or `cell 3:12:5` in a notebook."""
+        prefix = f"cell {self.cell}:" if self.cell is not None else ""
+        return f"{prefix}{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What is known of a rule without running it."""
+
+    code: str
+    name: str
+    summary: str
+    default: bool = True
+    """Whether it runs when nobody selected anything."""
+
+    @property
+    def page(self) -> str:
+        """Its page, relative to the project's root."""
+        return f"docs/rules/{self.code}.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a rule says of a span; places and paths are added by the engine."""
+
+    span: Span
+    severity: Severity
+    message: str
+    hint: str
+    fix: Fix | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One finding in one file, complete: what every renderer prints."""
+
+    path: str
+    """As the person would write it: relative to the working folder, `-` for standard input."""
+    code: str
+    name: str
+    severity: Severity
+    message: str
+    hint: str
+    start: Place
+    end: Place
+    source: tuple[str, ...]
+    """The source lines the span touches (the first few)."""
+    fingerprint: str
+    span: Span
+    fix: Fix | None = field(default=None, compare=False)
+
+
+def fingerprint(path: str, code: str, text: str, occurrence: int) -> str:
+    """A name for a finding that survives edits elsewhere in the file: path, rule, text of its line, and which
+    of several.
+
+    >>> fingerprint("a.py", "BY102", "x = np.ones(3)", 0) == fingerprint("a.py", "BY102", "  x = np.ones(3) ", 0)
+    True
+    """
+    return sha256("\0".join((path, code, text.strip(), str(occurrence))).encode()).hexdigest()[:16]

@@ -1,0 +1,65 @@
+"""`buoy.check(path)`: findings as values, which a notebook shows as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import overload
+
+from buoy.lint import engine, rules
+from buoy.lint.model import Diagnostic
+from buoy.lint.target import target_for
+
+_COLOUR = {"error": "#b3261e", "warning": "#8a5a00", "note": "#4a5a6a"}
+
+
+class Findings(Sequence[Diagnostic]):
+    """What `buoy.check` found: a sequence that prints itself, as text or as HTML."""
+
+    def __init__(self, report: engine.Report) -> None:
+        self.report = report
+
+    def __len__(self) -> int:
+        return len(self.report.diagnostics)
+
+    @overload
+    def __getitem__(self, index: int) -> Diagnostic: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Diagnostic]: ...
+    def __getitem__(self, index: int | slice) -> Diagnostic | list[Diagnostic]:
+        return self.report.diagnostics[index]
+
+    def __iter__(self) -> Iterator[Diagnostic]:
+        return iter(self.report.diagnostics)
+
+    def __repr__(self) -> str:
+        import io
+
+        from buoy.view.findings import Paint, full
+
+        return full(self.report, Paint(io.StringIO())).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        from buoy.view.findings import location, summary
+
+        rows = "".join(
+            f"<tr><td style='text-align:left;white-space:nowrap'>{escape(location(item))}</td>"
+            "<td "
+            f"style='color:{_COLOUR[item.severity]};white-space:nowrap'>{item.severity} {item.code}</td>"
+            f"<td style='text-align:left'>{escape(item.message)}<br><small>hint: {escape(item.hint)}</small></td></tr>"
+            for item in self.report.diagnostics
+        )
+        return f"<div><table>{rows}</table><p>{escape(summary(self.report))}</p></div>"
+
+
+def check(
+    *paths: str, on: str | Sequence[str] = (), select: Sequence[str] = (), ignore: Sequence[str] = ()
+) -> Findings:
+    """Check scripts, notebooks or folders, and return what was found.
+
+    >>> len(check())
+    0
+    """
+    target = target_for([on] if isinstance(on, str) else list(on))
+    codes = rules.choose(list(select), list(ignore))
+    return Findings(engine.check_files(engine.find_files([str(path) for path in paths]), target, codes))
