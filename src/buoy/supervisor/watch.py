@@ -7,8 +7,9 @@ import sys
 
 from buoy.errors import RecorderError
 from buoy.flight import recorder
-from buoy.flight.attempt import new_attempt
+from buoy.flight.attempt import Attempt, new_attempt
 from buoy.flight.recorder import Recorder
+from buoy.supervisor.cells import mark_cells
 from buoy.supervisor.start import default_run_folder, describe_attempt, start_sidecar, write_attempt
 
 
@@ -35,12 +36,20 @@ def watch(
                 expected=str(attempt.run_folder),
                 hint="leave the folder out to join that recording, or give it to `buoy run --run DIR`",
             )
-        return recorder.join(attempt)
+        return _join(attempt)
     command = [sys.executable, *(sys.argv if sys.argv and sys.argv[0] else [])]
     attempt = new_attempt(folder or default_run_folder(command))
-    started = recorder.join(attempt)
+    started = _join(attempt)
     os.environ[recorder.WATCHED_VARIABLE] = attempt.folder
     write_attempt(describe_attempt(attempt, "watch", os.getpid(), command, mirror, time_limit), attempt)
     if not start_sidecar(attempt, os.getpid()):
         sys.stderr.write("buoy: the recorder's sidecar did not start; training goes on without samples\n")
     return started
+
+
+def _join(attempt: Attempt) -> Recorder:
+    known = recorder.current()
+    joined = recorder.join(attempt)
+    if known is None:
+        mark_cells(joined.beacon)
+    return joined
