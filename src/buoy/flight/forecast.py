@@ -102,9 +102,9 @@ class Forecast:
         if self._last is None or not self.limit:
             return None
         t, _, used = self._last
-        pause = min(_LONGEST_PAUSE, max(1.0, (t - self._history.start()) / 50))
+        pause = min(_LONGEST_PAUSE, max(0.5, (t - self._history.start()) / 50))
         moved = abs(used - self._fitted_used) > 0.02 * self.limit
-        if self._outlook is None or t - self._fitted_t >= (1.0 if moved else pause):
+        if self._outlook is None or t - self._fitted_t >= (0.5 if moved else pause):
             self._outlook = self._judge()
             self._fitted_t = t
             self._fitted_used = used
@@ -134,6 +134,7 @@ class Forecast:
             and outlook.seconds <= self.horizon
             and room <= _STRETCH * growth.rise
             and not flattens
+            and growth.is_clear
             and growth.steady
             and growth.is_even()
             and growth.goes_on()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from math import inf
 
-_SPACING = 0.4
+_SPACING = 0.18
 """Seconds between kept samples: the caller may feed faster, the highest value in between counts."""
 _PER_LEVEL = 16
 """Points per level of the history, each twice as coarse as the one before: 24 h are some 220 points."""
@@ -68,13 +68,14 @@ class Growth:
     """The growth within one window, per step where steps explain it at least as well as the clock."""
 
     __slots__ = (
-        "_axis", "_cells", "_halves", "_noise",
-        "enough_steps", "per_second", "per_step", "rise", "rises", "steady", "top",
+        "_axis", "_cells", "_halves", "_noise", "_peaks",
+        "enough_steps", "is_clear", "per_second", "per_step", "rise", "rises", "steady", "top",
     )  # fmt: skip
 
     def __init__(self, cells: list[Point], limit: float) -> None:
         self._cells = cells
         self._axis = 0
+        self._peaks = _rising(cells)
         start, middle, end = cells[0], cells[len(cells) // 2], cells[-1]
         # The upper edge of the line counts: a peak as high above it as any before it must fit, too.
         slope, self._noise, self.top = _line(cells, 0)
@@ -90,7 +91,8 @@ class Growth:
                 self.per_second = per_step * pace
         distance = end[self._axis] - start[self._axis]
         self.rise = slope * distance
-        self.rises = self.per_second > 0 and self.rise > max(4 * self._noise, 0.01 * limit)
+        self.rises = self.per_second > 0 and self.rise > max(2 * self._noise, 0.01 * limit)
+        self.is_clear = self.rises and self.rise > 4 * self._noise
         early, early_noise, _ = _line(cells[: len(cells) // 2 + 1], self._axis)
         late, late_noise, _ = _line(cells[len(cells) // 2 :], self._axis)
         self._halves = (early * distance / 2, late * distance / 2)
@@ -99,11 +101,7 @@ class Growth:
 
     def is_even(self) -> bool:
         """Whether the rise is spread over the window, rather than done in a few jumps."""
-        peaks = []
-        peak = -inf
-        for cell in self._cells:
-            peak = max(peak, cell[2])
-            peaks.append(peak)
+        peaks = [cell[2] for cell in self._peaks]
         total = peaks[-1] - peaks[0]
         jumps = sorted((late - early for early, late in pairwise(peaks)), reverse=True)
         return total > 0 and all(
@@ -144,9 +142,10 @@ class Growth:
     def _level_at(self, part: float) -> float:
         """The level at this part of the window: the median of the three cells nearest to it."""
         axis = self._axis
-        start, end = self._cells[0][axis], self._cells[-1][axis]
+        # From the second cell to the last but one: beyond them the nearest three lie all on one side.
+        start, end = self._cells[1][axis], self._cells[-2][axis]
         place = start + (end - start) * part
-        nearest = sorted(self._cells, key=lambda cell: abs(cell[axis] - place))[:3]
+        nearest = sorted(self._peaks, key=lambda cell: abs(cell[axis] - place))[:3]
         return _median([cell[2] for cell in nearest])
 
 
@@ -166,6 +165,16 @@ def growth_since(points: list[Point], since: float, limit: float) -> Growth | No
             cells.append(point)
             last = cell
     return Growth(cells, limit) if len(cells) >= _FEWEST_POINTS else None
+
+
+def _rising(cells: list[Point]) -> list[Point]:
+    """The highest level so far at each cell: what falls and comes back leaves no trace in it."""
+    peaks = []
+    peak = -inf
+    for t, step, used in cells:
+        peak = max(peak, used)
+        peaks.append((t, step, peak))
+    return peaks
 
 
 def _line(cells: list[Point], axis: int) -> tuple[float, float, float]:

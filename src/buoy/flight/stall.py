@@ -197,7 +197,8 @@ def sentence(hang: Hang) -> str:
         what = "no CPU, no I/O, so it is blocked"
     else:
         cpu = "n/a" if hang.cpu_share is None else f"{hang.cpu_share:.1f}"
-        what = f"{cpu} cores busy: a long evaluation, or an endless loop"
+        work = "save" if hang.phase == "checkpoint" else "evaluation"
+        what = f"{cpu} cores busy: a long {work}, or an endless loop"
     return (
         f"No step for {format_duration(round(hang.age))} {place}{phase}: {what}. "
         "Stacks are in the run folder: `buoy why`. Stop it, or wait."
