@@ -20,7 +20,9 @@ _HOLDERS_MOST = 8
 _SHM = "/dev/shm"  # noqa: S108 - only its free space is read
 
 
-def exit_status(pid: int, pidfd: int, folder: str | None) -> tuple[int | None, str | None]:
+def exit_status(
+    pid: int, pidfd: int, folder: str | None = None, patience: float = _PIDFD_SECONDS
+) -> tuple[int | None, str | None]:
     """The raw wait status and where it was read.
 
     The parent's word is exact (`buoy run`). Without it: the zombie that a slow parent has not reaped yet, or, from
@@ -36,7 +38,7 @@ def exit_status(pid: int, pidfd: int, folder: str | None) -> tuple[int | None, s
             time.sleep(0.002)
     if zombie is not None:
         return zombie, "zombie"
-    deadline = time.monotonic() + _PIDFD_SECONDS
+    deadline = time.monotonic() + patience
     while True:  # the pidfd knows only once the parent has reaped
         status = procfs.pidfd_exit_status(pidfd)
         if status is None:

@@ -103,8 +103,8 @@ def describe(error: BaseException) -> dict[str, object]:
         "inner": inner,
         "thread": threading.current_thread().name,
         "chain": _chain(error),
-        "disk_free": _free(os.path.dirname(str(filename)) if filename is not None else ""),
-        "shm_free": _free("/dev/shm"),  # noqa: S108 - read only
+        **_room(os.path.dirname(str(filename)) if filename is not None else "."),
+        "shm_free": _room("/dev/shm")["disk_free"],  # noqa: S108 - read only
         "starting_process": _is_starting_process(error),
     }
 
@@ -175,9 +175,13 @@ def is_user_file(path: str) -> bool:
     return not path.startswith((_STANDARD_LIBRARY, _OURS))
 
 
-def _free(folder: str) -> int | None:
+def _room(folder: str) -> dict[str, int | None]:
     try:
         found = os.statvfs(folder or ".")
     except OSError:
-        return None
-    return found.f_bavail * found.f_frsize
+        return {"disk_free": None, "inodes_free": None}
+    # A file system that counts no inodes (btrfs, FUSE) says 0 of 0.
+    return {
+        "disk_free": found.f_bavail * found.f_frsize,
+        "inodes_free": found.f_favail if found.f_files else None,
+    }

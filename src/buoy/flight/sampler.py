@@ -136,6 +136,7 @@ class Sampler:
         self._tree_cpu_of_dead += self._cpu.pop(pid, 0.0)
         self._faults.pop(pid, None)
         self.rss.pop(pid, None)
+        self.names.pop(pid, None)
         reader = self.children.pop(pid, None)
         if reader is not None:
             reader.close()

@@ -29,6 +29,8 @@ from buoy.machine.kernel_log import KernelLog
 _GAP_SECONDS = 2.0
 _CLOCK_JUMP_SECONDS = 2.0
 _KERNEL_LINES_MOST = 200
+_CHILD_PATIENCE = 0.01
+"""Seconds to wait for a child's status: thousands of children may come and go."""
 
 
 class Sidecar:
@@ -142,7 +144,7 @@ class Sidecar:
     def _child_died(self, descriptor: int) -> None:
         pid = self._child_pidfds.pop(descriptor)
         self._poll.unregister(descriptor)
-        status, source = exit_status(pid, descriptor, None)
+        status, source = exit_status(pid, descriptor, patience=_CHILD_PATIENCE)
         os.close(descriptor)
         lines = self._kernel_log.read_new()
         self._kernel_lines.extend(lines)
