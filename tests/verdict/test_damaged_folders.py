@@ -127,13 +127,15 @@ def test_damage_never_makes_a_kernel_oom_certain(attempt: Attempt, seed: int) ->
 
 @pytest.mark.parametrize("lost", ["attempt.json", "death.json", "events.jsonl", "samples-0001.jsonl"])
 def test_each_file_can_be_missing_after_an_oom_kill(attempt: Attempt, lost: str) -> None:
-    """The counters prove it without the log and the log without the samples; without death.json there is neither."""
+    """Without attempt.json nobody knows whether the kernel log's pids are ours; without death.json nothing is known."""
     attempt.oom_killed()
     folder = attempt.write()
     (folder / lost).unlink()
     verdict = judge(load(str(folder)))
 
-    expected = {"death.json": ("recorder-lost", "certain")}.get(lost, ("kernel-oom", "certain"))
+    expected = {"death.json": ("recorder-lost", "certain"), "attempt.json": ("kernel-oom", "likely")}.get(
+        lost, ("kernel-oom", "certain")
+    )
     assert (verdict.cause.id, verdict.cause.claim.grade) == expected
 
 

@@ -164,20 +164,14 @@ def _counted_in_group(evidence: Evidence, death: ProcessDeath, group: _Delta) ->
     if state.get("group_kill") is True and death.status.known:
         whole = Reading("memory.oom.group: a kill takes the whole group", "death.json")
         return OomFinding("oom", "certain", (group.reading, whole))
-    foreign = _foreign(state)
-    rivals = _rivals(evidence, death)
-    large = _holds_most(evidence, death)
-    if foreign is None and large and death.status.known and group.recent > len(rivals):
-        alone = Reading(
-            "no other process was in that memory group, and this one held most of it", "death.json"
-        )
-        return OomFinding("oom", "certain", (group.reading, alone))
+    foreign, large = _foreign(state), _holds_most(evidence, death)
     if foreign is None or large:
-        reading = _memory_reading(evidence)
-        # A small process may have been killed in a burst, or somebody too short-lived to be seen was the one
-        # counted. The longer nobody else was seen in the group, the less likely is the second.
+        # Never certain without the log: a child or neighbour too short-lived to be seen may be the one counted,
+        # while somebody killed this one. The longer nobody else was seen, the less likely that is.
         watched = large or (evidence.ran_for or 0.0) >= _WATCHED
-        grade: Grade = "likely" if watched else "possible"
+        sole = group.recent > len(_rivals(evidence, death))
+        reading = _memory_reading(evidence)
+        grade: Grade = "likely" if watched and sole else "possible"
         return OomFinding("oom", grade, (group.reading, *([reading] if reading else [])))
     return OomFinding(
         "open", "possible", (group.reading, Reading(foreign, "death.json")),

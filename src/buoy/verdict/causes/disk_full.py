@@ -29,7 +29,7 @@ def judge(evidence: Evidence) -> Cause | None:
         id="disk-full",
         claim=Claim(f"{what}{f' while writing {path}' if path else ''}", found.grade, readings),
         cascade=found.cascade,
-        next=_next(evidence, path),
+        next=_next(evidence, path, finding.free),
     )
 
 
@@ -45,15 +45,17 @@ def _by_bus_error(evidence: Evidence) -> Cause | None:
     return Cause("disk-full", claim, next=_next(evidence, path))
 
 
-def _next(evidence: Evidence, path: str | None) -> tuple[str, ...]:
+def _next(evidence: Evidence, path: str | None, room: int | None = None) -> tuple[str, ...]:
     folder = text(evidence.attempt.get("cwd")) or "."
     if path and "/" in path:
         folder = path.rpartition("/")[0] or "/"
     steps = [f"see what fills it: `du -xh {folder} | sort -h | tail`; `df -h {folder}` shows what is left"]
+    if room is not None and room > 1 << 30:
+        steps.append("if there is room: `df -i` shows inodes, `sysctl fs.inotify` the limit on watched files")
     steps.append("keep only the last few checkpoints, and delete the old one only after the new one is whole")
     free = count(mapping(mapping(evidence.death.get("disks")).get("tmp")).get("free"))
     if "drive" in folder.lower():
         steps.append("empty the drive's bin too: deleted checkpoints still count there")
     elif free is not None and free > 4 << 30:
         steps.append(f"the temporary folder has {format_bytes(free)} free: caches can go there")
-    return tuple(steps)
+    return tuple(steps[:3])

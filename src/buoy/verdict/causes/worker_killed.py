@@ -37,7 +37,7 @@ _BROKEN_LINES = (
 _AT_SHUTDOWN = (1, 2, 15)
 """Signals with which a parent ends its own workers in order."""
 
-Link = Literal["named", "reported", "passed on", "broken line", "crashed"]
+Link = Literal["named", "reported", "passed on", "broken line", "silent"]
 
 
 def judge(evidence: Evidence) -> Cause | None:
@@ -49,7 +49,7 @@ def judge(evidence: Evidence) -> Cause | None:
         return None
     child, link, age, oom = found
     how, grade = _how(child, oom)
-    if link in ("broken line", "crashed"):
+    if link in ("broken line", "silent"):
         grade = weaker(grade, "likely")
     pid = f" (pid {child.pid})" if child.pid else ""
     claim = Claim(
@@ -75,25 +75,31 @@ def _unrecorded_child(evidence: Evidence) -> _Found | None:
     link: Link
     if ended is not None and _reports_loss(ended.finding):
         link, pids = "named", _pids_in(ended.finding.message)
-    elif ended is None and evidence.main is None and evidence.status.exit_code == 137:
+    elif ended is None and evidence.main is None:
         link, pids = "passed on", []
+        if evidence.status.exit_code != 137:
+            return _silent_child(evidence)
     else:
-        return _crashed_child(evidence) if ended is None and evidence.main is None else None
+        return None
     victim = unrecorded_victim(evidence, pids)
-    return (victim[0], link, None, victim[1]) if victim else None
+    if victim is None:
+        return _silent_child(evidence) if link == "passed on" else None
+    return victim[0], link, None, victim[1]
 
 
-def _crashed_child(evidence: Evidence) -> _Found | None:
-    """The one Python that a shell ran, by the last word it wrote while crashing."""
+def _silent_child(evidence: Evidence) -> _Found | None:
+    """The one Python that a shell ran and nobody followed: it crashed with a last word, or was killed without one."""
     code = evidence.status.exit_code or 0
     for notes in evidence.processes.values() if len(evidence.processes) == 1 else ():
         signal = signal_of(headline(notes.fault.text) or "")
+        if signal is None and not notes.note and not notes.fault.text:
+            signal = 9
         if signal is not None and code == 128 + signal:
-            status = make_status(signal, f"process-{notes.pid}/fault.txt")
+            status = make_status(signal, evidence.status.source)
             child = evidence.own_death._replace(
                 pid=notes.pid, name="a child process", status=status, rss=None
             )
-            return child._replace(source=str(status.source), wall=notes.fault.wall), "crashed", None, None
+            return child, "silent", None, examine(evidence, child) if signal == 9 else None
     return None
 
 
@@ -181,7 +187,7 @@ def _how(child: ProcessDeath, oom: OomFinding | None) -> tuple[str, Grade]:
 
 
 def _effect(evidence: Evidence, link: Link) -> str:
-    if link in ("passed on", "crashed"):
+    if link in ("passed on", "silent"):
         program = os.path.basename(evidence.command.split(" ", 1)[0])
         return f"`{program}` passed that on as exit code {evidence.status.exit_code}"
     return "the training stopped with an exception because of it"
