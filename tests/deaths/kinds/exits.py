@@ -55,6 +55,16 @@ KINDS = (
             why="an exception nobody caught gives code 1; without the code the note could be the last word",
         ),
     ),
+    *_both(
+        "sys-exit-1-after-shown-exception",
+        ("exception_shown_then_exit.py", "1"),
+        expect(
+            "exit-code python-exception<=likely",
+            old_kernel="exit-code unknown python-exception<=likely",
+            notes_only="exit-code recorder-lost python-exception<=likely",
+            why="the exception was caught and shown; that it ended the program is likely at most",
+        ),
+    ),
     *_both("os-exit-7", ("exits.py", "os._exit", "7"), _SUDDEN),
     *_both("os-exit-137", ("exits.py", "os._exit", "137"), _SUDDEN),
     Kind("os-exit-at-once-run", ("exits_at_once.py", "5"), "run", acts.nothing, _SUDDEN),

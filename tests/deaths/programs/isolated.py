@@ -4,8 +4,10 @@ import os
 import sys
 import time
 
-with open(os.path.join(sys.argv[1], "ready"), "w") as file:
+ready = os.path.join(sys.argv[1], "ready")
+with open(f"{ready}.part", "w") as file:
     file.write(str(os.getpid()))
+os.rename(f"{ready}.part", ready)
 while not os.path.exists(os.path.join(sys.argv[1], "go")):
     time.sleep(0.005)
 raise ValueError("nobody takes a note of this")
