@@ -124,6 +124,7 @@ _ASSIGNED = re.compile(r"^(\s*)([A-Za-z_][\w.\[\], '\"]*?)\s*=\s*([!%])(?!=)")
 _CELL_MAGIC = re.compile(r"^\s*%%\s*(!|\w+)(.*)$")
 _LINE_MAGIC = re.compile(r"^(\s*)%\s*([\w.]+)(.*)$")
 _HELP = re.compile(r"^\s*(\?{1,2}[\w.*%]+|%{0,2}[\w.*\[\]()]+\?{1,2})\s*;?\s*$")
+_COMPOUND = re.compile(r"(?:for|while|if|with|try|def|class|async)\b")
 _TIMEIT_OPTIONS = re.compile(r"^(\s*-[a-zA-Z]\s*\d*)*\s*")
 
 
@@ -213,7 +214,7 @@ def _inline_code(line: str, indent: str, rest: str) -> str:
     options = _TIMEIT_OPTIONS.match(code)
     if options:
         code = code[options.end() :]
-    if not code or code.startswith("-"):
+    if not code or code.startswith("-") or _COMPOUND.match(code):  # `if 1: for ...` would not parse
         return indent + "pass"
     room = len(line) - len(code)
     return (indent + "if 1:").ljust(room) + code

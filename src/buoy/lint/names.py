@@ -71,6 +71,7 @@ def undefined_names(facts: Facts) -> list[Undefined]:
 def _undefined(facts: Facts) -> list[Undefined]:
     found: dict[tuple[str, int], Undefined] = {}
     document = facts.document
+    given = _given_from_outside(facts)
     for scope in facts.scopes:
         known: dict[str, bool] = {}
         for name, node, block in scope.loads:
@@ -80,7 +81,9 @@ def _undefined(facts: Facts) -> list[Undefined]:
                 known[name] = defined
             if defined or is_guarded(block):
                 continue
-            if document.kind == "notebook" and name in _SHELL_WORDS:
+            if name in given or (
+                document.kind == "notebook" and _is_command_line(document.line(node.lineno), given)
+            ):
                 continue
             key = (name, id(block.function()))
             if key in found:
@@ -88,6 +91,26 @@ def _undefined(facts: Facts) -> list[Undefined]:
             else:
                 found[key] = Undefined(name, node, block, 1)
     return list(found.values())
+
+
+def _given_from_outside(facts: Facts) -> set[str]:
+    """Names that a host provides: Jupyter's configuration object, a Spark shell's context, extensions' own commands."""
+    given: set[str] = set()
+    if facts.document.path.endswith("_config.py"):
+        given |= {"c", "get_config"}
+    if "pyspark" in facts.packages:
+        given |= {"sc", "spark", "sqlContext"}
+    for cell in facts.document.cells:
+        for line in cell.shell:
+            if line.startswith("%load_ext"):
+                given.add(line.split()[-1])
+    return given
+
+
+def _is_command_line(line: str, given: set[str]) -> bool:
+    """`watermark -iv` or a lone `ls`: IPython runs it as a command, although it parses as Python."""
+    words = line.split()
+    return bool(words) and (words[0] in given or (len(words) == 1 and words[0] in _SHELL_WORDS))
 
 
 def has_placeholder(facts: Facts) -> bool:

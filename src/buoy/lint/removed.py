@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 
 from buoy.lint.facts import Block, Facts
@@ -21,30 +21,48 @@ def _names(libraries: tuple[str, ...]) -> tuple[dict[str, tuple[str, str]], froz
     return names, frozenset(name.rpartition(".")[2] for name in names)
 
 
-def removed_uses(
-    facts: Facts, target: Target, libraries: tuple[str, ...]
-) -> Iterator[tuple[str, str, str, ast.AST, Block]]:
-    """Every import and attribute of a removed name: name, library, release, node, block."""
+@dataclass(slots=True)
+class Use:
+    """A removed name and where the file uses it."""
+
+    name: str
+    library: str
+    since: str
+    node: ast.AST
+    block: Block
+    nodes: list[ast.AST]
+    """Every place, this one first."""
+
+    def message(self, facts: Facts) -> str:
+        """What happens, and when."""
+        failure = "ImportError" if isinstance(self.node, ast.Import | ast.ImportFrom) else "AttributeError"
+        tried = removed()[self.library]["version"]
+        more = f" ({len(self.nodes)} uses)" if len(self.nodes) > 1 else ""
+        when = strike(facts, self.block, getattr(self.node, "lineno", 1))
+        gone = f"`{self.name}` is gone{more}: not in {self.library} {self.since} nor later (tried in {tried})"
+        return f"{gone}; {failure}{when}"
+
+
+def removed_uses(facts: Facts, target: Target, libraries: tuple[str, ...]) -> list[Use]:
+    """Every removed name that is imported or reached, once each."""
     names, tails = _names(libraries)
-    reported: set[tuple[int, str]] = set()
+    places: list[tuple[str, ast.AST, Block]] = []
     for full, statement, block in facts.imported:
         found = _longest(full, names)
-        if found and not is_guarded(block) and target.lacks(*names[found], facts):
-            reported.add((statement.lineno, found))
-            yield found, *names[found], statement, block
+        if found:
+            places.append((found, statement, block))
     for tail in tails & facts.attributes.keys():
         for seen in facts.attributes[tail]:
             name = facts.qualified(seen.node)
-            if (
-                name in names
-                and _through_import(seen.node, facts)
-                and not is_guarded(seen.block)
-                and target.lacks(*names[name], facts)
-            ):
-                key = (seen.node.lineno, name)
-                if key not in reported:
-                    reported.add(key)
-                    yield name, *names[name], seen.node, seen.block
+            if name in names and _through_import(seen.node, facts):
+                places.append((name, seen.node, seen.block))
+    uses: dict[str, Use] = {}
+    for name, node, block in sorted(places, key=lambda place: getattr(place[1], "lineno", 0)):
+        if name in uses:
+            uses[name].nodes.append(node)
+        elif not is_guarded(block) and target.lacks(*names[name], facts):
+            uses[name] = Use(name, *names[name], node, block, [node])
+    return list(uses.values())
 
 
 def _longest(full: str, names: dict[str, tuple[str, str]]) -> str | None:

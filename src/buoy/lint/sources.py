@@ -110,7 +110,7 @@ def _closes(line: str, marks: str) -> bool:
 def _notebook(path: str, data: bytes) -> Document:
     content = load_notebook(data)
     cells: list[Cell] = []
-    line = 1
+    line = 2  # leaves room above the first cell for the line that an indented cell needs
     for number, source in code_sources(content):
         cell = Cell("".join(part for part in source if isinstance(part, str)), line, number)
         _parse_notebook_cell(cell, plain_newlines(cell.text))
@@ -179,8 +179,20 @@ def _parse_notebook_cell(cell: Cell, text: str) -> None:
     _parse(cell)
 
 
+def _tree(cell: Cell) -> ast.Module:
+    """The syntax tree, with blank lines in front so that every node has its line in the document at no cost."""
+    if cell.number is None or not cell.python.startswith((" ", "\t")):
+        return ast.parse("\n" * (cell.first_line - 1) + cell.python)
+    # IPython runs a cell that is indented as a whole; so does this, in the columns it has.
+    tree = ast.parse("\n" * (cell.first_line - 2) + "if 1:\n" + cell.python)
+    outer = tree.body[0]
+    assert isinstance(outer, ast.If)
+    tree.body[:1] = outer.body
+    return tree
+
+
 def _parse(cell: Cell) -> None:
-    """Fill `tree` or `problem`. Blank lines in front give every node its line in the document at no cost."""
+    """Fill `tree` or `problem`."""
     if len(cell.python) > MAX_SOURCE:
         cell.problem = Problem(
             f"too long to read: {len(cell.python):,} characters (buoy reads up to {MAX_SOURCE:,})",
@@ -191,7 +203,7 @@ def _parse(cell: Cell) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in the code we read are not our business
-            cell.tree = ast.parse("\n" * (cell.first_line - 1) + cell.python)
+            cell.tree = _tree(cell)
     except SyntaxError as error:
         line = min(
             max(error.lineno or cell.first_line, cell.first_line), cell.first_line + cell.python.count("\n")

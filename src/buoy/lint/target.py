@@ -18,14 +18,8 @@ _PIN = re.compile(
     re.IGNORECASE,
 )
 _OLD_TENSORFLOW = re.compile(r"%tensorflow_version\s+(1|2)\.x")
-_PIN_FILES = (
-    "requirements.txt",
-    "environment.yml",
-    "environment.yaml",
-    "setup.py",
-    "setup.cfg",
-    "Pipfile",
-    "pyproject.toml",
+_PIN_FILES = re.compile(
+    r".*requirements.*\.txt|environment\.ya?ml|setup\.(py|cfg)|pipfile|pyproject\.toml", re.IGNORECASE
 )
 _FOLDERS_UP = 4
 # What Colab's image has, read there in 2026-08; other platforms are taken to have the newest.
@@ -136,9 +130,9 @@ def _folder_pins(folder: str) -> dict[str, tuple[int, ...]]:
     """Pins of the nearest requirements file, up to the top of the repository."""
     for _ in range(_FOLDERS_UP):
         found: dict[str, tuple[int, ...]] = {}
-        for name in _PIN_FILES:
+        for path in _pin_files(folder):
             try:
-                with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
+                with open(path, encoding="utf-8", errors="replace") as file:
                     found.update(_pins(file.read(65536)))
             except OSError:
                 continue
@@ -147,6 +141,15 @@ def _folder_pins(folder: str) -> dict[str, tuple[int, ...]]:
             return found
         folder = parent
     return {}
+
+
+def _pin_files(folder: str) -> list[str]:
+    try:
+        return [
+            os.path.join(folder, name) for name in sorted(os.listdir(folder)) if _PIN_FILES.fullmatch(name)
+        ]
+    except OSError:
+        return []
 
 
 @cache

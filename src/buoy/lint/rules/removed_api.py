@@ -55,16 +55,9 @@ def find(facts: Facts, target: Target) -> Iterator[Finding]:
     """Removed names through imports and attributes, then removed methods of models."""
     if not uses_keras(facts):
         return
-    for name, library, since, node, block in removed_uses(facts, target, ("keras", "tensorflow")):
-        line = getattr(node, "lineno", 1)
-        failure = "ImportError" if isinstance(node, ast.Import | ast.ImportFrom) else "AttributeError"
-        version = removed()[library]["version"]
-        message = (
-            f"`{name}` is gone: not in {library} {since} nor later (tried in {version}); "
-            f"{failure}{strike(facts, block, line)}"
-        )
-        hint = _HINTS.get(name) or _compat_hint(name)
-        yield Finding(facts.document.span(node), "error", message, hint)
+    for use in removed_uses(facts, target, ("keras", "tensorflow")):
+        hint = _HINTS.get(use.name) or _compat_hint(use.name)
+        yield Finding(facts.document.span(use.node), "error", use.message(facts), hint)
     methods = removed()["keras"]["methods"]["keras.Sequential"]
     for method in methods.keys() & facts.calls.keys():
         for call in facts.calls[method]:

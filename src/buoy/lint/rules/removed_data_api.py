@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from buoy.lint.facts import Call, Facts
 from buoy.lint.frameworks import is_guarded
 from buoy.lint.model import Edit, Finding, Fix, Rule
-from buoy.lint.removed import removed_uses, strike
+from buoy.lint.removed import Use, removed_uses, strike
 from buoy.lint.target import Target, removed
 
 RULE = Rule("BY206", "removed-data-api", "a name that NumPy, pandas or Pillow no longer has")
@@ -34,7 +34,6 @@ _MEMBERS = {
     "numpy.alltrue": "all",
     "numpy.sometrue": "any",
     "numpy.NAN": "nan",
-    "numpy.NINF": "-inf",
     "numpy.complex_": "complex128",
     "PIL.Image.ANTIALIAS": "LANCZOS",
 }
@@ -64,14 +63,9 @@ _HINTS = {
 def find(facts: Facts, target: Target) -> Iterator[Finding]:
     """Removed names, then removed methods on what surely is a frame."""
     if facts.packages & {"numpy", "PIL", "pandas"}:
-        for name, library, since, node, block in removed_uses(facts, target, ("numpy", "pandas", "pillow")):
-            version = removed()[library]["version"]
-            failure = "ImportError" if isinstance(node, ast.Import | ast.ImportFrom) else "AttributeError"
-            message = (
-                f"`{name}` is gone: not in {library} {since} nor later (tried in {version}); "
-                f"{failure}{strike(facts, block, getattr(node, 'lineno', 1))}"
-            )
-            yield Finding(facts.document.span(node), "error", message, _hint(name), _fix(name, node, facts))
+        for use in removed_uses(facts, target, ("numpy", "pandas", "pillow")):
+            span = facts.document.span(use.node)
+            yield Finding(span, "error", use.message(facts), _hint(use.name), _fix(use, facts))
     if "pandas" in facts.packages:
         methods = removed()["pandas"]["methods"]["pandas.DataFrame"]
         for method in methods.keys() & facts.calls.keys():
@@ -135,14 +129,15 @@ def _hint(name: str) -> str:
     )
 
 
-def _fix(name: str, node: ast.AST, facts: Facts) -> Fix | None:
-    if not isinstance(node, ast.Attribute):
+def _fix(use: Use, facts: Facts) -> Fix | None:
+    """Write the successor in every place at once."""
+    if use.name not in _SAFE and use.name not in _MEMBERS:
         return None
-    span = facts.document.span(node)
-    if name in _SAFE:
-        return Fix(f"write `{_SAFE[name]}`", (Edit(span, _SAFE[name]),), "safe")
-    if name in _MEMBERS and span.line == span.end_line:
+    edits = []
+    for node in use.nodes:
+        if not isinstance(node, ast.Attribute):
+            return None
         module = facts.document.text(facts.document.span(node.value))
-        text = f"-{module}.inf" if name == "numpy.NINF" else f"{module}.{_MEMBERS[name]}"
-        return Fix(f"write `{text}`", (Edit(span, text),), "safe")
-    return None
+        text = _SAFE.get(use.name) or f"{module}.{_MEMBERS[use.name]}"
+        edits.append(Edit(facts.document.span(node), text))
+    return Fix(f"write `{edits[0].text}`", tuple(edits), "safe")

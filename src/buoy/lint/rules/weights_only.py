@@ -59,5 +59,8 @@ def _saves_optimizer(facts: Facts) -> bool:
 
 def _only_the_best(block: Block) -> bool:
     """Behind a test that is no rhythm (`% n`): such a file is the result, not a place to go on from."""
-    tests = [around.node.test for around in block.up() if isinstance(around.node, ast.If)]
+    tests = [
+        around.node.test for around in block.up() if isinstance(around.node, ast.If) and around.kind == "if"
+    ]
+    tests = [test for test in tests if "__name__" not in ast.dump(test)]
     return any(not any(isinstance(node, ast.Mod) for node in ast.walk(test)) for test in tests)
