@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +99,20 @@ def mechanism_is_true(verdict: dict[str, Any], code: int, launch: str) -> bool:
     return any(words in said["text"] for words in true)
 
 
-def score_modes(kind: Kind, folder: Path, verdict: dict[str, Any] | None) -> dict[str, Score]:
+def complete(kind: Kind, verdict: dict[str, Any], found: Score) -> Score:
+    """The score, less if the verdict leaves out something that this kind must be told with."""
+    if kind.says not in json.dumps(verdict):
+        return replace(found, right=False, text=f"{found.text} (without the words {kind.says!r})")
+    if (verdict["where"]["step"] or 0) < kind.steps:
+        return replace(found, right=False, text=f"{found.text} (at step {verdict['where']['step']})")
+    return found
+
+
+def score_modes(kind: Kind, folder: Path, verdict: dict[str, Any]) -> dict[str, Score]:
     """The scores of one recording in every evidence mode; `full` is what was said at the time."""
     expected = kind.expected
-    scores = {"full": score(verdict, expected.full, expected.at_least, expected.coarse)}
+    said = score(verdict, expected.full, expected.at_least, expected.coarse)
+    scores = {"full": complete(kind, verdict, said)}
     for mode in MODES[1:]:
         answers = right_answers(kind, folder, mode)
         # With nothing but notes the recorder is lost by definition: to say so is no lie, if no help either.

@@ -94,6 +94,10 @@ class Kind:
     expected: Expected
     alive: Expected | None = None
     """What must be said while it hangs, before it is killed."""
+    says: str = ""
+    """Words that what was said at the time must contain somewhere."""
+    steps: int = 0
+    """At least so many steps must have been counted."""
     memory: int | None = None
     """Limit in MiB of the memory group that holds everything of the trial, as a container would."""
     needs: tuple[str, ...] = ()

@@ -11,7 +11,17 @@ _SOON = (("BUOY_HANG_SECONDS", "1"),)
 
 
 def _kind(name: str, program: str, launch: Launch, act: Act = acts.hang) -> Kind:
-    return Kind(f"hang-{name}-{launch}", (program,), launch, act, KILLED, alive=_HANGS, environment=_SOON)
+    return Kind(
+        f"hang-{name}-{launch}",
+        (program,),
+        launch,
+        act,
+        KILLED,
+        alive=_HANGS,
+        says="it had hung since step",
+        steps=10,
+        environment=_SOON,
+    )
 
 
 KINDS = (

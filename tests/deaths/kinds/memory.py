@@ -49,7 +49,9 @@ KINDS = (
     Kind(
         "oom-torch-tensors-watch", ("torch_tensors.py",), "watch", acts.cue, OOM, memory=400, needs=("torch",)
     ),
-    Kind("oom-torch-loop-run", ("torch_loop.py",), "run", acts.cue, OOM, memory=400, needs=("torch",)),
+    Kind(
+        "oom-torch-loop-run", ("torch_loop.py",), "run", acts.cue, OOM, steps=1, memory=400, needs=("torch",)
+    ),
     Kind("oom-tf-tensors-run", ("tf_tensors.py",), "run", acts.cue, OOM, memory=800, needs=("tensorflow",)),
     Kind(
         "oom-limit-of-parent-group-run",

@@ -30,6 +30,7 @@ KINDS = (
         "run",
         acts.send(signal.SIGKILL),
         KILLED,
+        steps=20,
         needs=("torch",),
     ),
     Kind(
@@ -38,6 +39,7 @@ KINDS = (
         "run",
         acts.send(signal.SIGKILL),
         KILLED,
+        steps=20,
         needs=("tensorflow",),
     ),
     *(
