@@ -81,7 +81,7 @@ def test_uncaught_exceptions(
     cause: str,
     grade: str,
 ) -> None:
-    attempt.raises(kind, message, bases, errno=errno)
+    attempt.raises(kind, message, bases, errno=errno, disk_free=0)
     verdict = attempt.verdict()
 
     assert said(attempt) == (cause, grade)
@@ -114,9 +114,22 @@ def test_torch_saves_word_for_a_full_disk_needs_a_full_disk(attempt: Attempt) ->
     assert said(attempt) == ("python-exception", "certain")
 
 
+def test_no_space_on_a_disk_with_room_is_likely_at_most(attempt: Attempt) -> None:
+    """Inodes and inotify watches that run out give the same error."""
+    attempt.raises("builtins.OSError", "[Errno 28] No space left on device", OS, errno=28, disk_free=50 * GIB)
+
+    assert said(attempt) == ("disk-full", "likely")
+    assert "df -i" in attempt.verdict().cause.next[1]
+
+
 def test_a_full_file_in_shared_memory_is_told_from_a_full_disk(attempt: Attempt) -> None:
     attempt.raises(
-        "builtins.OSError", "[Errno 28] No space left on device", OS, errno=28, filename="/dev/shm/batch"
+        "builtins.OSError",
+        "[Errno 28] No space left on device",
+        OS,
+        errno=28,
+        filename="/dev/shm/batch",
+        disk_free=0,
     )
 
     assert said(attempt) == ("shm-full", "certain")
