@@ -103,6 +103,7 @@ class _Link(NamedTuple):
     file: str
     """Where it was raised."""
     free: int | None
+    starting_process: bool
 
 
 def classify(note: dict[str, Any]) -> ExceptionFinding:
@@ -139,6 +140,7 @@ def _link(value: dict[str, Any]) -> _Link:
         else frozenset(),
         file=text(mapping(value.get("inner")).get("file")) or "",
         free=count(value.get("disk_free")),
+        starting_process=value.get("starting_process") is True,
     )
 
 
@@ -166,10 +168,10 @@ def _system_kind(link: _Link) -> _Kind | None:
         errno = next(
             (number for number in (*_ERRNO_KINDS, EAGAIN) if f"[Errno {number}]" in link.message), None
         )
-    if errno == EAGAIN:  # of a fork, unless a socket that does not wait is at work
+    if errno == EAGAIN:  # of a fork; a socket that does not wait says the same
         if link.file.endswith(_FORKING) or any(f"/{file}" in link.message for file in _FORKING):
             return "process-limit", "certain"
-        return None if link.file.endswith(_OF_SOCKETS) else ("process-limit", "likely")
+        return ("process-limit", "likely") if link.starting_process else None
     if (
         errno is None
         and " requested and " in link.message

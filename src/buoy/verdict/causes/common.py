@@ -95,7 +95,10 @@ def raised(evidence: Evidence) -> Raised | None:
     followed = speaker.pid in (evidence.pid, *(death.pid for death in evidence.child_deaths))
     grade: Grade = (
         "certain"
-        if followed and status.exit_code == 1 and note.get("thread") in (None, "MainThread")
+        if followed
+        and status.exit_code == 1
+        and note.get("thread") in (None, "MainThread")
+        and note.get("uncaught") is not False
         else "likely"
     )
     readings = [Reading(finding.short, speaker.source)]

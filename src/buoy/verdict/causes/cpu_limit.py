@@ -12,8 +12,8 @@ from buoy.verdict.values import mapping, number
 SIGXCPU, SIGKILL = 24, 9
 _SAMPLED = 0.5
 """The last reading may be this much (seconds) behind the death."""
-_LATE = 2.0
-"""On a busy machine it may be this much behind."""
+_LATE = 1.5
+"""A kernel without a regular tick accounts for a busy core only about once a second."""
 
 
 def judge(evidence: Evidence) -> Cause | None:
@@ -71,4 +71,4 @@ def _at(evidence: Evidence, used: float | None, limit: float | None) -> Grade | 
         return None
     if limit - _SAMPLED <= used:
         return "certain"
-    return "likely" if used >= max(limit / 2, limit - _LATE) else None
+    return "likely" if used >= max(limit / 4, limit - _LATE) else None
