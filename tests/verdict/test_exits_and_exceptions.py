@@ -64,7 +64,7 @@ KERNEL = "CUDA error: device-side assert triggered\nCUDA kernel errors might be 
         ("builtins.OSError", "[Errno 24] Too many open files: 'x'", OS, 24, "open-files", "certain"),
         ("builtins.RuntimeError", "received 0 items of ancdata", RUNTIME, None, "open-files", "certain"),
         ("builtins.RuntimeError", "can't start new thread", RUNTIME, None, "process-limit", "certain"),
-        ("builtins.BlockingIOError", "[Errno 11] Resource temporarily unavailable", OS, 11, "process-limit", "likely"),
+        ("builtins.BlockingIOError", "[Errno 11] Resource temporarily unavailable", OS, 11, "python-exception", "certain"),
         ("builtins.RuntimeError", GLOO, RUNTIME, None, "distributed", "likely"),
         ("torch.distributed.DistBackendError", "NCCL error in: x", RUNTIME, None, "distributed", "likely"),
         ("builtins.KeyboardInterrupt", "", (), None, "interrupted", "certain"),
@@ -87,6 +87,19 @@ def test_uncaught_exceptions(
     assert said(attempt) == (cause, grade)
     assert verdict.where.line == 31
     assert any(reading.source == f"process-{PID}/beacon" for reading in verdict.cause.claim.evidence)
+
+
+def test_a_refused_fork_is_a_process_limit_and_a_socket_that_does_not_wait_is_not(attempt: Attempt) -> None:
+    words = "[Errno 11] Resource temporarily unavailable"
+    attempt.raises("builtins.BlockingIOError", words, OS, errno=11, starting_process=True)
+
+    assert said(attempt) == ("process-limit", "likely")
+
+
+def test_an_exception_that_was_only_shown_is_not_certain(attempt: Attempt) -> None:
+    attempt.raises("builtins.KeyError", "'x'", (), uncaught=False)
+
+    assert said(attempt) == ("python-exception", "likely")
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,9 @@ class LastWords:
         if not self._attached:
             return
         try:
-            self._note = describe(error)
+            # Before it calls the hook the interpreter puts an uncaught exception here; whoever only shows one does not.
+            uncaught = error is (getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
+            self._note = {**describe(error), "uncaught": uncaught}
             self._beacon.note(self._note)
         except Exception:  # noqa: BLE001 - a failing recorder must not hide the user's own traceback
             pass

@@ -58,15 +58,6 @@ _TF_EXHAUSTED = "tensorflow.python.framework.errors_impl.ResourceExhaustedError"
 _DISTRIBUTED = tuple(f"torch.distributed.Dist{part}Error" for part in ("Backend", "Network", "Store", ""))
 _LIBRARIES = ("tensorflow.", "torch.", "jaxlib.", "cupy", "safetensors", "tokenizers", "xgboost", "h5py")
 _FORKING = ("subprocess.py", "popen_fork.py", "popen_spawn_posix.py", "popen_forkserver.py")
-_OF_SOCKETS = (
-    "socket.py",
-    "ssl.py",
-    "selectors.py",
-    "connection.py",
-    "events.py",
-    "streams.py",
-    "transports.py",
-)
 
 _Kind = tuple[str, Grade]
 
