@@ -27,10 +27,10 @@ _MIB = 2**20
 Sample = tuple[float, int | None, float]
 
 
-def record_all(family: str, count: int) -> list[list[Sample]]:
+def record_all(family: str, count: int, seed: int) -> list[list[Sample]]:
     """Run so many programs of the family, two at a time, and return what was seen of each."""
     kinds = LEAKS if family == "leak" else HEALTHY
-    jobs = [(family, kinds[i % len(kinds)], i) for i in range(count)]
+    jobs = [(family, kinds[i % len(kinds)], seed + i) for i in range(count)]
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda job: record(*job), jobs))
 

@@ -25,7 +25,7 @@ _SIMULATED_HEALTHY = 200
 _SIMULATED_UNDECIDABLE = 60
 _REAL_LEAKS = 12
 _REAL_HEALTHY = 12
-_SEED = 70_000
+_SEED = 90_000
 
 Sample = tuple[float, int | None, float]
 
@@ -155,10 +155,12 @@ def main() -> dict[str, object]:
             shapes.LIMIT,
             quiet_row,
         ),
-        *_judge("real leaks", leak_programs.record_all("leak", _REAL_LEAKS), leak_programs.LIMIT, leak_row),
+        *_judge(
+            "real leaks", leak_programs.record_all("leak", _REAL_LEAKS, _SEED), leak_programs.LIMIT, leak_row
+        ),
         *_judge(
             "real warm-ups",
-            leak_programs.record_all("healthy", _REAL_HEALTHY),
+            leak_programs.record_all("healthy", _REAL_HEALTHY, _SEED),
             leak_programs.LIMIT,
             quiet_row,
         ),

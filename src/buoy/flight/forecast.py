@@ -7,7 +7,8 @@ explains the growth better, per second.
 
 An alarm needs all of this, for a few fits in a row:
 - training has begun, and the growth was seen over enough samples and steps;
-- it rises well above the noise, and not in one or two jumps (the first step, the first evaluation);
+- it rises well above the noise, in every quarter of the window, and not in a few jumps (the first step,
+  the first evaluation);
 - it does not flatten: three points in a row (Aitken) do not lead to a plateau below the limit;
 - it breaks new ground: what falls and comes back (garbage collection, epochs, checkpoints) is no leak;
 - what was seen is not stretched more than a few times over, and ends within the horizon.

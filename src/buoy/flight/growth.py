@@ -13,6 +13,8 @@ _CELLS = 24
 """A window is judged on at most so many equally spaced points."""
 _FEWEST_POINTS = 8
 _FEWEST_STEPS = 5
+_SMALLEST_RISE = 0.01
+"""Of the limit: less than this within a window is not growth."""
 _JUMPS = (0.4, 0.6, 0.8)
 """The largest, the two largest and the three largest jumps may be at most this part of the whole rise."""
 _SMALLEST_QUARTER = 0.65
@@ -91,7 +93,7 @@ class Growth:
                 self.per_second = per_step * pace
         distance = end[self._axis] - start[self._axis]
         self.rise = slope * distance
-        self.rises = self.per_second > 0 and self.rise > max(2 * self._noise, 0.01 * limit)
+        self.rises = self.per_second > 0 and self.rise > max(2 * self._noise, _SMALLEST_RISE * limit)
         self.is_clear = self.rises and self.rise > 4 * self._noise
         early, early_noise, _ = _line(cells[: len(cells) // 2 + 1], self._axis)
         late, late_noise, _ = _line(cells[len(cells) // 2 :], self._axis)
@@ -120,7 +122,7 @@ class Growth:
         The first third is left out, so that a warm-up before a leak does not hide it.
         """
         marks = [self._level_at(part / 3) for part in (1, 2, 3)]
-        if max(marks) - self._cells[0][2] < 0.01 * limit:
+        if max(marks) - self._cells[0][2] < _SMALLEST_RISE * limit:
             return False
         thirds = (marks[1] - marks[0], marks[2] - marks[1])
         return self._bends(*thirds, limit) or (self.steady and self._bends(*self._halves, limit))
@@ -150,7 +152,10 @@ class Growth:
 
 
 def growth_since(points: list[Point], since: float, limit: float) -> Growth | None:
-    """The growth since then, from the highest point of each equal stretch of time; None: too few points."""
+    """The growth since then, from the highest point of each equal stretch of time.
+
+    None when there are too few points, or so little change that no shorter window can hold growth either.
+    """
     width = (points[-1][0] - since) / _CELLS
     cells: list[Point] = []
     last = -1
@@ -164,7 +169,10 @@ def growth_since(points: list[Point], since: float, limit: float) -> Growth | No
         else:
             cells.append(point)
             last = cell
-    return Growth(cells, limit) if len(cells) >= _FEWEST_POINTS else None
+    levels = [cell[2] for cell in cells]
+    if len(cells) < _FEWEST_POINTS or max(levels) - min(levels) < _SMALLEST_RISE * limit:
+        return None
+    return Growth(cells, limit)
 
 
 def _rising(cells: list[Point]) -> list[Point]:
