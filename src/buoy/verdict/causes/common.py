@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 from buoy.units import format_duration
@@ -134,11 +135,18 @@ def died_before(evidence: Evidence, death: ProcessDeath, within: float) -> float
 
 def last_save(evidence: Evidence) -> tuple[str, float | None] | None:
     """The last thing the script saved, and how long before the end."""
-    for event in reversed(evidence.events_of("save")):
-        path, t, end = text(event.get("path")), number(event.get("t")), evidence.last_t
-        if path:
-            return printable(path, 80), max(0.0, end - t) if t is not None and end is not None else None
-    return None
+    saves = [event for event in evidence.events_of("save") if text(event.get("path"))]
+    if not saves:
+        return None
+    path, t, end = str(saves[-1]["path"]), number(saves[-1].get("t")), evidence.last_t
+    folder = os.path.dirname(path)
+    together = [
+        event for event in saves
+        if os.path.dirname(str(event["path"])) == folder and abs((number(event.get("t")) or 0.0) - (t or 0.0)) < 5.0
+    ]  # fmt: skip
+    if folder and len({event["path"] for event in together}) > 1:  # a checkpoint of several files
+        path = folder
+    return printable(path, 80), max(0.0, end - t) if t is not None and end is not None else None
 
 
 def go_on(evidence: Evidence) -> str:

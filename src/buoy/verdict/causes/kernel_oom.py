@@ -9,7 +9,8 @@ from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.oom import describe_limit, examine
 from buoy.verdict.traces import headline
-from buoy.verdict.values import count, mappings, number, printable, text
+from buoy.verdict.trend import bytes_per_step
+from buoy.verdict.values import count, mappings, printable
 
 
 def judge(evidence: Evidence) -> Cause | None:
@@ -73,7 +74,18 @@ def _colab(evidence: Evidence) -> list[Reading]:
 
 
 def _next(evidence: Evidence, limit: int | None, peak: int | None) -> tuple[str, ...]:
+    return (*_remedies(evidence, limit, peak)[:2], go_on(evidence))
+
+
+def _remedies(evidence: Evidence, limit: int | None, peak: int | None) -> list[str]:
+    """What would lower the memory, as the readings point to it: the best first."""
     steps = []
+    growth = bytes_per_step(evidence, limit)
+    if growth is not None:
+        steps.append(
+            f"find what is kept for ever: memory grew {format_bytes(growth)} with each step; the usual ones are "
+            "losses and outputs in a list (keep `loss.item()`), and results gathered over an epoch"
+        )
     children = [p for p in mappings(evidence.death.get("processes")) if p.get("role") == "child"]
     held = sum(count(child.get("rss")) or 0 for child in children)
     if children and limit and held > 0.2 * limit:
@@ -81,20 +93,22 @@ def _next(evidence: Evidence, limit: int | None, peak: int | None) -> tuple[str,
             f"lower `num_workers`: {len(children)} child processes held {format_bytes(held)} beside the main one; "
             "each copies the Python objects of the data set"
         )
-    if limit and peak and peak < 0.7 * limit and not steps:
+    if limit and peak and peak < 0.7 * limit:
         steps.append(
             f"one sudden allocation did it (memory was at {format_share(peak, limit)} just before): "
             "build or load that object in pieces"
         )
-    steps.append(
-        "keep the data set out of RAM: read it in pieces or memory-map it; a smaller batch changes little here"
-    )
-    warned = [e for e in evidence.events_of("warning") if e.get("alarm") == "ram"]
-    if warned:
-        words = printable(text(warned[-1].get("text")) or "memory grows", 100)
-        steps.insert(
-            0, f"find what grows with each step (lists of losses with their graph are the usual one): {words}"
+    if evidence.death.get("gpu"):
+        steps.append(
+            "keep the data set out of RAM: read it in pieces or memory-map it; the batch lives on the GPU"
         )
-    if number(evidence.attempt.get("t")) is not None:
-        steps.append(go_on(evidence))
-    return tuple(steps[:3])
+    elif count(evidence.last_sample.get("step")):
+        steps.append(
+            "without a GPU the batch lives in RAM too: halve it and accumulate gradients over two; "
+            "and keep the data set out of RAM (read it in pieces, memory-map it)"
+        )
+    else:
+        steps.append(
+            "it died before the first step: load the data in pieces, and the model without a second copy"
+        )
+    return steps
