@@ -41,14 +41,15 @@ class Alarms:
 
     def feed(self, now: float, sample: list) -> list[Warning]:  # type: ignore[type-arg]
         """The warnings that this sample gives rise to; mostly none."""
+        self._feed_forecasts(now, sample)
         if now < self._due:
             return []
         self._due = now + _PERIOD
         lead = self._sampler.lead()
-        warnings = []
-        for outlook in self._exhaustion(now, sample, lead.step_seconds if lead else None):
-            name = outlook.name.lower()
-            warnings.append(Warning(name, forecast.sentence(outlook), outlook.values()))
+        warnings = [
+            Warning(outlook.name.lower(), forecast.sentence(outlook), outlook.values())
+            for outlook in self._exhaustion(sample[_AT["step"]], lead.step_seconds if lead else None)
+        ]
         warnings += self._hang(now, sample, lead)
         findings = self._slowdown.feed(
             now, sample[_AT["step"]], sample[_AT["phase"]],
@@ -64,7 +65,7 @@ class Alarms:
         events, self._events = self._events, []
         return events
 
-    def _exhaustion(self, now: float, sample: list, step_seconds: float | None) -> list[forecast.Outlook]:  # type: ignore[type-arg]
+    def _feed_forecasts(self, now: float, sample: list) -> None:  # type: ignore[type-arg]
         step = sample[_AT["step"]]
         limit, used = sample[_AT["cgroup_limit"]], sample[_AT["cgroup_used"]]
         if limit is None or used is None or (self._memory_total and limit > self._memory_total):
@@ -82,8 +83,15 @@ class Alarms:
         ):
             series.limit = total
             series.feed(now, step, total - free if total is not None and free is not None else None)
-        self._time.feed(time.time() - self._began, step, step_seconds)
-        told = [series.news() for series in (self._ram, self._vram, self._disk, self._shm, self._time)]
+
+    def _exhaustion(self, step: int | None, step_seconds: float | None) -> list[forecast.Outlook]:
+        elapsed = time.time() - self._began
+        self._time.feed(elapsed, step, step_seconds)
+        resources = (self._ram, self._vram, self._disk, self._shm)
+        if self._time.limit:  # what runs out after the session's end is nobody's concern
+            for series in resources:
+                series.horizon = min(series.horizon, max(60.0, self._time.limit - elapsed))
+        told = [series.news() for series in (*resources, self._time)]
         return [outlook for outlook in told if outlook is not None]
 
     def _hang(self, now: float, sample: list, lead: object) -> list[Warning]:  # type: ignore[type-arg]
