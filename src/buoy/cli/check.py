@@ -26,7 +26,15 @@ def execute(arguments: list[str]) -> int:
     if options.rules:
         return _list_rules(codes)
     target = target_for(options.on or settings.on)
+    mending = options.fix or options.unsafe_fixes or options.diff
     if options.paths == ["-"]:
+        if mending:
+            raise UsageError(
+                "standard input cannot be mended",
+                received="`-` with --fix",
+                expected="a path",
+                hint="`buoy check FILE --fix`",
+            )
         data = sys.stdin.buffer.read(MAX_FILE + 1)
         name = options.stdin_name or ("-" if not data.lstrip().startswith(b"{") else "stdin.ipynb")
         report = engine.Report(engine.check_source(name, data, target, codes), files=1)
@@ -39,14 +47,7 @@ def execute(arguments: list[str]) -> int:
         return int(ExitCode.OK)
     if known := options.baseline or settings.baseline:
         baseline.hide(report, baseline.read(known))
-    if options.diff or options.fix or options.unsafe_fixes:
-        if options.paths == ["-"]:
-            raise UsageError(
-                "standard input cannot be mended",
-                received="`-` with --fix",
-                expected="a path",
-                hint="`buoy check FILE --fix`",
-            )
+    if mending:
         report = _mend(report, target, codes, options.unsafe_fixes, options.diff)
         if options.diff:
             return int(ExitCode.FOUND if report.failed else ExitCode.OK)

@@ -19,6 +19,7 @@ _BUILTINS = frozenset(dir(builtins)) | {
     "__path__",
     "__builtins__",
     "__annotations__",
+    "__class__",
     "WindowsError",
     "reveal_type",
 }

@@ -8,6 +8,7 @@ import ast
 import json
 import re
 import warnings
+from itertools import pairwise
 from typing import Any
 
 from buoy.lint.document import MAX_SOURCE, Cell, Document, Problem, plain_newlines
@@ -71,7 +72,7 @@ def _pieces(cell: Cell) -> list[Cell]:
     lines = cell.python.split("\n")
     starts = [index for index, line in enumerate(lines) if _STATEMENT_START.match(line)]
     found: list[Cell] = []
-    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+    for start, end in pairwise([*starts, len(lines)]):
         piece = Cell("\n".join(lines[start:end]), start + 1)
         piece.python = piece.text
         _parse(piece)
@@ -181,7 +182,8 @@ def _parse_notebook_cell(cell: Cell, text: str) -> None:
 
 def _tree(cell: Cell) -> ast.Module:
     """The syntax tree, with blank lines in front so that every node has its line in the document at no cost."""
-    if cell.number is None or not cell.python.startswith((" ", "\t")):
+    first = cell.python.lstrip("\n")[:1]
+    if cell.number is None or first not in (" ", "\t"):
         return ast.parse("\n" * (cell.first_line - 1) + cell.python)
     # IPython runs a cell that is indented as a whole; so does this, in the columns it has.
     tree = ast.parse("\n" * (cell.first_line - 2) + "if 1:\n" + cell.python)

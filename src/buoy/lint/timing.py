@@ -106,32 +106,33 @@ class Timing:
         return any(event.start <= line <= event.end for event in self._events.get(id(block.function()), ()))
 
     def _find(self) -> None:
+        """Mark each training, then the calls of functions that train, and so on outwards."""
         facts = self._facts
         seen: set[tuple[str, bool]] = set()
-        work: list[tuple[Call, bool, int]] = []
+        work: list[tuple[Call, bool, int | None, int]] = []
         for name in _STEPS:
-            work += [
-                (call, False, _DEEPEST) for call in facts.calls.get(name, ()) if call.receiver is not None
-            ]
+            calls = [call for call in facts.calls.get(name, ()) if call.receiver is not None]
+            work += [(call, False, None, _DEEPEST) for call in calls]
         for name in _TRAININGS:
-            work += [(call, True, _DEEPEST) for call in facts.calls.get(name, ()) if self._is_training(call)]
+            calls = [call for call in facts.calls.get(name, ()) if self._is_training(call)]
+            work += [(call, True, epochs_of(call, facts), _DEEPEST) for call in calls]
         while work:
-            call, whole, depth = work.pop()
+            call, whole, epochs, depth = work.pop()
             function = call.block.function()
             loops = call.block.loops()
             outermost = loops[-1].node if loops else None
-            region: ast.AST | None = call.statement
-            if not whole:
-                region = outermost  # a step outside any loop is a function's: its callers hold the loop
+            # A step outside any loop is a function's: its callers hold the loop.
+            region = call.statement if whole else outermost
             if region is not None:
+                if epochs is None and isinstance(outermost, ast.For):
+                    epochs = range_length(outermost.iter, facts, call.block)
                 start = getattr(region, "lineno", 0)
                 end = getattr(region, "end_lineno", None) or start
-                event = _Event(call.block, start, end, self._epochs(call, outermost, whole))
-                self._events.setdefault(id(function), []).append(event)
+                self._events.setdefault(id(function), []).append(_Event(call.block, start, end, epochs))
             key = (function.scope.name, region is not None)
             if function.kind == "function" and depth and key not in seen:
                 seen.add(key)
-                work += [(site, region is not None, depth - 1) for site in self._sites(function)]
+                work += [(site, region is not None, epochs, depth - 1) for site in self._sites(function)]
 
     def _is_training(self, call: Call) -> bool:
         if call.receiver is None:
@@ -153,12 +154,6 @@ class Timing:
             any(other.dotted.rpartition(".")[0] == dotted for other in self._facts.calls.get("compile", ()))
             or "trainer" in dotted.lower()
         )
-
-    def _epochs(self, call: Call, outermost: ast.AST | None, whole: bool) -> int | None:
-        stated = epochs_of(call, self._facts) if whole else None
-        if stated is None and isinstance(outermost, ast.For):
-            stated = range_length(outermost.iter, self._facts, call.block)
-        return stated
 
     def _sites(self, function: Block) -> list[Call]:
         return [

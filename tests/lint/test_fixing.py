@@ -1,0 +1,159 @@
+"""Fixes touch the source under the finding and nothing else, are sound, and are done once."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from buoy.cli.check import execute
+from buoy.lint import engine, fixer, rules
+from buoy.lint.model import Edit, Fix, Span
+from buoy.lint.target import Target
+from tests.lint.pairs import pairs
+
+ALL = set(rules.all_codes())
+TARGET = Target("colab-t4", (12 << 30, None, "the test"))
+
+
+def mend(name: str, data: bytes, unsafe: bool = False) -> bytes:
+    """Apply fixes until nothing is left to mend, as the command does."""
+    for _ in range(10):
+        data, done = fixer.apply(name, data, engine.check_source(name, data, TARGET, ALL), unsafe)
+        if not done:
+            return data
+    raise AssertionError("the fixes never come to rest")
+
+
+def test_only_the_bytes_of_the_finding_change() -> None:
+    source = b"# coding: utf-8\r\nimport numpy as np\r\nx = np.float( 3 )  # \xe2\x82\xac  \r\n\r\ny='unstyled'   ;z=1"
+
+    assert mend("a.py", source) == source.replace(b"np.float", b"float")
+
+
+@pytest.mark.parametrize("name", ["bom", "latin"])
+def test_other_encodings_are_kept_or_left_alone(name: str) -> None:
+    """A byte order mark stays; a file that is not UTF-8 is not rewritten."""
+    body = b"import numpy as np\nx = np.float(3)\n"
+    if name == "bom":
+        assert mend("a.py", b"\xef\xbb\xbf" + body) == b"\xef\xbb\xbf" + body.replace(b"np.float", b"float")
+    else:
+        latin = b"# coding: latin-1\n# \xe9\n" + body
+        assert mend("a.py", latin) == latin
+
+
+STYLES = [
+    {"indent": 1},
+    {"indent": None, "separators": (",", ":")},
+    {"indent": 4, "ensure_ascii": False, "sort_keys": True},
+]
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("as_list", [True, False])
+def test_a_notebook_keeps_its_outputs_metadata_and_formatting(
+    style: dict[str, object], as_list: bool
+) -> None:
+    source = "# ä: first\nimport numpy as np\nx = np.float(3)\nprint(x)"
+    cell = {
+        "cell_type": "code",
+        "execution_count": 7,
+        "metadata": {"x": [1.50, 1e3]},
+        "outputs": [{"text": ["np.float\n", "ü"], "output_type": "stream"}],
+        "source": source.splitlines(keepends=True) if as_list else source,
+    }
+    content = {"cells": [cell], "metadata": {"np.float": 1}, "nbformat": 4}
+    data = json.dumps(content, **style).encode() + b"\n\n"  # type: ignore[arg-type]
+
+    mended = mend("a.ipynb", data)
+    assert mended == data.replace(b"np.float(3)", b"float(3)")
+
+
+@pytest.mark.parametrize("source", [["print(os.getcwd())"], ["x = 1\n", "print(os.getcwd(), x)"]])
+def test_a_line_can_be_added_to_a_cell(source: list[str]) -> None:
+    data = json.dumps(
+        {"cells": [{"cell_type": "code", "source": source, "outputs": []}], "nbformat": 4}, indent=1
+    ).encode()
+
+    mended = json.loads(mend("a.ipynb", data))
+    assert mended["cells"][0]["source"] == ["import os\n", *source]
+    assert mended["cells"][0]["outputs"] == []
+
+
+def test_an_import_goes_behind_the_magic_the_docstring_and_the_future() -> None:
+    cell = {"cell_type": "code", "source": ["%%time\n", "print(os.getcwd())"]}
+    data = json.dumps({"cells": [cell], "nbformat": 4}).encode()
+    script = b'"""Doc."""\nfrom __future__ import annotations\n\nprint(os.getcwd())\n'
+
+    assert json.loads(mend("a.ipynb", data))["cells"][0]["source"] == [
+        "%%time\n",
+        "import os\n",
+        "print(os.getcwd())",
+    ]
+    assert mend("a.py", script) == script.replace(b"\n\nprint", b"\n\nimport os\nprint")
+
+
+def test_unsafe_fixes_wait_to_be_asked_for() -> None:
+    source = b"import keras\nmodel = keras.Sequential()\nmodel.compile(loss='mse')\n"
+    source += b"model.fit([1], [1], epochs=2, workers=4)\n"
+
+    assert mend("a.py", source) == source
+    assert mend("a.py", source, unsafe=True) == source.replace(b", workers=4", b"")
+
+
+def test_item_is_not_safe_where_the_sum_is_used_as_a_tensor() -> None:
+    loop = (
+        "import torch\nmodel = torch.nn.Linear(1, 1)\ntotal = 0\nfor x in [torch.ones(1)] * 3:\n"
+        "    loss = model(x)\n    loss.backward()\n    total += loss\n"
+    )
+
+    assert b"total += loss.item()" in mend("a.py", (loop + "print(total)\n").encode())
+    assert b"total += loss\n" in mend("a.py", (loop + "print(total.item())\n").encode())
+
+
+@pytest.mark.parametrize("pair", pairs(), ids=lambda pair: pair.code)
+def test_a_mended_example_still_parses_and_mending_again_changes_nothing(pair: object) -> None:
+    source = pair.bad.encode()  # type: ignore[attr-defined]
+    mended = mend("a.py", source, unsafe=True)
+
+    assert mend("a.py", mended, unsafe=True) == mended
+    if pair.code != "BY981":  # type: ignore[attr-defined]
+        compile(mended, "a.py", "exec")
+
+
+def test_overlapping_and_unsound_fixes_are_not_applied() -> None:
+    """Two edits of the same place wait for each other, and an edit that breaks the syntax is dropped."""
+    data = b"import numpy as np\nx = np.float(3)\n"
+    (found,) = engine.check_source("a.py", data, TARGET, ALL)
+    bad = Fix("break it", (Edit(Span(2, 4, 2, 12), "((("),), "safe")
+    assert fixer.apply("a.py", data, [replace(found, fix=bad)], False) == (data, [])
+    mended, _ = fixer.apply("a.py", data, [found, found], False)
+    assert mended == data.replace(b"np.float", b"float")
+
+
+def test_the_file_is_replaced_whole_and_keeps_its_mode(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, link = tmp_path / "a.py", tmp_path / "link.py"
+    path.write_text("import numpy as np\nx = np.float(3)\n")
+    path.chmod(0o640)
+    link.symlink_to(path)
+
+    assert execute([str(link), "--fix"]) == 0
+    assert path.read_text() == "import numpy as np\nx = float(3)\n"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert link.is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["a.py", "link.py"]
+    assert "mended 1 finding" in capsys.readouterr().err
+
+
+def test_diff_shows_the_change_and_makes_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.py"
+    path.write_text("import numpy as np\nx = np.float(3)\n")
+
+    execute([str(path), "--diff"])
+    assert "+x = float(3)" in capsys.readouterr().out
+    assert path.read_text() == "import numpy as np\nx = np.float(3)\n"

@@ -1,0 +1,157 @@
+"""One snapshot per renderer, with a notebook in it, and what each format promises."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from buoy.cli.check import execute
+from buoy.lint import engine, rules
+from buoy.lint.target import Target
+from buoy.view import findings, findings_machine
+from buoy.view.findings_notebook import check
+
+ALL = set(rules.all_codes())
+TARGET = Target("colab-t4", (12 << 30, None, "the test"))
+SCRIPT = b"import numpy as np\nvalue = np.float(3)\n"
+NOTEBOOK = json.dumps(
+    {"cells": [{"cell_type": "code", "source": "\n\tprint(missing)"}], "nbformat": 4}
+).encode()
+
+
+@pytest.fixture
+def report() -> engine.Report:
+    found = engine.check_source("train, v1.py", SCRIPT, TARGET, ALL)
+    found += engine.check_source("notes.ipynb", NOTEBOOK, TARGET, ALL)
+    return engine.Report(found, files=2)
+
+
+def plain() -> findings.Paint:
+    return findings.Paint(io.StringIO())
+
+
+def test_full_shows_the_source_a_caret_and_what_to_do(report: engine.Report) -> None:
+    assert findings.full(report, plain()) == (
+        "train, v1.py:2:9: BY206 removed-data-api\n"
+        "  error: `numpy.float` is gone: not in numpy 1.26.4 nor later (tried in 2.4.6); AttributeError\n"
+        "  2 | value = np.float(3)\n"
+        "    |         ^^^^^^^^\n"
+        "  hint: write `float`\n"
+        "  fix: write `float` (`--fix` does it)\n"
+        "\n"
+        "notes.ipynb:cell 1:2:8: BY102 undefined-name\n"
+        "  error: `missing` is not defined: no earlier or later cell defines it; NameError\n"
+        "  2 | print(missing)\n"
+        "    |       ^^^^^^^\n"
+        "  hint: define or import `missing` before this line, or correct its spelling\n"
+        "\n"
+        "2 errors in 2 files; `--fix` mends 1\n"
+    )
+
+
+def test_concise_is_one_line_per_finding(report: engine.Report) -> None:
+    assert findings.concise(report, plain()).splitlines() == [
+        "train, v1.py:2:9: BY206 error: `numpy.float` is gone: not in numpy 1.26.4 nor later "
+        "(tried in 2.4.6); AttributeError",
+        "notes.ipynb:cell 1:2:8: BY102 error: `missing` is not defined: no earlier or later cell defines it; NameError",
+        "2 errors in 2 files; `--fix` mends 1",
+    ]
+
+
+def test_github_lines_escape_what_would_end_them(report: engine.Report) -> None:
+    first, second = findings_machine.github(report).splitlines()
+
+    assert first.startswith(
+        "::error title=BY206 removed-data-api,file=train%2C v1.py,line=2,col=9,endLine=2::`numpy.float`"
+    )
+    assert second.startswith("::error title=BY102 undefined-name,file=notes.ipynb::cell 1, line 2: `missing`")
+
+
+def test_json_has_a_schema_and_places_inside_cells(report: engine.Report) -> None:
+    content = json.loads(findings_machine.as_json(report))
+
+    assert content["schema"] == "buoy.check/1"
+    assert content["findings"][1]["start"] == {"cell": 1, "line": 2, "column": 8}
+    assert content["findings"][0]["fix"]["edits"] == [
+        {"line": 2, "column": 9, "end_line": 2, "end_column": 17, "text": "float"}
+    ]
+
+
+# The parts of the SARIF 2.1.0 schema that this output uses, written down by hand: not the whole schema, which is
+# neither small nor installed here. Key: (type, required?, pattern or allowed values).
+LEVELS = {"none", "note", "warning", "error"}
+ALLOWED = {
+    "log": {"$schema", "version", "runs"},
+    "run": {"tool", "columnKind", "results"},
+    "driver": {"name", "version", "rules"},
+    "rule": {"id", "name", "shortDescription", "help"},
+    "result": {"ruleId", "ruleIndex", "level", "message", "locations", "partialFingerprints"},
+    "region": {"startLine", "startColumn", "endLine", "endColumn"},
+}
+
+
+def test_sarif_satisfies_the_subset_of_the_schema_that_it_uses(report: engine.Report) -> None:
+    log = json.loads(findings_machine.sarif(report))
+    (run,) = log["runs"]
+    driver = run["tool"]["driver"]
+
+    assert log["version"] == "2.1.0" and set(log) == ALLOWED["log"]
+    assert set(run) <= ALLOWED["run"] and run["columnKind"] in ("utf16CodeUnits", "unicodeCodePoints")
+    assert set(driver) <= ALLOWED["driver"] and driver["name"]
+    for rule in driver["rules"]:
+        assert set(rule) <= ALLOWED["rule"] and rule["shortDescription"]["text"] and rule["help"]["text"]
+    assert len({rule["id"] for rule in driver["rules"]}) == len(driver["rules"])
+    for result in run["results"]:
+        assert set(result) <= ALLOWED["result"] and result["level"] in LEVELS and result["message"]["text"]
+        assert driver["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
+        assert all(isinstance(value, str) for value in result["partialFingerprints"].values())
+        for location in result["locations"]:
+            place = location["physicalLocation"]
+            assert re.fullmatch(r"[^\\ ]+", place["artifactLocation"]["uri"])
+            assert set(place["region"]) <= ALLOWED["region"] and all(
+                value >= 1 for value in place["region"].values()
+            )
+
+
+def test_the_same_findings_have_the_same_fingerprints_when_lines_move() -> None:
+    before = engine.check_source("a.py", SCRIPT + SCRIPT, TARGET, ALL)
+    after = engine.check_source("a.py", b"# a new line\n" + SCRIPT + SCRIPT, TARGET, ALL)
+
+    assert [item.fingerprint for item in before] == [item.fingerprint for item in after]
+
+
+def test_colour_is_never_the_only_sign(report: engine.Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    coloured = findings.full(report, plain())
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    assert "\x1b[31m" in coloured
+    assert re.sub(r"\x1b\[\d+m", "", coloured) == findings.full(report, plain())
+
+
+def test_check_in_python_returns_values_that_show_themselves(tmp_path: Path) -> None:
+    path = tmp_path / "<b>.py"
+    path.write_bytes(SCRIPT)
+
+    found = check(str(path), on="colab-t4")
+    assert [item.code for item in found] == ["BY206"] and len(found) == 1 and found[0].start.line == 2
+    assert "hint: write `float`" in repr(found)
+    assert "&lt;b&gt;.py" in found._repr_html_() and "<b>" not in found._repr_html_()
+
+
+@pytest.mark.parametrize("style", ["json", "sarif", "github"])
+def test_machine_formats_print_nothing_else(
+    style: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").write_bytes(SCRIPT)
+
+    assert execute(["a.py", "--format", style, "--on", "colab-t4"]) == 1
+    out, err = capsys.readouterr()
+    assert err == ""
+    if style != "github":
+        json.loads(out)

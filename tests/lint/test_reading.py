@@ -1,0 +1,221 @@
+"""What is read: scripts, notebooks with magics, Markdown; one broken piece hides nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from buoy.lint import engine, rules
+from buoy.lint.model import Diagnostic
+from buoy.lint.target import Target
+
+ALL = set(rules.all_codes())
+TARGET = Target("colab-t4", (12 << 30, None, "the test"))
+
+
+def check(source: str | bytes, name: str = "train.py") -> list[Diagnostic]:
+    data = source if isinstance(source, bytes) else source.encode()
+    return engine.check_source(name, data, TARGET, ALL)
+
+
+def notebook(*cells: str | list[str], **metadata: object) -> bytes:
+    content = [{"cell_type": "code", "source": cell, "outputs": [], "metadata": {}} for cell in cells]
+    return json.dumps({"cells": content, "nbformat": 4, "nbformat_minor": 5, "metadata": metadata}).encode()
+
+
+def undefined(source: bytes, name: str = "a.ipynb") -> set[str]:
+    return {item.message.split("`")[1] for item in check(source, name) if item.code in ("BY101", "BY102")}
+
+
+def broken(source: bytes | str, name: str = "a.ipynb") -> list[Diagnostic]:
+    return [item for item in check(source, name) if item.code == "BY981"]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "%%time\nx = 1\nprint(x)",
+        "%%capture out\nx = 1\nprint(x, out)",
+        "!pip install keras\n%matplotlib inline\nx = 1\nprint(x)",
+        "files = !ls *.png\nprint(files)",
+        "%time x = 1\nprint(x)",
+        "%timeit -n 10 sum(range(3))",
+        "%timeit -r1 for x in range(3): pass",
+        "len?\n?len\nprint??",
+        "%cd /content\nls\n!wget a \\\n  b\nprint(1)",
+        "  x = 1\n  print(x)",
+        "\n\n    x = 1\n    print(x)",
+        "for i in range(2):\n    !echo {i}",
+        "print('%d' % 3\n      % ())",
+        "%%bash\nls $HOME && foo",
+        "%%writefile a.py\nprint(unknown_here)",
+        "get_ipython().system('ls')\ndisplay(_)",
+        "if True:\n    %load_ext autoreload",
+        "# comment first\n%%time\nx = 1\nprint(x)",
+    ],
+)
+def test_magics_are_understood(cell: str) -> None:
+    """Neither a syntax error nor an undefined name comes from IPython's own syntax."""
+    assert [item.message for item in check(notebook(cell), "a.ipynb")] == []
+
+
+def test_code_inside_a_magic_is_checked() -> None:
+    assert undefined(notebook("%%time\nx = missing")) == {"missing"}
+    assert undefined(notebook("%time fit(missing)", "fit = print")) == {"missing"}
+
+
+def test_a_name_in_exported_magic_is_checked_and_one_defined_there_is_known() -> None:
+    source = b"get_ipython().run_cell_magic('time', '', 'total = 1\\nprint(missing)\\n')\nprint(total)\n"
+
+    assert undefined(source, "export.py") == {"missing"}
+
+
+def test_names_that_may_come_from_elsewhere_are_not_reported() -> None:
+    assert undefined(notebook("%run setup.py\nprint(from_setup)")) == set()
+    assert undefined(notebook("from utils import *\nprint(from_utils)")) == set()
+    assert undefined(notebook("%%some_extension\nx y z", "print(x)")) == set()
+
+
+def test_old_notebooks_keep_their_cells_in_worksheets() -> None:
+    cells = [{"cell_type": "code", "input": ["x = 1\n", "print(missing)"], "language": "python"}]
+    data = json.dumps({"nbformat": 3, "worksheets": [{"cells": cells}], "metadata": {}}).encode()
+
+    (found,) = check(data, "old.ipynb")
+    assert (found.start.cell, found.start.line, found.start.column) == (1, 2, 7)
+
+
+def test_a_notebook_of_another_language_is_left_alone() -> None:
+    assert check(notebook("x <- c(1, 2)", kernelspec={"language": "R"}), "r.ipynb") == []
+
+
+def test_a_broken_cell_hides_nothing_else() -> None:
+    found = check(notebook("x = = 1", "print(missing)", "y = ("), "a.ipynb")
+
+    assert sorted((item.code, item.start.cell) for item in found) == [
+        ("BY102", 2),
+        ("BY981", 1),
+        ("BY981", 3),
+    ]
+
+
+def test_a_name_that_a_broken_cell_may_define_is_not_reported() -> None:
+    assert undefined(notebook("model = build(\n", "print(model)")) == set()
+
+
+def test_a_syntax_error_in_a_script_hides_nothing_else() -> None:
+    found = check("import numpy as np\nx = = 1\nprint(np.float(3))\n")
+
+    assert {item.code for item in found} == {"BY206", "BY981"}
+
+
+def test_places_in_a_notebook_are_cell_and_line_inside_it() -> None:
+    markdown = {"cell_type": "markdown", "source": "text"}
+    code = {"cell_type": "code", "source": ["import os\n", "print(missing)"]}
+    data = json.dumps({"cells": [markdown, code], "metadata": {}, "nbformat": 4}).encode()
+
+    (found,) = check(data, "a.ipynb")
+    assert str(found.start) == "cell 2:2:7"
+    assert found.source == ("print(missing)",)
+
+
+def test_columns_count_characters_not_bytes() -> None:
+    (found,) = check("text = 'äöü€'; print(missing)\n")
+
+    assert found.start.column == 22
+
+
+def test_markdown_fences_are_checked_and_a_placeholder_makes_missing_names_notes() -> None:
+    page = "# Title\n\n```python\nprint(missing)\n```\n\n```bash\nls missing\n```\n"
+    announced = page.replace("print(", "# ... the model as above\nprint(")
+
+    (found,) = check(page, "page.md")
+    assert (found.severity, found.start.line) == ("error", 4)
+    assert [item.severity for item in check(announced, "page.md")] == ["note"]
+
+
+def test_names_are_resolved_as_python_does() -> None:
+    """Scopes, comprehensions, classes, globals, walrus, match, except, lambda, star arguments."""
+    source = """
+import os.path as p
+from a import b as c
+def f(x, *args, y=1, **kwargs):
+    global made
+    made = [i for i in x if (last := i)]
+    def inner():
+        nonlocal x
+        x = 2
+        return made, last, args, kwargs, y, later
+    return inner
+later = 1
+class A:
+    size = 3
+    other = size
+    def method(self):
+        return __class__, self
+try:
+    pass
+except ValueError as error:
+    print(error)
+match later:
+    case {"k": v, **rest}:
+        print(v, rest)
+    case [first, *others]:
+        print(first, others)
+print(made, p, c, (lambda q: q)(1), {k: w for k, w in {}.items()}, __name__, __file__)
+with open("x") as handle:
+    print(handle)
+"""
+    assert [item.message for item in check(source)] == []
+
+
+def test_a_class_attribute_is_not_a_name_inside_its_methods() -> None:
+    assert undefined(b"class A:\n    size = 3\n    def f(self):\n        return size\n", "a.py") == {"size"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "try:\n    unicode\nexcept NameError:\n    unicode = str\n",
+        "if 'x' in globals():\n    print(x)\n",
+        "exec('x = 1')\nprint(x)\n",
+        "if False:\n    print(x)\n",
+    ],
+)
+def test_code_that_expects_the_name_to_be_missing_is_left_alone(source: str) -> None:
+    assert undefined(source.encode(), "a.py") == set()
+
+
+FIT = "import keras\nmodel = keras.Sequential()\nmodel.compile(loss='mse')\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        (FIT + "model.fit([1], [1], epochs=20)\nprint(missing)\n", "BY101"),
+        (FIT + "print(missing)\nmodel.fit([1], [1], epochs=20)\n", "BY102"),
+        (FIT + "def train():\n    model.fit([1], [1], epochs=20)\ntrain()\nprint(missing)\n", "BY101"),
+        (FIT + "def show():\n    print(missing)\nmodel.fit([1], [1], epochs=20)\nshow()\n", "BY101"),
+        (FIT + "if keras:\n    model.fit([1], [1], epochs=20)\nelse:\n    print(missing)\n", "BY102"),
+        ("import torch\nfor i in range(20):\n    torch.ones(1).backward()\nprint(missing)\n", "BY101"),
+    ],
+)
+def test_what_fails_after_training_is_told_apart(source: str, code: str) -> None:
+    (found,) = check(source)
+
+    assert found.code == code
+    assert ("after 20 epochs of training" in found.message) == (code == "BY101")
+
+
+def test_a_pinned_older_release_silences_what_is_still_there() -> None:
+    removed = "from keras.utils import np_utils\nprint(np_utils)"
+
+    assert [item.code for item in check(notebook(removed), "a.ipynb")] == ["BY201"]
+    assert check(notebook("!pip install -q keras==2.3.1", removed), "a.ipynb") == []
+
+
+def test_what_a_version_test_guards_is_left_alone() -> None:
+    assert check("import numpy as np\nif np.__version__ < '1.20':\n    x = np.float(1)\n") == []
+    assert (
+        check("try:\n    from keras.utils import np_utils\nexcept ImportError:\n    np_utils = None\n") == []
+    )

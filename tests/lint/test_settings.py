@@ -1,0 +1,217 @@
+"""The command line, settings files, ignore comments, the baseline, and exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from buoy.cli.check import execute
+from buoy.errors import UsageError
+from buoy.lint import config, engine, rules
+from buoy.lint.target import Target
+
+ALL = set(rules.all_codes())
+TARGET = Target("colab-t4", (12 << 30, None, "the test"))
+BAD = "import numpy as np\nvalue = np.float(3)\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.py").write_text(BAD)
+    (tmp_path / "good.py").write_text("print(1)\n")
+    return tmp_path
+
+
+def codes(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [item["code"] for item in json.loads(capsys.readouterr().out)["findings"]]
+
+
+def test_exit_codes(folder: Path) -> None:
+    """0 clean, 1 findings, 0 for notes alone and with --exit-zero."""
+    (folder / "page.md").write_text("```python\n# ...\nprint(missing)\n```\n")
+
+    assert execute(["good.py"]) == 0
+    assert execute(["bad.py", "--on", "colab-t4"]) == 1
+    assert execute(["bad.py", "--on", "colab-t4", "--exit-zero"]) == 0
+    assert execute(["page.md"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere.py"], "no such file or folder"),
+        (["--select", "BY999"], "unknown rule"),
+        (["--select", "kept-grph"], "kept-graph"),
+        (["--on", "colab-t5"], "colab-t4"),
+        (["--baseline", "none.json"], "--write-baseline"),
+        (["-", "--fix"], "standard input"),
+    ],
+)
+def test_wrong_usage_says_what_to_do(folder: Path, arguments: list[str], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        execute(arguments)
+
+    assert words in str(caught.value) and caught.value.exit_code == 2
+
+
+def test_a_folder_is_searched_and_hidden_ones_are_not(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (".venv", "node_modules", "deep/er"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "x.py").write_text(BAD)
+
+    execute(["--on", "colab-t4", ".", "--format", "json"])
+    found = json.loads(capsys.readouterr().out)
+    assert sorted(item["path"] for item in found["findings"]) == ["bad.py", "deep/er/x.py"]
+    assert found["files"] == 3
+
+
+def test_standard_input_is_a_script_or_a_notebook(folder: Path) -> None:
+    notebook = json.dumps({"cells": [{"cell_type": "code", "source": "print(missing)"}]})
+    for text, place in (("print(missing)", "-:1:7"), (notebook, "stdin.ipynb:cell 1:1:7")):
+        done = subprocess.run(
+            [sys.executable, "-m", "buoy.cli.check", "-", "--format", "concise"],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+        assert (done.returncode, done.stdout.splitlines()[0].split(": ")[0]) == (1, place)
+
+
+def test_select_and_ignore_take_codes_starts_names_and_words(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "bad.py").write_text(BAD + "print(missing)\n")
+    for arguments, expected in (
+        (["--select", "BY2"], ["BY206"]),
+        (["--select", "undefined-name"], ["BY102"]),
+        (["--select", "all", "--ignore", "BY1,BY2"], []),
+        (["--ignore", "removed-data-api"], ["BY102"]),
+    ):
+        execute(["bad.py", "--on", "colab-t4", "--format", "json", *arguments])
+
+        assert codes(capsys) == expected
+
+
+def test_settings_come_from_the_nearest_file_and_the_command_line_wins(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "pyproject.toml").write_text(
+        '[tool.buoy.check]\nignore = ["BY206"]\non = ["colab-t4"]\nexclude = ["old"]\n'
+    )
+    (folder / "old").mkdir()
+    (folder / "old" / "x.py").write_text("print(missing)\n")
+
+    assert execute(["--format", "json"]) == 0
+    monkeypatch.setenv("BUOY_CHECK_IGNORE", "BY1")
+    assert config.load().ignore == ["BY1"]
+    assert config.load().on == ["colab-t4"]
+
+
+def test_every_mistake_in_the_settings_is_named_at_once(folder: Path) -> None:
+    (folder / "buoy.toml").write_text('[check]\nselekt = ["BY1"]\nignore = "BY2"\nbaseline = 3\n')
+
+    with pytest.raises(UsageError) as caught:
+        config.load()
+    assert all(
+        words in str(caught.value)
+        for words in ("did you mean `select`", "'ignore' is 'BY2'", "'baseline' is 3")
+    )
+
+
+def test_broken_settings_are_an_error_with_the_path(folder: Path) -> None:
+    (folder / "pyproject.toml").write_text("[tool.buoy\n")
+
+    with pytest.raises(UsageError, match=r"pyproject\.toml"):
+        config.load()
+
+
+def check(source: str) -> list[str]:
+    return [item.code for item in engine.check_source("a.py", source.encode(), TARGET, ALL)]
+
+
+def test_ignore_comments_hide_their_line_and_unneeded_ones_are_reported() -> None:
+    line = "import numpy as np\nx = np.float(3)"
+
+    assert check(f"{line}  # buoy: ignore[BY206]\n") == []
+    assert check(f"{line}  # buoy: ignore\n") == []
+    assert check(f"{line}  # buoy: ignore[BY101]\n") == ["BY206", "BY002"]
+    assert check("x = 1  # buoy: ignore[BY206, BY401]\n") == ["BY002"]
+    assert check("x = 1  # buoy: ignore[NP001]\n") == ["BY002"]
+    assert check("x = 'text # buoy: ignore[BY206]'\n") == []
+
+
+def test_an_unused_ignore_is_removed_by_its_fix() -> None:
+    from buoy.lint import fixer
+
+    data = b"x = 1  # buoy: ignore[BY206]\n"
+    mended, _ = fixer.apply("a.py", data, engine.check_source("a.py", data, TARGET, ALL), False)
+
+    assert mended == b"x = 1\n"
+
+
+def test_the_baseline_hides_what_it_knows_and_nothing_new(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["bad.py", "--on", "colab-t4", "--write-baseline", "known.json"]) == 0
+    assert execute(["bad.py", "--on", "colab-t4", "--baseline", "known.json"]) == 0
+    (folder / "bad.py").write_text("# moved\n" + BAD + "print(missing)\n")
+    capsys.readouterr()
+
+    assert execute(["bad.py", "--on", "colab-t4", "--baseline", "known.json", "--format", "json"]) == 1
+    assert codes(capsys) == ["BY102"]
+
+
+def test_a_foreign_baseline_is_refused(folder: Path) -> None:
+    (folder / "known.json").write_text('{"schema": "else"}')
+
+    with pytest.raises(UsageError, match="not a baseline"):
+        execute(["bad.py", "--baseline", "known.json"])
+
+
+def test_the_list_of_rules_says_which_are_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["--rules"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(ALL)
+    assert any(line.startswith("BY401 on  kept-graph") for line in lines)
+    assert any(line.startswith("BY103 off defined-in-later-cell") for line in lines)
+
+
+def test_nothing_heavy_is_imported_and_nothing_asks_the_network(folder: Path) -> None:
+    code = (
+        "import socket, sys\n"
+        "def refuse(*args, **kwargs): raise AssertionError('network')\n"
+        "socket.socket = refuse\n"
+        "from buoy.cli.check import execute\n"
+        "execute(['bad.py', '--format', 'concise'])\n"
+        "print(sorted(set(sys.modules) & {'torch', 'tensorflow', 'keras', 'numpy', 'rich', 'psutil'}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_size_of_the_target_decides() -> None:
+    source = "import numpy as np\nx = np.zeros((1000, 1000, 1000))\n"
+    for ram, expected in ((4 << 30, ["error"]), (16 << 30, ["warning"]), (64 << 30, [])):
+        target = Target("colab-t4", (ram, None, "the test"))
+
+        assert [
+            item.severity for item in engine.check_source("a.py", source.encode(), target, ALL)
+        ] == expected
+
+
+def test_several_targets_mean_the_tightest() -> None:
+    from buoy.lint.target import target_for
+
+    assert target_for(["colab-t4", "colab-t4-highram"]).name == "colab-t4"
+    assert target_for([]).name == "this"
