@@ -25,11 +25,10 @@ def judge(evidence: Evidence) -> Cause | None:
     if evidence.status.signal == SIGXCPU or (
         not known and recent_signal(evidence, "SIGXCPU", 5.0) is not None
     ):
-        # The kernel raises the soft limit by a second when it sends SIGXCPU, and this may be read after that.
-        raised = _at(evidence, used, soft - 1.0) if soft is not None and soft > 1.0 else None
         grade, limit = _at(evidence, used, soft), soft
-        if grade != "certain" and raised == "certain":
-            grade, limit = "likely", soft - 1.0 if soft is not None else None
+        # The kernel raises the soft limit by a second when it sends SIGXCPU, and this may be read after that.
+        if grade is None and soft is not None and soft > 1.0 and _at(evidence, used, soft - 1.0) is not None:
+            grade, limit = "likely", soft - 1.0
     elif evidence.status.signal == SIGKILL or (not known and not (evidence.main and evidence.main.note)):
         grade, limit = _at(evidence, used, hard), hard
         if grade and known and examine(evidence, evidence.own_death).answer == "open":
