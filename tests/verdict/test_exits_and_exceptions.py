@@ -64,7 +64,8 @@ KERNEL = "CUDA error: device-side assert triggered\nCUDA kernel errors might be 
         ("builtins.OSError", "[Errno 24] Too many open files: 'x'", OS, 24, "open-files", "certain"),
         ("builtins.RuntimeError", "received 0 items of ancdata", RUNTIME, None, "open-files", "certain"),
         ("builtins.RuntimeError", "can't start new thread", RUNTIME, None, "process-limit", "certain"),
-        ("builtins.BlockingIOError", "[Errno 11] Resource temporarily unavailable", OS, 11, "python-exception", "certain"),
+        ("builtins.BlockingIOError", "[Errno 11] Resource temporarily unavailable", OS, 11,
+         "python-exception", "certain"),
         ("builtins.RuntimeError", GLOO, RUNTIME, None, "distributed", "likely"),
         ("torch.distributed.DistBackendError", "NCCL error in: x", RUNTIME, None, "distributed", "likely"),
         ("builtins.KeyboardInterrupt", "", (), None, "interrupted", "certain"),
@@ -128,11 +129,14 @@ def test_torch_saves_word_for_a_full_disk_needs_a_full_disk(attempt: Attempt) ->
 
 
 def test_no_space_on_a_disk_with_room_is_likely_at_most(attempt: Attempt) -> None:
-    """Inodes and inotify watches that run out give the same error."""
-    attempt.raises("builtins.OSError", "[Errno 28] No space left on device", OS, errno=28, disk_free=50 * GIB)
-
+    """Inotify watches that run out give the same error; inodes that did are as good as a full disk."""
+    words = "[Errno 28] No space left on device"
+    attempt.raises("builtins.OSError", words, OS, errno=28, disk_free=50 * GIB, inodes_free=1000)
     assert said(attempt) == ("disk-full", "likely")
     assert "df -i" in attempt.verdict().cause.next[1]
+
+    attempt.raises("builtins.OSError", words, OS, errno=28, disk_free=50 * GIB, inodes_free=0)
+    assert said(attempt) == ("disk-full", "certain")
 
 
 def test_a_full_file_in_shared_memory_is_told_from_a_full_disk(attempt: Attempt) -> None:

@@ -108,9 +108,10 @@ def classify(note: dict[str, Any]) -> ExceptionFinding:
                 chosen, found = link, (inner[0], "possible" if inner[1] == "possible" else "likely")
                 break
     kind, grade = found or ("python-exception", "certain")
+    inodes = count(note.get("inodes_free"))
     quota = chosen.errno == EDQUOT or "quota" in chosen.message.lower()
-    if kind == "disk-full" and grade == "certain" and not quota and not _is_full(outer.free):
-        grade = "likely"  # the same error comes of inodes, inotify watches and semaphores that run out
+    if kind == "disk-full" and grade == "certain" and not quota and not (_is_full(outer.free) or inodes == 0):
+        grade = "likely"  # the same error comes of inotify watches and semaphores that run out
     path = text(note.get("filename"))
     if kind == "disk-full" and path is not None and path.startswith("/dev/shm"):  # noqa: S108 - a comparison
         kind = "shm-full"
