@@ -110,9 +110,9 @@ def _take_back_paths(options: argparse.Namespace) -> None:
     """`--on colab-t4 train.py`: a list of ids also swallows the path behind it; what exists as a path
     and is no id is one.
     """
-    from buoy.machine import platforms
-
     for word in [word for word in options.on or () if os.path.exists(word)]:
+        from buoy.machine import platforms
+
         if word != "this" and word not in {row.id for row in platforms.all_platforms()}:
             options.on.remove(word)
             options.paths.append(word)

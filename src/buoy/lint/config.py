@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from buoy.errors import UsageError
@@ -39,14 +38,14 @@ def load(start: str = ".", environ: dict[str, str] | None = None) -> Settings:
 
 
 def _nearest(start: str) -> tuple[str, Any]:
-    import tomllib
-
     folder = os.path.abspath(start)
     while True:
         for name in ("buoy.toml", "pyproject.toml"):
             path = os.path.join(folder, name)
             if not os.path.isfile(path):
                 continue
+            import tomllib
+
             try:
                 with open(path, "rb") as file:
                     content: dict[str, Any] = tomllib.load(file)
@@ -74,6 +73,8 @@ def _apply(settings: Settings, table: Any, path: str) -> None:
             expected="a table",
             hint="write `[tool.buoy.check]`",
         )
+    from difflib import get_close_matches
+
     problems = []
     for key, value in table.items():
         if key not in KEYS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 from collections import Counter
@@ -99,14 +100,19 @@ def read_file(path: str) -> bytes:
 def check_files(paths: Iterable[str], target: Target, codes: set[str]) -> Report:
     """Check files by path."""
     report = Report()
-    for path in paths:
-        report.files += 1
-        try:
-            data = read_file(path)
-        except Unreadable as error:
-            report.diagnostics.append(_unreadable(path, str(error)))
-            continue
-        report.diagnostics += check_source(path, data, target, codes)
+    # Syntax trees are many small objects: looking for garbage among them costs a third of the time and finds none.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for path in paths:
+            report.files += 1
+            try:
+                report.diagnostics += check_source(path, read_file(path), target, codes)
+            except Unreadable as error:
+                report.diagnostics.append(_unreadable(path, str(error)))
+    finally:
+        if collecting:
+            gc.enable()
     return report
 
 
@@ -122,7 +128,9 @@ def check_source(path: str, data: bytes, target: Target, codes: set[str]) -> lis
         return [_unreadable(path, "its code is nested too deeply")]
     found = list(_run(facts, target, codes))
     found += _apply_ignores(found, document, codes)
-    return _diagnostics(document, found)
+    diagnostics = _diagnostics(document, found)
+    facts.release()
+    return diagnostics
 
 
 def _run(facts: Facts, target: Target, codes: set[str]) -> Iterator[tuple[Rule, Finding]]:

@@ -187,6 +187,13 @@ class Facts:
         self.packages: set[str] = set()
         """Top-level packages imported anywhere."""
 
+    def release(self) -> None:
+        """Cut the circles between scopes, bindings and blocks, so that the trees go without a garbage collection."""
+        for scope in self.scopes:
+            scope.bindings.clear()
+            scope.loads.clear()
+        self.memo.clear()
+
     def qualified(self, node: ast.AST) -> str | None:
         """The full name of `np.zeros` or `Adam` through the imports; None when it is not a plain dotted name."""
         dotted = dotted_name(node)
@@ -241,4 +248,14 @@ def dotted_name(node: ast.AST) -> str | None:
 
 def known_without_import(name: str, document: Document) -> bool:
     """Names that exist without being bound: built-ins, and IPython's own in notebooks and exported notebooks."""
-    return name in _BUILTINS or (name in _IPYTHON and (document.kind != "python" or name == "get_ipython"))
+    if name in _BUILTINS:
+        return True
+    return name in _IPYTHON and (
+        document.kind != "python" or name == "get_ipython" or _was_notebook(document)
+    )
+
+
+def _was_notebook(document: Document) -> bool:
+    return any(
+        mark in cell.text for cell in document.cells[:1] for mark in ("# In[", "# %%", "get_ipython()", "#%%")
+    )

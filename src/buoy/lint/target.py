@@ -7,7 +7,6 @@ import os
 import re
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from buoy.lint.facts import Facts
@@ -155,8 +154,9 @@ def _pin_files(folder: str) -> list[str]:
 @cache
 def removed() -> dict[str, dict[str, Any]]:
     """The probed table of removed names, methods and keywords (scripts/probe_apis.py makes it)."""
-    text = resources.files("buoy.lint").joinpath("data/removed.json").read_text("utf-8")
-    table: dict[str, dict[str, Any]] = json.loads(text)
+    # Not importlib.resources: its import alone costs more than reading the file.
+    with open(os.path.join(os.path.dirname(__file__), "data", "removed.json"), encoding="utf-8") as file:
+        table: dict[str, dict[str, Any]] = json.load(file)
     return table
 
 
