@@ -76,8 +76,7 @@ class Sampler:
         else:
             self._meet(map(int, self._direct_children.read().split()))
         near = self.pressure > _FAST_ABOVE
-        if near or slow:
-            self._read_memory(slow)
+        self._read_memory(slow)
         self._read_sizes(slow or near)
         if not self._beacon_files:
             self._find_beacons()

@@ -38,5 +38,9 @@ def mark_cells(beacon: Beacon) -> None:
 
 
 def _first_line(code: str | None) -> str:
-    lines = [line.strip() for line in (code or "").splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    lines = [
+        line.strip()
+        for line in (code or "").splitlines()
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
     return mask_text(lines[0])[:_MOST] if lines else ""

@@ -165,6 +165,7 @@ class Sidecar:
         self._sampler.forget(pid)
 
     def _settle(self) -> None:
+        _be_quick()
         for descriptor, _ in self._poll.poll(0):  # children that died in the same moment
             if descriptor != self._pidfd:
                 self._child_died(descriptor)
@@ -225,6 +226,14 @@ def _be_modest() -> None:
             "/proc/self/oom_score_adj", "w"
         ) as file:  # allowed to root only; elsewhere it stays as it is
             file.write("-500")
+    except OSError:
+        pass
+
+
+def _be_quick() -> None:
+    """The training is dead: nothing is left to be modest for, and evidence fades. Only root may ask for this."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
     except OSError:
         pass
 
