@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from buoy.flight.log import FIELDS, EventLog, LineFile, SampleLog, read_lines, read_samples
 
@@ -80,20 +78,8 @@ def test_events_from_two_writers_do_not_mix(tmp_path: Path) -> None:
     assert len(read_lines(str(tmp_path / "events.jsonl"))) == 100
 
 
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Path:
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(mount)], capture_output=True, check=False
-    )
-    if done.returncode:
-        pytest.skip("cannot mount a small tmpfs here: " + done.stderr.decode().strip())
-    yield mount  # type: ignore[misc]
-    subprocess.run(["umount", str(mount)], check=True)
-
-
-def test_a_full_disk_loses_no_line_that_fits_later(tiny_disk: Path) -> None:
+def test_a_full_disk_loses_no_line_that_fits_later(make_disk: Callable[[str], Path]) -> None:
+    tiny_disk = make_disk("64k")
     filler = tiny_disk / "filler"
     log = LineFile(str(tiny_disk / "events.jsonl"))
     filler.write_bytes(b"x" * 56 * 1024)

@@ -66,7 +66,9 @@ def test_a_killed_kernel_is_judged_with_the_cell_it_was_in(kernel: Kernel, tmp_p
     assert told["where"]["step"] == 1
 
 
-def test_a_kernel_between_two_cells_is_no_hang_but_a_cell_that_blocks_is(kernel: Kernel, tmp_path: Path) -> None:
+def test_a_kernel_between_two_cells_is_no_hang_but_a_cell_that_blocks_is(
+    kernel: Kernel, tmp_path: Path
+) -> None:
     kernel.run("import buoy, time; watch = buoy.watch('runs/nb'); watch.step()")
     time.sleep(4.0)
     before = [found["kind"] for found in events(tmp_path / "runs/nb")]

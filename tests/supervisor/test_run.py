@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -104,16 +105,8 @@ def test_a_run_folder_that_is_a_file_is_125(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Path:
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount)], capture_output=True, check=False
-    )
-    if done.returncode:
-        pytest.skip("cannot mount a small tmpfs here: " + done.stderr.decode().strip())
-    yield mount  # type: ignore[misc]
-    subprocess.run(["umount", "-l", str(mount)], check=False)
+def small_disk(make_disk: Callable[[str], Path]) -> Path:
+    return make_disk("1m")
 
 
 def test_a_run_folder_on_a_full_disk_is_125(small_disk: Path) -> None:

@@ -22,7 +22,18 @@ class Screen:
         self.seen = ""
         self.pid, self._terminal = pty.fork()
         if self.pid == 0:
-            command = [sys.executable, "-m", "buoy", "run", "--run", str(folder), "--", sys.executable, "-c", code]
+            command = [
+                sys.executable,
+                "-m",
+                "buoy",
+                "run",
+                "--run",
+                str(folder),
+                "--",
+                sys.executable,
+                "-c",
+                code,
+            ]
             os.execv(sys.executable, command)
 
     def type(self, keys: str) -> None:
@@ -75,7 +86,9 @@ def stopped(pid: int) -> bool:
 
 
 def test_ctrl_z_stops_both_and_both_go_on(tmp_path: Path) -> None:
-    screen = Screen(tmp_path / "run", "import time; print('working', flush=True); time.sleep(3); print('finished')")
+    screen = Screen(
+        tmp_path / "run", "import time; print('working', flush=True); time.sleep(3); print('finished')"
+    )
     screen.expect("working")
     child = main_pid(tmp_path / "run")
     screen.type("\x1a")
