@@ -34,8 +34,9 @@ LIBRARIES = {
 # Where a library's own import path differs from the folder in its wheel.
 TENSORFLOW_API = re.compile(r"^tensorflow(?:_core)?/(?:_api/v[12]/)?(?P<inner>.*?)/?__init__\.py$")
 KERAS_API = "keras/api/_v2/keras/"
-# The Keras release that a TensorFlow release carried as `tf.keras`.
-KERAS_IN_TENSORFLOW = {"2.15.0": "2.15.0"}
+KERAS_API_IN_TENSORFLOW = "keras/_tf_keras/keras/"
+# `tf.keras` is a part of Keras: what old TensorFlow wheels say of it counts as this release.
+KERAS_OF_OLD_TENSORFLOW = "2.3.1"
 PRIVATE = re.compile(
     r"^(pandas|numpy)\.core\b|\.(compat|distutils|f2py|raw_ops|src|legacy_tf_layers|tests?|testing|conftest)\b"
 )
@@ -164,6 +165,8 @@ def import_paths(library: str, entry: str) -> list[str]:
         if found is None or ("_api" not in entry and inner) or inner.startswith(("compat", "_")):
             return []
         return [public("tensorflow/" + inner)]
+    if library == "keras" and entry.startswith(KERAS_API_IN_TENSORFLOW):
+        return [public("tensorflow/keras/" + module[len(KERAS_API_IN_TENSORFLOW) :])]
     if library == "keras" and entry.startswith(KERAS_API):
         inner = module[len(KERAS_API) :]
         return [public("keras/" + inner), public("tensorflow/keras/" + inner)]
@@ -284,14 +287,13 @@ def probe(library: str, releases: list[tuple[str, dict[str, Names]]]) -> dict[st
     seen: dict[str, str] = {}
     for version, modules in releases:
         for module, found in modules.items():
-            seen[module] = version
-            for name in found.names:
-                seen[f"{module}.{name}"] = version
-    root = LIBRARIES[library] + "."
+            for name in (module, *(f"{module}.{item}" for item in found.names)):
+                seen[name] = version
+    roots = ("keras.", "tensorflow.keras.") if library == "keras" else (LIBRARIES[library] + ".",)
     removed = {
         name: last
         for name, last in seen.items()
-        if name.startswith(root) and not PRIVATE.search(name) and not exists(name)
+        if name.startswith(roots) and not PRIVATE.search(name) and not exists(name)
     }
     # A name below a module that is gone says nothing more than the module.
     top = {
@@ -395,12 +397,13 @@ def main(folder: str) -> None:
             modules.clear()
             modules["numpy"] = Names(True, "numpy")
             modules["numpy"].names = numpy_names(path)
-        if library == "keras":  # `tf.keras` names live in the keras wheel
+        if library == "tensorflow":
             inside = {
-                module: modules.pop(module) for module in list(modules) if module.startswith("tensorflow.")
+                name: modules.pop(name) for name in list(modules) if name.startswith("tensorflow.keras")
             }
-            if version in KERAS_IN_TENSORFLOW:
-                releases.setdefault("tensorflow", []).append((KERAS_IN_TENSORFLOW[version], inside))
+            releases.setdefault("keras", []).append((KERAS_OF_OLD_TENSORFLOW, inside))
+            if "tensorflow" in modules:
+                modules["tensorflow"].names.discard("keras")
     table = json.loads(OUT.read_text()) if OUT.exists() else {}
     for library, found in releases.items():
         try:

@@ -40,11 +40,9 @@ def run_trial(kind: Kind, keep: bool = False) -> Outcome:
             try:
                 return _play(kind, scene, started)
             except StageError as error:
+                kept = str(ground.folder) if keep else None
                 return Outcome(
-                    kind.name,
-                    time.monotonic() - started,
-                    trouble=f"not staged: {error}",
-                    folder=str(ground.folder),
+                    kind.name, time.monotonic() - started, trouble=f"not staged: {error}", folder=kept
                 )
             finally:
                 scene.close()

@@ -151,18 +151,22 @@ def last_save(evidence: Evidence) -> tuple[str, float | None] | None:
 
 def go_on(evidence: Evidence) -> str:
     """How to continue: from the last save, if one was seen."""
-    command = (
-        printable(evidence.command, 70)
-        if isinstance(evidence.attempt.get("command"), list)
-        else "python train.py"
-    )
-    restart = f"`buoy run --restart 3 -- {command}`"
+    restart = f"`buoy run --restart 3 -- {_pasteable(evidence)}`"
     saved = last_save(evidence)
     if saved is None:
         return f"save every few minutes and load it at the start; then {restart} goes on by itself"
     path, age = saved
     when = f", saved {format_duration(age)} before the end" if age is not None else ""
     return f"go on from {path}{when}; {restart} starts it again by itself"
+
+
+def _pasteable(evidence: Evidence) -> str:
+    """The command for a shell; one that is too long to show whole is left to the reader."""
+    import shlex
+
+    words = evidence.attempt.get("command")
+    command = shlex.join(map(str, words)) if isinstance(words, list) and words else "python train.py"
+    return command if len(command) <= 90 and command.isprintable() else "..."
 
 
 def shm_free(evidence: Evidence) -> int | None:
