@@ -16,7 +16,9 @@ RESULTS = Path(__file__).parent / "results"
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of: {', '.join(BENCHES)} (default: all)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"which of: {', '.join(BENCHES)} (default: all)"
+    )
     names = parser.parse_args().names or BENCHES
     unknown = set(names) - set(BENCHES)
     if unknown:

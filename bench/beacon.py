@@ -45,13 +45,15 @@ print(json.dumps(rows))
 
 def main() -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([sys.executable, "-c", _PROGRAM, folder + "/run"], capture_output=True, text=True, check=True)
+        command = [sys.executable, "-c", _PROGRAM, folder + "/run"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
     measured = json.loads(done.stdout.splitlines()[-1])
     rows = []
     for name, column in (("beacon.step()", 0), ("torch's step hook in all", 1)):
         median, low, high = interval([row[column] for row in measured])
         rows.append({"what": name, "us": median, "low": low, "high": high})
-    print(table(["what", "us a step [95 %]"], [(r["what"], f"{r['us']:.2f} [{r['low']:.2f}, {r['high']:.2f}]") for r in rows]))
+    shown = [(row["what"], f"{row['us']:.2f} [{row['low']:.2f}, {row['high']:.2f}]") for row in rows]
+    print(table(["what", "us a step [95 %]"], shown))
     met = all(row["high"] <= 2.0 for row in rows)  # type: ignore[operator]
     print(f"asked: <= 2 us: {'met' if met else 'NOT met'}")
     return {"rows": rows, "met": met}

@@ -3,8 +3,8 @@
 Asked: 95 % upper bound at most +0.5 % wall per step.
 
 One process per way of recording runs the same loop. Windows of it are run one process at a time, in random order within
-each round, so that every way is compared with the plain loop of the same round. In the windows of the others buoy's sidecar
-is stopped (SIGSTOP) and the samplers of the peers rest, so that each pays for itself alone.
+each round, so that every way is compared with the plain loop of the same round. In the windows of the others buoy's
+sidecar is stopped (SIGSTOP) and the samplers of the peers rest, so that each pays for itself alone.
 """
 
 from __future__ import annotations
@@ -76,8 +76,13 @@ class Way:
 
     def __init__(self, name: str, program: str, folder: str) -> None:
         self.name = name
-        self._process = subprocess.Popen([sys.executable, program, name, folder], text=True,
-                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)  # fmt: skip
+        self._process = subprocess.Popen(
+            [sys.executable, program, name, folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
         assert self._process.stdout is not None
         self.works = self._process.stdout.readline() == "ready\n"
         self._sidecar = self._find_sidecar(Path(folder)) if name == "buoy" and self.works else None
@@ -112,7 +117,8 @@ def main() -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "program.py"
         program.write_text(_PROGRAM)
-        ways = [Way(name, str(program), f"{folder}/{name}") for name in ("plain", "plain again", "buoy", "psutil", "nvitop")]
+        names = ("plain", "plain again", "buoy", "psutil", "nvitop")
+        ways = [Way(name, str(program), f"{folder}/{name}") for name in names]
         try:
             times = _interleave([way for way in ways if way.works])
         finally:
@@ -128,14 +134,23 @@ def main() -> dict[str, object]:
         median, low, high = (100 * math.expm1(value) for value in interval(ratios))
         rows.append({"way": way.name, "percent": median, "low": low, "high": high,
                      "ms_a_step": 1000 * sorted(times[way.name])[ROUNDS // 2] / WINDOW_STEPS})  # fmt: skip
-    print(table(["way of recording", "over the plain loop, % [95 %]", "ms a step"], [
-        (row["way"], "does not run here" if row["percent"] is None else
-         f"{row['percent']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]", f"{row.get('ms_a_step', 0):.2f}") for row in rows
-    ]))  # fmt: skip
+    print(table(["way of recording", "over the plain loop, % [95 %]", "ms a step"], list(map(_shown, rows))))
     upper = next(row["high"] for row in rows if row["way"] == "buoy")
     met = upper <= 0.5  # type: ignore[operator]
-    print(f"asked: upper bound <= +0.5 %: {'met' if met else 'NOT met'} ({ROUNDS} rounds of {WINDOW_STEPS} steps)")
+    print(
+        f"asked: upper bound <= +0.5 %: {'met' if met else 'NOT met'} ({ROUNDS} rounds of {WINDOW_STEPS} steps)"
+    )
     return {"rows": rows, "met": met, "rounds": ROUNDS}
+
+
+def _shown(row: dict[str, object]) -> tuple[object, ...]:
+    if row["percent"] is None:
+        return row["way"], "does not run here", "n/a"
+    return (
+        row["way"],
+        f"{row['percent']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]",
+        f"{row['ms_a_step']:.2f}",
+    )
 
 
 def _interleave(ways: list[Way]) -> dict[str, list[float]]:

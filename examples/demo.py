@@ -23,12 +23,15 @@ def main() -> int:
     group = small_session()
     with tempfile.TemporaryDirectory(prefix="buoy-demo-") as folder:
         run = str(Path(folder) / "leaky")
-        say(f"1. A training that leaks, in a session of {LIMIT_MIB} MiB: `buoy run -- python leaky_training.py`")
+        say(
+            f"1. A training that leaks, in a session of {LIMIT_MIB} MiB: `buoy run -- python leaky_training.py`"
+        )
         died = confined(group, [*BUOY, "run", "--run", run, "--", sys.executable, SCRIPT])
         say(f"   it ended with exit code {died}\n\n2. What was that? `buoy why`")
         subprocess.run([*BUOY, "why", run], check=False)
         say("\n3. The same training with that line mended, in the same small session")
-        finished = confined(group, [*BUOY, "run", "--run", f"{folder}/mended", "--", sys.executable, SCRIPT, "--mended"])
+        mended = [*BUOY, "run", "--run", f"{folder}/mended", "--", sys.executable, SCRIPT, "--mended"]
+        finished = confined(group, mended)
     if group is not None:
         group.rmdir()
     say(f"   it ended with exit code {finished}")
@@ -41,7 +44,10 @@ def say(text: str) -> None:
 
 def small_session() -> Path | None:
     """A memory cgroup (v1 or v2) of our own, or None where this machine allows none."""
-    for parent, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+    for parent, limit in (
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+        ("/sys/fs/cgroup", "memory.max"),
+    ):
         group = Path(parent) / f"buoy-demo-{os.getpid()}"
         try:
             group.mkdir()
@@ -66,7 +72,7 @@ def confined(group: Path | None, command: list[str]) -> int:
 
             resource.setrlimit(resource.RLIMIT_DATA, (LIMIT_MIB << 20, LIMIT_MIB << 20))
 
-    return subprocess.run(command, preexec_fn=enter, check=False).returncode  # noqa: PLW1509 - single-threaded
+    return subprocess.run(command, preexec_fn=enter, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -7,7 +7,10 @@ from importlib import import_module
 
 # verb -> (module, one line for `buoy --help`)
 VERBS = {
-    "check": ("buoy.cli.check", "read training code for the lines that will kill the session: `buoy check train.py`"),
+    "check": (
+        "buoy.cli.check",
+        "read training code for the lines that will kill the session: `buoy check train.py`",
+    ),
     "run": ("buoy.cli.run", "run a training under the flight recorder: `buoy run -- python train.py`"),
     "why": ("buoy.cli.why", "say what killed the last attempt, how sure we are, and how to go on"),
 }

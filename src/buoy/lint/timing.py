@@ -100,6 +100,11 @@ class Timing:
             return Moment("in", moments[0].epochs)
         return found
 
+    @property
+    def trains(self) -> bool:
+        """Whether anything here trains at all."""
+        return bool(self._events)
+
     def is_training_loop(self, block: Block) -> bool:
         """Whether this loop holds a training step or is one around it."""
         line = getattr(block.node, "lineno", 0)
@@ -156,9 +161,16 @@ class Timing:
         )
 
     def _sites(self, function: Block) -> list[Call]:
+        """Calls of a function by its name; `torch.save(...)` is no call of the file's own `save`."""
+        calls = self._facts.calls.get(function.scope.name, ())
         return [
-            call for call in self._facts.calls.get(function.scope.name, ()) if call.dotted.count(".") <= 1
+            call
+            for call in calls
+            if call.dotted.count(".") <= 1 and call.dotted.partition(".")[0] not in self._imported(call)
         ]
+
+    def _imported(self, call: Call) -> dict[str, str]:
+        return self._facts.imports if "." in call.dotted else {}
 
 
 def _exclusive(first: Block, second: Block) -> bool:

@@ -9,6 +9,7 @@ from buoy.lint.facts import Facts
 from buoy.lint.model import Finding, Rule
 from buoy.lint.saving import saves
 from buoy.lint.target import Target
+from buoy.lint.timing import timing_of
 
 RULE = Rule(
     "BY702", "ephemeral-checkpoint", "a checkpoint is saved on Colab's disk, which ends with the session"
@@ -47,7 +48,12 @@ _CARRYING_WORDS = (
 def find(facts: Facts, target: Target) -> Iterator[Finding]:
     """Saves to a relative or /content path in a Colab notebook that mounts, downloads and uploads nothing."""
     on_colab = facts.document.colab or any(name.startswith("google.colab") for name, _, _ in facts.imported)
-    if not on_colab or facts.calls.keys() & _CARRIES or "wandb" in facts.packages:
+    if (
+        not on_colab
+        or facts.calls.keys() & _CARRIES
+        or "wandb" in facts.packages
+        or not timing_of(facts).trains
+    ):
         return
     if any(word in cell.text.lower() for cell in facts.document.cells for word in _CARRYING_WORDS):
         return
