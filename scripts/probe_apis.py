@@ -33,6 +33,9 @@ LIBRARIES = {
 }
 # Where a library's own import path differs from the folder in its wheel.
 TENSORFLOW_API = re.compile(r"^tensorflow(?:_core)?/(?:_api/v[12]/)?(?P<inner>.*?)/?__init__\.py$")
+OLD_TF_KERAS_API = re.compile(
+    r"^tensorflow(?:_core)?/python/keras/api/_v\d/keras/(?P<inner>.*?)/?__init__\.py$"
+)
 KERAS_API = "keras/api/_v2/keras/"
 KERAS_API_IN_TENSORFLOW = "keras/_tf_keras/keras/"
 # `tf.keras` is a part of Keras: what old TensorFlow wheels say of it counts as this release.
@@ -160,6 +163,8 @@ def import_paths(library: str, entry: str) -> list[str]:
     """The public import paths under which a wheel's file can be reached."""
     module = entry[: -len("/__init__.py")] if entry.endswith("/__init__.py") else entry[:-3]
     if library == "tensorflow":
+        if old := OLD_TF_KERAS_API.match(entry):
+            return [public("tensorflow/keras/" + old.group("inner"))]
         found = TENSORFLOW_API.match(entry)
         inner = found.group("inner") if found else ""
         if found is None or ("_api" not in entry and inner) or inner.startswith(("compat", "_")):

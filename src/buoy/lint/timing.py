@@ -162,15 +162,13 @@ class Timing:
 
     def _sites(self, function: Block) -> list[Call]:
         """Calls of a function by its name; `torch.save(...)` is no call of the file's own `save`."""
-        calls = self._facts.calls.get(function.scope.name, ())
+        facts = self._facts
         return [
             call
-            for call in calls
-            if call.dotted.count(".") <= 1 and call.dotted.partition(".")[0] not in self._imported(call)
+            for call in facts.calls.get(function.scope.name, ())
+            if call.dotted.count(".") <= 1
+            and ("." not in call.dotted or call.dotted.partition(".")[0] not in facts.imports)
         ]
-
-    def _imported(self, call: Call) -> dict[str, str]:
-        return self._facts.imports if "." in call.dotted else {}
 
 
 def _exclusive(first: Block, second: Block) -> bool:

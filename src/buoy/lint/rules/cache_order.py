@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from buoy.lint.facts import Call, Facts
 from buoy.lint.model import Finding, Rule
+from buoy.lint.pipelines import chain
 from buoy.lint.target import Target
 
 RULE = Rule("BY602", "cache-after-shuffle", "a tf.data pipeline caches what should change in every epoch")
@@ -67,39 +68,14 @@ def find(facts: Facts, target: Target) -> Iterator[Finding]:
 
 def _before(call: Call, facts: Facts) -> ast.Call | None:
     """The call in front of the cache that should have come after it."""
-    node: ast.expr | None = call.receiver
-    line = call.node.lineno
-    for _ in range(40):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            method = node.func.attr
-            if method in _SPLITS or method not in _PIPELINE:
-                return None
-            if method == "shuffle" and not _keeps_order(node):
-                return node
-            if method == "repeat":
-                return node
-            if method == "map" and _is_random(node, facts):
-                return node
-            node = node.func.value
-        elif isinstance(node, ast.Name):
-            earlier = [
-                binding
-                for binding in facts.bindings(node, call.block)
-                if getattr(binding.node, "lineno", 0) <= line and binding.value is not None
-            ]
-            same = [
-                binding
-                for binding in earlier
-                if binding.block is call.block
-                and binding.value is not None
-                and call.node not in ast.walk(binding.value)
-            ]
-            if not same:
-                return None
-            last = same[-1]
-            node, line = last.value, getattr(last.node, "lineno", 0) - 1
-        else:
+    for earlier in chain(call, facts):
+        method = earlier.func.attr if isinstance(earlier.func, ast.Attribute) else ""
+        if method in _SPLITS or method not in _PIPELINE:
             return None
+        if method == "repeat" or (method == "shuffle" and not _keeps_order(earlier)):
+            return earlier
+        if method == "map" and _is_random(earlier, facts):
+            return earlier
     return None
 
 

@@ -62,7 +62,7 @@ def _counts_files(item: Allocation, facts: Facts) -> bool:
 
 def _finding(item: Allocation, per_image: int, ram: int, target: Target, facts: Facts) -> Finding:
     message = (
-        f"{format_bytes(per_image)} per image as float64: {ram // per_image:,} images fill the "
+        f"{format_bytes(per_image)} per item as float64: {ram // per_image:,} items fill the "
         f"RAM of {target.words}"
     )
     span = facts.document.span(item.call.node)
