@@ -26,6 +26,16 @@ KINDS = (
     ),
     *(
         Kind(
+            f"cpu-limit-set-late-{launch}",
+            ("burn_cpu.py", "1", "2", "late"),
+            launch,
+            acts.cue,
+            expect("cpu-limit other-signal", why="nobody may have read the limit before it was reached"),
+        )
+        for launch in ("run", "watch")
+    ),
+    *(
+        Kind(
             f"cpu-limit-hard-{launch}",
             ("burn_cpu.py", "1", "2", "ignore"),
             launch,
