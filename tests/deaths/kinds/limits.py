@@ -12,7 +12,7 @@ KINDS = (
     *(
         Kind(
             f"cpu-limit-soft-{launch}",
-            ("burn_cpu.py", "1", "2"),
+            ("burn_cpu.py", "2", "3"),
             launch,
             acts.cue,
             expect(
