@@ -140,6 +140,13 @@ def _bytes(folder: Path) -> int:
 
 def judge(pair: Pair) -> str | None:
     """None when the pair shows its claim, else what was seen instead."""
+    try:
+        return _judge(pair)
+    except subprocess.CalledProcessError as error:
+        return f"what it needs beside it could not be made: {error}"
+
+
+def _judge(pair: Pair) -> str | None:
     limit = float(pair.value) if pair.kind == "endless" else _LONGEST
     bad = run_example(pair.bad, pair.setup, limit)
     mended = run_example(pair.mended, pair.setup, limit)

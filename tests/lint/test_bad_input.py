@@ -127,9 +127,9 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "folder.py").mkdir()
     (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere")
     (tmp_path / "self").symlink_to(tmp_path)
-    (tmp_path / "secret.py").write_text("print(missing)")
+    (tmp_path / "secret.py").write_text("import os\nprint(os, missing)")
     (tmp_path / "secret.py").chmod(0)
-    (tmp_path / "good.py").write_text("print(missing)")
+    (tmp_path / "good.py").write_text("import os\nprint(os, missing)")
 
     found = engine.check_files(engine.find_files([str(tmp_path)]), TARGET, ALL)
     by_name = {Path(item.path).name: item.code for item in found.diagnostics}

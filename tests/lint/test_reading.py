@@ -66,7 +66,7 @@ def test_code_inside_a_magic_is_checked() -> None:
 
 
 def test_a_name_in_exported_magic_is_checked_and_one_defined_there_is_known() -> None:
-    source = b"get_ipython().run_cell_magic('time', '', 'total = 1\\nprint(missing)\\n')\nprint(total)\n"
+    source = b"import os\nget_ipython().run_cell_magic('time', '', 'total = 1\\nprint(missing)\\n')\nprint(total)\n"
 
     assert undefined(source, "export.py") == {"missing"}
 
@@ -120,9 +120,9 @@ def test_places_in_a_notebook_are_cell_and_line_inside_it() -> None:
 
 
 def test_columns_count_characters_not_bytes() -> None:
-    (found,) = check("text = 'äöü€'; print(missing)\n")
+    (found,) = check("import os; text = 'äöü€'; print(missing, os)\n")
 
-    assert found.start.column == 22
+    assert found.start.column == 33
 
 
 def test_markdown_fences_are_checked_and_a_placeholder_makes_missing_names_notes() -> None:
@@ -169,6 +169,18 @@ with open("x") as handle:
     assert [item.message for item in check(source)] == []
 
 
+def test_a_script_that_imports_nothing_is_a_fragment_whose_names_come_from_elsewhere() -> None:
+    """Solutions that a notebook takes in with `%load`: nobody runs them by themselves."""
+    assert undefined(b"loss = K.mean(y - target)\n", "solution.py") == set()
+    assert undefined(b"import numpy\nloss = K.mean(y - target)\n", "solution.py") == {"K", "y", "target"}
+
+
+def test_a_script_with_magics_is_checked_like_a_cell_and_said_to_be_one() -> None:
+    found = check("import numpy as np\n%timeit np.ones(3)\nx = np.float(3)\n")
+
+    assert [(item.code, item.severity) for item in found] == [("BY981", "warning"), ("BY206", "error")]
+
+
 def test_a_class_attribute_is_not_a_name_inside_its_methods() -> None:
     assert undefined(b"class A:\n    size = 3\n    def f(self):\n        return size\n", "a.py") == {"size"}
 
@@ -212,6 +224,15 @@ def test_a_pinned_older_release_silences_what_is_still_there() -> None:
 
     assert [item.code for item in check(notebook(removed), "a.ipynb")] == ["BY201"]
     assert check(notebook("!pip install -q keras==2.3.1", removed), "a.ipynb") == []
+
+
+def test_code_of_another_age_is_one_finding() -> None:
+    source = (
+        "import tensorflow as tf\nx = tf.placeholder(tf.float32)\ny = tf.log(x)\nprint(tf.Session().run(y))\n"
+    )
+
+    (found,) = check(source)
+    assert "TensorFlow 1 code: 3 names" in found.message and found.start.line == 2
 
 
 def test_what_a_version_test_guards_is_left_alone() -> None:

@@ -108,7 +108,7 @@ def test_settings_come_from_the_nearest_file_and_the_command_line_wins(
         '[tool.buoy.check]\nignore = ["BY206"]\non = ["colab-t4"]\nexclude = ["old"]\n'
     )
     (folder / "old").mkdir()
-    (folder / "old" / "x.py").write_text("print(missing)\n")
+    (folder / "old" / "x.py").write_text("import os\nprint(os, missing)\n")
 
     assert execute(["--format", "json"]) == 0
     monkeypatch.setenv("BUOY_CHECK_IGNORE", "BY1")

@@ -72,6 +72,9 @@ def _undefined(facts: Facts) -> list[Undefined]:
     found: dict[tuple[str, int], Undefined] = {}
     document = facts.document
     given = _given_from_outside(facts)
+    # A script without a single import is a fragment (`%load` in a notebook, `exec`): its names come with the
+    # place it is put.
+    fragment = document.kind == "python" and not facts.imported and document.path != "-"
     for scope in facts.scopes:
         known: dict[str, bool] = {}
         for name, node, block in scope.loads:
@@ -79,7 +82,7 @@ def _undefined(facts: Facts) -> list[Undefined]:
             if defined is None:
                 defined = scope.find(name) is not None or known_without_import(name, document)
                 known[name] = defined
-            if defined or is_guarded(block):
+            if defined or is_guarded(block) or (fragment and block.function().kind == "module"):
                 continue
             if name in given or (
                 document.kind == "notebook" and _is_command_line(document.line(node.lineno), given)

@@ -62,6 +62,11 @@ def _script(path: str, text: str) -> Document:
     _parse(cell)
     if cell.problem is None or cell.tree is not None:
         return Document(path, "python", [cell])
+    plain = Cell(text, 1)
+    _parse_notebook_cell(plain, cell.python)
+    if plain.tree is not None:  # IPython code in a script: the error is reported, and all of it is checked
+        plain.problem = cell.problem
+        return Document(path, "python", [plain])
     return Document(path, "python", [cell, *_pieces(cell)])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from buoy.lint.facts import Call, Facts
 from buoy.lint.frameworks import is_guarded, is_keras_model, uses_keras
 from buoy.lint.model import Edit, Finding, Fix, Rule, Span
-from buoy.lint.removed import removed_uses, strike
+from buoy.lint.removed import Use, removed_uses, strike
 from buoy.lint.target import Target, removed
 
 RULE = Rule("BY201", "removed-keras-api", "a name or method that Keras 3 or TensorFlow 2 no longer has")
@@ -30,6 +30,18 @@ _HINTS = {
     "tensorflow.contrib": "`contrib` was split up into other packages",
     "keras.preprocessing.image.ImageDataGenerator": (
         "`from tensorflow.keras.preprocessing.image import ImageDataGenerator` still works"
+    ),
+}
+# Names that leave together: from this many on they are one finding.
+_MANY = 3
+_GROUPS = {
+    "tensorflow": (
+        "this is TensorFlow 1 code",
+        "`import tensorflow.compat.v1 as tf; tf.disable_v2_behavior()` runs most of it; `tf_upgrade_v2` rewrites it",
+    ),
+    "keras.backend": (
+        "this uses the Keras 2 backend",
+        "`keras.ops` has most of what `keras.backend` had",
     ),
 }
 _RENAMED = {"fit_generator": "fit", "predict_generator": "predict", "evaluate_generator": "evaluate"}
@@ -55,9 +67,16 @@ def find(facts: Facts, target: Target) -> Iterator[Finding]:
     """Removed names through imports and attributes, then removed methods of models."""
     if not uses_keras(facts):
         return
+    groups: dict[str, list[Use]] = {}
     for use in removed_uses(facts, target, ("keras", "tensorflow")):
-        hint = _HINTS.get(use.name) or _compat_hint(use.name)
-        yield Finding(facts.document.span(use.node), "error", use.message(facts), hint)
+        groups.setdefault(_group(use), []).append(use)
+    for group, uses in groups.items():
+        if group in _GROUPS and len(uses) >= _MANY:
+            yield _together(group, uses, facts)
+            continue
+        for use in uses:
+            hint = _HINTS.get(use.name) or _compat_hint(use.name)
+            yield Finding(facts.document.span(use.node), "error", use.message(facts), hint)
     methods = removed()["keras"]["methods"]["keras.Sequential"]
     for method in methods.keys() & facts.calls.keys():
         for call in facts.calls[method]:
@@ -67,6 +86,26 @@ def find(facts: Facts, target: Target) -> Iterator[Finding]:
                 and target.lacks("keras", "3.0.0", facts)
             ):
                 yield _method(call, facts)
+
+
+def _group(use: Use) -> str:
+    if use.library == "tensorflow":
+        return "tensorflow"
+    return "keras.backend" if use.name.startswith("keras.backend.") else use.name
+
+
+def _together(group: str, uses: list[Use], facts: Facts) -> Finding:
+    """One finding for code of another age: its names are gone all together, and are mended all together."""
+    first = uses[0]
+    what, hint = _GROUPS[group]
+    shown = ", ".join(f"`{use.name}`" for use in uses[:3])
+    when = strike(facts, first.block, getattr(first.node, "lineno", 1))
+    tried = removed()[first.library]["version"]
+    message = (
+        f"{what}: {len(uses)} names it uses are gone ({shown}, ...; tried in {first.library} "
+        f"{tried}); it fails here{when}"
+    )
+    return Finding(facts.document.span(first.node), "error", message, hint)
 
 
 def _is_model_method(call: Call, facts: Facts) -> bool:

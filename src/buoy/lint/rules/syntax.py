@@ -29,6 +29,11 @@ def find(facts: Facts, target: Target) -> Iterator[Finding]:
         )
         message = f"{what} does not parse: {problem.message}"
         severity: Severity = "error" if facts.document.kind != "markdown" else "warning"
+        if cell.tree is not None:
+            severity, message = (
+                "warning",
+                "this file holds IPython's `%` or `!` lines: `python` cannot run it",
+            )
         yield Finding(
             Span(problem.line, column, problem.line, column),
             severity,
