@@ -21,8 +21,9 @@ _PIN_FILES = re.compile(
     r".*requirements.*\.txt|environment\.ya?ml|setup\.(py|cfg)|pipfile|pyproject\.toml", re.IGNORECASE
 )
 _FOLDERS_UP = 4
-# What Colab's image has, read there in 2026-08; other platforms are taken to have the newest.
-_COLAB = {"keras": (3, 13), "tensorflow": (2, 20), "numpy": (2, 1, 3)}
+# What Colab's image has, read there in 2026-08. Of pandas and Pillow only the least is known: NumPy 2 needs pandas 2.2,
+# Python 3.13 needs Pillow 11. Other platforms are taken to have the newest.
+_COLAB = {"keras": (3, 13), "tensorflow": (2, 20), "numpy": (2, 1, 3), "pandas": (2, 2), "pillow": (11,)}
 _PACKAGES = {
     "keras": "keras",
     "tensorflow": "tensorflow",

@@ -28,7 +28,8 @@ def find(facts: Facts, target: Target) -> Iterator[Finding]:
             yield _finding(save.path, f"per `{name}`", count, facts)
     for call in facts.called("keras.callbacks.ModelCheckpoint", "tensorflow.keras.callbacks.ModelCheckpoint"):
         path = call.argument(0, "filepath")
-        if path is not None and "{epoch" in ast.unparse(path) and not _best_only(call):
+        rhythm = call.keyword("period") or call.keyword("save_freq")  # then it is not every epoch
+        if path is not None and rhythm is None and "{epoch" in ast.unparse(path) and not _best_only(call):
             epochs = _fit_epochs(facts)
             if epochs is None or epochs >= _FEW:
                 yield _finding(path, "per epoch", epochs, facts)
