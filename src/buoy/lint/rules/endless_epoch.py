@@ -17,15 +17,15 @@ _PAIRS = ((0, "x", "steps_per_epoch"), (99, "validation_data", "validation_steps
 
 def find(facts: Facts, target: Target) -> Iterator[Finding]:
     """`fit(generator())` where the generator is `while True: yield` in this file."""
-    for call in [*facts.calls.get("fit", ()), *facts.calls.get("fit_generator", ())]:
+    for call in facts.calls.get("fit", ()):
         if not is_keras_model(call.receiver, call.block, facts) or call.has_unknown_keywords:
             continue
         for position, name, steps in _PAIRS:
-            source = call.argument(position, name) or (call.keyword("generator") if position == 0 else None)
+            source = call.argument(position, name)
             if source is None or call.keyword(steps) is not None:
                 continue
             function = _generator(source, call, facts)
-            if function is None or (call.tail == "fit_generator" and len(call.node.args) > 1):
+            if function is None:
                 continue
             what = "the first epoch" if position == 0 else "the validation after the first epoch"
             message = (

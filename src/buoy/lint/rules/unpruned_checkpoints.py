@@ -25,7 +25,7 @@ def find(facts: Facts, target: Target) -> Iterator[Finding]:
         found = _per_epoch(save, facts)
         if found is not None:
             name, count = found
-            yield _finding(save.path, f"per `{name}`", count, facts)
+            yield _finding(save.path, f"with `{name}` in its name", count, facts)
     for call in facts.called("keras.callbacks.ModelCheckpoint", "tensorflow.keras.callbacks.ModelCheckpoint"):
         path = call.argument(0, "filepath")
         rhythm = call.keyword("period") or call.keyword("save_freq")  # then it is not every epoch
@@ -51,7 +51,8 @@ def _per_epoch(save: Save, facts: Facts) -> tuple[str, int | None] | None:
             continue
         every = _every(save.call.block, loop, set(variables))
         count = range_length(node.iter, facts, loop)
-        if every is None or (count is not None and count // every < _FEW):
+        # With an unknown number of passes, every n-th of them may be a few files or many: nothing can be said.
+        if every is None or (count is None and every > 1) or (count is not None and count // every < _FEW):
             return None
         return shared[0], count // every if count is not None else None
     return None
