@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -155,3 +158,24 @@ def test_machine_formats_print_nothing_else(
     assert err == ""
     if style != "github":
         json.loads(out)
+
+
+def test_the_same_file_gives_the_same_words_in_every_process() -> None:
+    """Sets are walked in another order in each process; what is printed must not show it."""
+    source = (
+        "import numpy as np\nimport keras.backend as K\nx = [np.float, np.int, np.object, "
+        "np.NaN, K.exp, K.mean, K.sum, K.log]\n"
+    )
+    seen = set()
+    for seed in ("1", "2", "3"):
+        done = subprocess.run(
+            [sys.executable, "-m", "buoy.cli.check", "-", "--format", "concise", "--on", "colab-t4"],
+            input=source,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
+        seen.add(done.stdout)
+
+    assert len(seen) == 1 and "BY206" in seen.pop()

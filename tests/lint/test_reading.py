@@ -46,6 +46,8 @@ def broken(source: bytes | str, name: str = "a.ipynb") -> list[Diagnostic]:
         "%cd /content\nls\n!wget a \\\n  b\nprint(1)",
         "  x = 1\n  print(x)",
         "\n\n    x = 1\n    print(x)",
+        " # a comment further in\nx = 1\nif x:\n  print(x)",
+        " ",
         "for i in range(2):\n    !echo {i}",
         "print('%d' % 3\n      % ())",
         "%%bash\nls $HOME && foo",

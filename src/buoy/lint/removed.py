@@ -57,12 +57,17 @@ def removed_uses(facts: Facts, target: Target, libraries: tuple[str, ...]) -> li
             if name in names and _through_import(seen.node, facts):
                 places.append((name, seen.node, seen.block))
     uses: dict[str, Use] = {}
-    for name, node, block in sorted(places, key=lambda place: getattr(place[1], "lineno", 0)):
+    for name, node, block in sorted(places, key=_order):
         if name in uses:
             uses[name].nodes.append(node)
         elif not is_guarded(block) and target.lacks(*names[name], facts):
             uses[name] = Use(name, *names[name], node, block, [node])
     return list(uses.values())
+
+
+def _order(place: tuple[str, ast.AST, Block]) -> tuple[int, int, str]:
+    name, node, _ = place
+    return getattr(node, "lineno", 0), getattr(node, "col_offset", 0), name
 
 
 def _longest(full: str, names: dict[str, tuple[str, str]]) -> str | None:

@@ -187,11 +187,15 @@ def _parse_notebook_cell(cell: Cell, text: str) -> None:
 
 def _tree(cell: Cell) -> ast.Module:
     """The syntax tree, with blank lines in front so that every node has its line in the document at no cost."""
-    first = cell.python.lstrip("\n")[:1]
-    if cell.number is None or first not in (" ", "\t") or not cell.python.strip():
+    try:
         return ast.parse("\n" * (cell.first_line - 1) + cell.python)
-    # IPython runs a cell that is indented as a whole; so does this, in the columns it has.
-    tree = ast.parse("\n" * (cell.first_line - 2) + "if 1:\n" + cell.python)
+    except IndentationError as error:
+        if cell.number is None:
+            raise
+        try:  # IPython runs a cell that is indented as a whole; so does this, in the columns it has
+            tree = ast.parse("\n" * (cell.first_line - 2) + "if 1:\n" + cell.python)
+        except SyntaxError:
+            raise error from None
     outer = tree.body[0]
     assert isinstance(outer, ast.If)
     tree.body[:1] = outer.body
