@@ -110,8 +110,15 @@ def test_item_is_not_safe_where_the_sum_is_used_as_a_tensor() -> None:
         "    loss = model(x)\n    loss.backward()\n    total += loss\n"
     )
 
-    assert b"total += loss.item()" in mend("a.py", (loop + "print(total)\n").encode())
-    assert b"total += loss\n" in mend("a.py", (loop + "print(total.item())\n").encode())
+    for fine in ("print(total)", "print(f'{total / 3:.2f}', float(total))", "average = total / 3"):
+        assert b"total += loss.item()" in mend("a.py", f"{loop}{fine}\n".encode()), fine
+    for tensor in (
+        "print(total.item())",
+        "torch.save(total, 'x')",
+        "for x in [total]:\n    x.item()",
+        "def f():\n    return total",
+    ):
+        assert b"total += loss\n" in mend("a.py", f"{loop}{tensor}\n".encode()), tensor
 
 
 @pytest.mark.parametrize("pair", pairs(), ids=lambda pair: pair.code)

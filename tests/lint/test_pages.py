@@ -39,6 +39,17 @@ def test_every_rule_has_a_page_that_names_it(code: str) -> None:
     assert first == f"# {code} {rules.rule(code).name}"
 
 
+def test_the_list_of_rules_in_the_manual_is_complete() -> None:
+    manual = (RULES.parent / "check.md").read_text()
+    for code in rules.all_codes():
+        rule = rules.rule(code)
+
+        assert (
+            f"| [{code}](rules/{code}.md) | {rule.name} | {'yes' if rule.default else 'no'} | {rule.summary} |"
+            in manual
+        )
+
+
 def test_every_page_belongs_to_a_rule_and_every_rule_has_a_pair() -> None:
     assert {path.stem for path in RULES.glob("BY*.md")} == set(rules.all_codes())
     assert set(PAIRS) == set(rules.MODULES)

@@ -194,6 +194,7 @@ def test_a_class_attribute_is_not_a_name_inside_its_methods() -> None:
         "if 'x' in globals():\n    print(x)\n",
         "exec('x = 1')\nprint(x)\n",
         "if False:\n    print(x)\n",
+        "import sys\nx = 'a'\nif sys.version_info[0] == 2 and isinstance(x, unicode):\n    print(x)\n",
     ],
 )
 def test_code_that_expects_the_name_to_be_missing_is_left_alone(source: str) -> None:

@@ -11,6 +11,10 @@ from buoy.lint.frameworks import is_guarded
 from buoy.lint.model import Edit, Fix, Span
 
 _PLACEHOLDER = re.compile(r"^\s*(#.*(\.\.\.|…)|\.\.\.\s*$)", re.MULTILINE)
+# What Python 2 had; code for both tests the version first, often in the same expression.
+_PYTHON_2 = frozenset(
+    {"unicode", "xrange", "unichr", "basestring", "long", "raw_input", "reduce", "file", "execfile", "cmp"}
+)
 _SHELL_WORDS = frozenset({"ls", "pwd", "ll", "whos", "who", "clear", "cls", "hist", "history"})
 # Imports that nobody writes in another way, so that adding them cannot change the meaning of a program that would fail.
 _IMPORTS = {
@@ -97,10 +101,16 @@ def _undefined(facts: Facts) -> list[Undefined]:
 
 
 def _given_from_outside(facts: Facts) -> set[str]:
-    """Names that a host provides: Jupyter's configuration object, a Spark shell's context, extensions' own commands."""
+    """Names that a host provides: Python 2, Jupyter's configuration, a Spark shell, extensions with their commands."""
     given: set[str] = set()
     if facts.document.path.endswith("_config.py"):
         given |= {"c", "get_config"}
+    if (
+        "version_info" in facts.attributes
+        or facts.attributes.keys() & {"PY2", "PY3"}
+        or "PY2" in facts.imports
+    ):
+        given |= _PYTHON_2
     if "pyspark" in facts.packages:
         given |= {"sc", "spark", "sqlContext"}
     for cell in facts.document.cells:

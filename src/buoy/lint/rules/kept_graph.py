@@ -14,6 +14,9 @@ from buoy.lint.timing import timing_of
 RULE = Rule("BY401", "kept-graph", "a counter or list keeps the autograd graph of every step")
 
 _CUTS = frozenset({"item", "detach", "data", "tolist", "cpu_item", "numpy"})
+_TAKE_NUMBERS = frozenset(
+    {"print", "len", "sum", "float", "str", "round", "min", "max", "mean", "average", "plot", "format"}
+)
 _NUMBERS = frozenset({"float", "int", "str", "len", "round"})
 
 
@@ -186,23 +189,30 @@ def _fix(value: ast.expr, keeper: str, facts: Facts) -> Fix | None:
 
 
 def _used_as_tensor(keeper: str, facts: Facts) -> bool:
-    """Whether the sum is used in a way that a number could not be: a method on it, torch functions
-    over it, or returned.
-    """
-    for name, attributes in facts.attributes.items():
-        if name != "append" and any(dotted_name(seen.node.value) == keeper for seen in attributes):
-            return True
-    for calls in facts.calls.values():
-        for call in calls:
-            if (facts.qualified(call.node.func) or "").startswith(("torch.", "dist.")) and any(
-                dotted_name(arg) == keeper for arg in call.node.args
-            ):
-                return True
-    return any(
-        isinstance(node, ast.Return)
-        and node.value is not None
-        and any(dotted_name(part) == keeper for part in ast.walk(node.value))
-        for cell in facts.document.cells
-        if cell.tree is not None
-        for node in ast.walk(cell.tree)
-    )
+    """Whether the sum or list may be used as a number could not be: any use that is not plainly fine counts."""
+    for cell in facts.document.cells:
+        if cell.tree is None:
+            continue
+        for parent in ast.walk(cell.tree):
+            for child in ast.iter_child_nodes(parent):
+                if (
+                    isinstance(child, ast.Name | ast.Attribute)
+                    and dotted_name(child) == keeper
+                    and not _plain_use(parent, child)
+                ):
+                    return True
+    return False
+
+
+def _plain_use(parent: ast.AST, child: ast.AST) -> bool:
+    """Arithmetic, comparison, printing, assignment, `append`, and functions that take numbers."""
+    if isinstance(
+        parent,
+        ast.BinOp | ast.UnaryOp | ast.Compare | ast.FormattedValue | ast.Assign | ast.AugAssign | ast.Tuple,
+    ):
+        return True
+    if isinstance(parent, ast.Attribute):
+        return parent.attr == "append"
+    if isinstance(parent, ast.Call) and child is not parent.func:
+        return (dotted_name(parent.func) or "").rpartition(".")[2] in _TAKE_NUMBERS
+    return False

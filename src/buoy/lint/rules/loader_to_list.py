@@ -64,3 +64,10 @@ def _is_loader(node: ast.expr, call: Call, facts: Facts) -> bool:
         and isinstance(node, ast.Name)
         and node.id.lower().endswith(("dataloader", "_loader", "_dl"))
     )
+
+
+def _made_here(node: ast.expr, call: Call, facts: Facts) -> bool:
+    values = facts.values(node, call.block)
+    return bool(values) and all(
+        isinstance(value, ast.Call) and facts.qualified(value.func) in _LOADERS for value in values
+    )

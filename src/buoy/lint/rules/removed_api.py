@@ -124,7 +124,8 @@ def _method(call: Call, facts: Facts) -> Finding:
     fix = None
     if call.tail in _RENAMED:
         words = {keyword.arg for keyword in call.node.keywords}
-        plain = len(call.node.args) <= 1 and words <= _SHARED
+        sure = is_keras_model(call.receiver, call.block, facts)
+        plain = sure and len(call.node.args) <= 1 and words <= _SHARED
         fix = Fix(
             f"rename to `{_RENAMED[call.tail]}`",
             (Edit(name, _RENAMED[call.tail]),),

@@ -22,7 +22,7 @@ def find(facts: Facts, target: Target) -> Iterator[Finding]:
     if facts.calls.keys() & _REMOVES:
         return
     for save in saves(facts):
-        found = _per_epoch(save, facts)
+        found = _per_epoch(save, facts) if _is_model(save, facts) else None
         if found is not None:
             name, count = found
             yield _finding(save.path, f"with `{name}` in its name", count, facts)
@@ -33,6 +33,18 @@ def find(facts: Facts, target: Target) -> Iterator[Finding]:
             epochs = _fit_epochs(facts)
             if epochs is None or epochs >= _FEW:
                 yield _finding(path, "per epoch", epochs, facts)
+
+
+def _is_model(save: Save, facts: Facts) -> bool:
+    """Whether what is saved is a model or a checkpoint: `torch.save` also writes features, samples and spectrograms."""
+    if save.call.tail != "save" or facts.resolve(save.call.dotted) != "torch.save" or save.what is None:
+        return True
+    values = [save.what, *(value for value in facts.values(save.what, save.call.block) if value is not None)]
+    text = " ".join(ast.unparse(value) for value in values).lower()
+    return any(
+        word in text
+        for word in ("state_dict", "model", "net", "checkpoint", "ckpt", "generator", "discriminator")
+    )
 
 
 def _per_epoch(save: Save, facts: Facts) -> tuple[str, int | None] | None:
