@@ -74,8 +74,9 @@ def summarise(outcomes: Sequence[Outcome], skipped: dict[str, str], seed: int) -
 
 
 def passed(summary: dict[str, Any]) -> bool:
-    """No wrong "certain" in any mode, and at least 99 % right in each."""
-    return all(
+    """No wrong "certain" in any mode, at least 99 % right in each, and hardly a death that failed to happen."""
+    staged = summary["total"]["notes-only"]["trials"]
+    return summary["not_staged"] <= (1 - RIGHT_AT_LEAST) * (staged + summary["not_staged"]) and all(
         not counts["wrong_certain"] and counts["right"] >= RIGHT_AT_LEAST * max(counts["trials"], 1)
         for counts in summary["total"].values()
     )
