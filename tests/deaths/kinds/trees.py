@@ -94,6 +94,19 @@ KINDS = (
         ),
     ),
     Kind(
+        "exception-in-second-command-of-bash-run",
+        ("bash", "-c", "{python} -c pass; {python} {programs}/exception.py; exit $?"),
+        "run",
+        acts.cue,
+        expect(
+            "python-exception",
+            old_kernel="python-exception exit-code",
+            notes_only="python-exception recorder-lost",
+            coarse="exit-code",
+            why=_PASSED_ON,
+        ),
+    ),
+    Kind(
         "exception-under-bash-then-other-code-run",
         ("bash", "-c", "{python} {programs}/exception.py; exit 3"),
         "run",
