@@ -1,6 +1,10 @@
 """Makes src/buoy/lint/data/removed.json: names, methods and keywords that old releases had and today's do not.
 
-    pip download --no-deps -d wheels keras==2.2.4 keras==2.15.0 keras==3.0.5 numpy==1.23.5 ...
+    pip download --no-deps -d wheels keras==2.2.4 keras==2.3.1 keras==2.15.0 keras==3.0.5 keras==3.8.0 keras==3.13.0
+    pip download --no-deps -d wheels numpy==1.23.5 numpy==1.26.4 numpy==2.0.2 pandas==1.5.3 pandas==2.0.3 pandas==2.2.3
+    pip download --no-deps -d wheels pillow==10.0.0 pillow==11.0.0 tensorflow-cpu==2.16.2
+    # of another Python, with --python-version 3.7 --only-binary=:all: (pillow: 3.10):
+    #   tensorflow==1.15.0 tensorflow-cpu==2.1.0 pandas==0.25.3 pillow==9.0.1
     python scripts/probe_apis.py wheels
 
 Old names are read from the wheels' sources without importing them; each is then tried for real in the frameworks
