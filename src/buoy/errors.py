@@ -4,7 +4,6 @@ BuoyError                    base: a message, what was received, what was expect
  +-- UsageError              the person asked for something that cannot be asked          exit 2
  +-- RunFolderError          a run folder is missing, foreign, damaged or not writable    exit 2
  +-- LaunchError             `buoy run` could not start the command                       exit 125/126/127
- +-- RecorderError           a second recorder, or two run folders in one process         exit 2
 
 try:
     buoy.watch("runs/cats")
@@ -87,7 +86,3 @@ class LaunchError(BuoyError):
     """`buoy run` could not start the command."""
 
     exit_code = ExitCode.RUN_FAILED
-
-
-class RecorderError(BuoyError):
-    """This process already records, into another folder."""

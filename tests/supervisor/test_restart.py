@@ -38,7 +38,16 @@ def test_a_script_that_gets_no_further_is_not_started_for_ever(tmp_path: Path) -
     assert done.returncode == 137
     assert len(list((tmp_path / "run" / "attempts").iterdir())) == 2
     assert "the script saved nothing that buoy saw, so it starts over" in done.stderr
-    assert "not restarted: this attempt got no further than the one before" in done.stderr
+    assert "not restarted: it got no further than step 1 of the attempt before" in done.stderr
+
+
+def test_a_script_whose_steps_cannot_be_counted_is_restarted_as_often_as_asked(tmp_path: Path) -> None:
+    done = run_python(tmp_path / "run", "import os; os.kill(os.getpid(), 9)", "--restart", "2")
+
+    assert done.returncode == 137
+    assert len(list((tmp_path / "run" / "attempts").iterdir())) == 3
+    assert done.stderr.count("no step was counted and no save seen") == 2
+    assert "it was restarted 2 times already" in done.stderr
 
 
 def test_a_bug_is_not_restarted(tmp_path: Path) -> None:

@@ -66,7 +66,11 @@ def test_a_death_is_explained_on_stderr_in_at_most_six_lines(tmp_path: Path) -> 
         (["--time-limit", "soon", "--", "true"], 125, "cannot read a duration"),
         (["--restart", "-1", "--", "true"], 125, "a negative number of restarts"),
         (["--restart", "many", "--", "true"], 125, "invalid int value"),
-        (["true"], 125, "unrecognized arguments: true"),
+        (["true"], 125, "hint: the command goes after `--`: `buoy run -- true`"),
+        (["--restart", "2", "python", "train.py"], 125, "`buoy run --restart 2 -- python train.py`"),
+        (["--time-limit", "0", "--", "true"], 125, "a time limit of nothing"),
+        (["--run", "", "--", "true"], 125, "an empty run folder"),
+        (["--", "/tmp"], 126, "a folder"),
     ],
 )
 def test_what_cannot_be_started_is_told_and_leaves_nothing(
@@ -87,13 +91,59 @@ def test_a_file_that_is_not_executable_is_126(tmp_path: Path) -> None:
     assert done.returncode == 126 and f"`buoy run -- python {script}`" in done.stderr
 
 
-def test_a_script_without_an_interpreter_line_is_126(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("echo hello\n", "`buoy run -- bash "),
+        ("#!/no/such/thing\n", "the interpreter in its first line is not there"),
+    ],
+)
+def test_a_script_that_exec_refuses_is_126_and_leaves_no_attempt(
+    tmp_path: Path, text: str, words: str
+) -> None:
     script = tmp_path / "train"
-    script.write_text("echo hello\n")
+    script.write_text(text)
     script.chmod(0o755)
 
     done = buoy("run", "--run", str(tmp_path / "run"), "--", str(script))
-    assert done.returncode == 126 and "Exec format error" in done.stderr
+    assert done.returncode == 126 and words in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_working_directory_that_vanishes_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    code = f"import os; os.rmdir({str(here)!r}); os.kill(os.getpid(), 15)"
+
+    done = run_python(tmp_path / "run", code, cwd=here)
+    assert done.returncode == 143
+
+
+@pytest.mark.parametrize(("verb", "code"), [("run", 125), ("why", 2)])
+def test_a_working_directory_that_is_gone_is_told(tmp_path: Path, verb: str, code: int) -> None:
+    script = f"mkdir gone && cd gone && rmdir ../gone && exec {sys.executable} -m buoy {verb} -- true"
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True)
+
+    assert done.returncode == code and "the working directory is gone" in done.stderr
+
+
+def test_a_run_folder_that_is_deleted_is_named(tmp_path: Path) -> None:
+    code = f"import shutil; shutil.rmtree({str(tmp_path / 'run')!r}); raise SystemExit(3)"
+
+    done = run_python(tmp_path / "run", code)
+    assert done.returncode == 3 and f"the run folder {tmp_path / 'run'} is gone" in done.stderr
+
+
+_CHILDREN = "import subprocess, sys\nfor _ in range(3): subprocess.run([sys.executable, '-c', CODE])"
+_TRAINS = "import torch; torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1).step()"
+
+
+def test_python_children_leave_nothing_unless_they_train(tmp_path: Path) -> None:
+    run_python(tmp_path / "run", _CHILDREN.replace("CODE", "'pass'"))
+    run_python(tmp_path / "trains", _CHILDREN.replace("CODE", repr(_TRAINS)))
+
+    assert len(list(attempt(tmp_path / "run").glob("process-*"))) == 1
+    assert len(list(attempt(tmp_path / "trains").glob("process-*"))) == 4
 
 
 def test_a_run_folder_that_is_a_file_is_125(tmp_path: Path) -> None:

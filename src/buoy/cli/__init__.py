@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import sys
 from importlib import import_module
 
@@ -36,19 +39,39 @@ def main(argv: list[str] | None = None) -> int:
 
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        return _dispatch(arguments)
+        _prepare_output()
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+        return code
     except BuoyError as error:
         sys.stderr.write(f"error: {error}\n")
         return int(error.exit_code)
     except BrokenPipeError:  # `buoy why | head`: the reader has gone, which is no error of ours
         sys.stderr.close()
         return int(ExitCode.OK)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        sys.stderr.write(f"error: cannot write the result: {error.strerror}\n")
+        sys.stdout = None  # what is left in it cannot be written either
+        return int(ExitCode.ERROR)
     except KeyboardInterrupt:
         return 130
 
 
+def _prepare_output() -> None:
+    """A closed stdout and a terminal without our letters are no reason to fail."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long-lived as the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def _dispatch(arguments: list[str]) -> int:
-    from buoy.errors import UsageError
+    from buoy.errors import ExitCode, UsageError
 
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         width = max(map(len, VERBS))
@@ -67,5 +90,12 @@ def _dispatch(arguments: list[str]) -> int:
         near = get_close_matches(verb, VERBS, n=1)
         raise UsageError("unknown command", received=repr(verb), expected=" or ".join(f"`{v}`" for v in VERBS),
                          hint=f"did you mean `buoy {near[0]}`?" if near else "`buoy --help` lists them")  # fmt: skip
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        code = ExitCode.RUN_FAILED if verb == "run" else ExitCode.ERROR
+        raise UsageError(
+            "the working directory is gone", hint="`cd` to a folder that exists", exit_code=code
+        ) from None
     module = import_module(VERBS[verb][0])
     return int(module.execute(rest))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
+import shlex
 import shutil
 import sys
 
@@ -15,6 +17,7 @@ Run a training under the flight recorder. The script is not changed, its output 
 returned (128+N for signal N). If it dies, what killed it is printed on stderr; `buoy why` says it again in full."""
 
 _EPILOG = """\
+If buoy itself is killed, the command goes on, and is still recorded: to end both, signal the command.
 exit codes: the command's own; 125 buoy could not start, 126 not executable, 127 not found.
 BUOY_HANG_SECONDS=N tells a hang after N seconds without a step instead of the built-in patience."""
 
@@ -23,39 +26,72 @@ def execute(arguments: list[str]) -> int:
     """Parse, check that the command can be started, and supervise it."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     try:
-        return _run(_parser().parse_args(own), arguments[len(own) + 1 :])
+        options = _parser().parse_args(own)
+        return _run(options, arguments[len(own) + 1 :])
     except LaunchError:
         raise
     except BuoyError as error:
         error.exit_code = ExitCode.RUN_FAILED  # the command did not run: its own codes stay free
+        if "--" not in own and (slip := _without_dashes(own)):
+            error.hint = f"the command goes after `--`: `buoy run {slip}`"
         raise
+
+
+def _without_dashes(arguments: list[str]) -> str | None:
+    """`--restart 2 python train.py` as it was meant, if it looks like a command without its `--`."""
+    position = 0
+    while position < len(arguments) and arguments[position].startswith("-"):
+        position += 1 if "=" in arguments[position] else 2
+    if position >= len(arguments):
+        return None
+    return shlex.join([*arguments[:position], "--", *arguments[position:]])
 
 
 def _run(options: argparse.Namespace, command: list[str]) -> int:
     from buoy.supervisor.run import Order, supervise
-    from buoy.supervisor.start import default_run_folder
-    from buoy.units import parse_duration
+    from buoy.supervisor.start import default_run_folder, limit_seconds
 
     if not command:
         raise UsageError(
-            "no command to run",
-            expected="the command after `--`",
-            hint="`buoy run -- python train.py`",
+            "no command to run", expected="the command after `--`", hint="`buoy run -- python train.py`"
         )
     _check_command(command[0])
-    folder = options.run or default_run_folder(command)
+    _check_hang_seconds()
+    if options.run == "":
+        raise UsageError(
+            "an empty run folder", received="--run ''", expected="a folder", hint="`--run runs/train`"
+        )
     if options.restart < 0:
-        raise UsageError("a negative number of restarts", received=str(options.restart), expected="0 or more",
-                         hint="`--restart 3`")  # fmt: skip
+        raise UsageError(
+            "a negative number of restarts",
+            received=str(options.restart),
+            expected="0 or more",
+            hint="`--restart 3`",
+        )
     return supervise(
         Order(
             command,
-            folder,
-            mirror=options.mirror,
-            time_limit=parse_duration(options.time_limit) if options.time_limit else None,
+            os.path.expanduser(options.run) if options.run else default_run_folder(command),
+            mirror=os.path.expanduser(options.mirror) if options.mirror else None,
+            time_limit=limit_seconds(options.time_limit),
             restart=options.restart,
             say=_say,
         )
+    )
+
+
+def _check_hang_seconds() -> None:
+    given = os.environ.get("BUOY_HANG_SECONDS")
+    try:
+        if given is None or float(given) > 0:
+            return
+    except ValueError:
+        pass
+    raise UsageError(
+        "cannot read BUOY_HANG_SECONDS",
+        received=repr(given),
+        expected="seconds, more than 0",
+        hint="BUOY_HANG_SECONDS=60",
     )
 
 
@@ -63,10 +99,10 @@ def _check_command(name: str) -> None:
     """Say early what exec would say later, before anything is written."""
     if shutil.which(name) is not None:
         return
-    path = shutil.which(name, mode=os.F_OK)
     from buoy.supervisor.launch import launch_error
 
-    raise launch_error(name, 13 if path is not None else 2)
+    there = os.path.isdir(name) or shutil.which(name, mode=os.F_OK) is not None
+    raise launch_error(name, errno.EACCES if there else errno.ENOENT)
 
 
 def _say(text: str) -> None:

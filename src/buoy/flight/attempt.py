@@ -55,9 +55,12 @@ def _refuse_foreign(run_folder: str) -> None:
         return
     if stat.S_ISLNK(found.st_mode) and os.path.isdir(run_folder) and found.st_uid == os.geteuid():
         return
+    what = (
+        f"owned by user {found.st_uid}" if found.st_uid not in (os.geteuid(), 0) else "a file or a dead link"
+    )
     raise RunFolderError(
-        "the run folder is not ours to write",
-        received=f"{run_folder} (a file, or owned by user {found.st_uid})",
+        "the run folder cannot be used",
+        received=f"{run_folder} ({what})",
         expected="a folder of this user",
         hint="choose another with `--run DIR`",
     )
@@ -75,6 +78,22 @@ def _next_attempt(run_folder: str) -> Attempt:
             number += 1
 
 
+def discard(attempt: Attempt) -> None:
+    """Remove an attempt that never began, and its run if that has no other."""
+    for folder, folders, files in os.walk(attempt.folder, topdown=False):
+        for name in files:
+            os.unlink(os.path.join(folder, name))
+        for name in folders:
+            os.rmdir(os.path.join(folder, name))
+    os.rmdir(attempt.folder)
+    attempts = os.path.dirname(attempt.folder)
+    if os.listdir(attempts) or sorted(os.listdir(attempt.run_folder)) != ["attempts", "run.json"]:
+        return
+    os.rmdir(attempts)
+    os.unlink(os.path.join(attempt.run_folder, "run.json"))
+    os.rmdir(attempt.run_folder)
+
+
 def attempt_numbers(run_folder: str) -> list[int]:
     """The attempts of a run in order; empty when there are none."""
     try:
@@ -88,6 +107,9 @@ def find_attempt(run: str | None = None, number: int | None = None) -> Attempt:
     """The attempt a person means: of this run (the newest run below the working directory), this number (the last)."""
     run_folder = _find_run(run)
     numbers = attempt_numbers(run_folder)
+    if run is not None and number is None:  # the folder of one attempt was named
+        name = os.path.basename(os.path.abspath(run))
+        number = int(name) if name.isdigit() and os.path.abspath(run) != run_folder else None
     if not numbers:
         raise RunFolderError(
             "this run has no attempt yet",
@@ -99,7 +121,7 @@ def find_attempt(run: str | None = None, number: int | None = None) -> Attempt:
         raise RunFolderError(
             "no such attempt",
             received=f"attempt {number} of {run_folder}",
-            expected=f"one of {', '.join(map(str, numbers[-12:]))}",
+            expected=f"attempt 1 to {numbers[-1]}" if len(numbers) > 1 else f"attempt {numbers[0]}",
             hint=f"`buoy why {run_folder}` takes the last",
         )
     chosen = numbers[-1] if number is None else number
@@ -121,11 +143,12 @@ def _find_run(run: str | None) -> str:
             expected="a folder that `buoy run` or `buoy.watch()` made",
             hint="`ls runs` shows what is there",
         )
-    candidates = [start, os.path.dirname(os.path.dirname(start)), *_children(start)]
-    candidates += _children(os.path.join(start, "runs"))
-    runs = [folder for folder in dict.fromkeys(candidates) if is_run(folder)]
-    if start in runs:
-        return start
+    run_folder, attempts, _ = start.rpartition(os.sep + "attempts")  # a person may point at one attempt
+    for named in (start, run_folder if attempts else start):
+        if is_run(named):
+            return named
+    folders = [*_children(start), *_children(os.path.join(start, "runs"))]
+    runs = [folder for folder in folders if is_run(folder)]
     if not runs:
         raise RunFolderError(
             "no run found",

@@ -33,14 +33,8 @@ Reading = namedtuple("Reading", "step step_t step_seconds data_wait epoch phase 
 class Beacon:
     """The writing end, in the training process."""
 
-    def __init__(self, path: str, again: bool = False) -> None:
-        descriptor = open_new(path, again)
-        try:
-            # Real blocks, not a hole: writing to a hole on a full disk would be a SIGBUS, and ours.
-            os.posix_fallocate(descriptor, 0, SIZE)
-            self._page = mmap.mmap(descriptor, SIZE)
-        finally:
-            os.close(descriptor)
+    def __init__(self, path: str | None, again: bool = False) -> None:
+        self._page = _map(path, again) if path is not None else mmap.mmap(-1, SIZE)
         self._page[: len(MAGIC)] = MAGIC
         self.count = 0
         self._last = 0.0
@@ -75,6 +69,8 @@ class Beacon:
 
     def phase(self, name: str) -> str:
         """Enter a phase, and get the one that was left."""
+        if name not in PHASES:
+            raise ValueError(f"unknown phase {name!r}; expected one of {', '.join(PHASES)}")
         before = PHASES[self._phase]
         self._phase = PHASES.index(name)
         self._place()
@@ -104,6 +100,16 @@ class Beacon:
         _LENGTH.pack_into(self._page, at, 0)  # a reader in between sees no text rather than a mixture
         self._page[at + 4 : at + 4 + len(data)] = data
         _LENGTH.pack_into(self._page, at, len(data))
+
+
+def _map(path: str, again: bool) -> mmap.mmap:
+    descriptor = open_new(path, again)
+    try:
+        # Real blocks, not a hole: writing to a hole on a full disk would be a SIGBUS, and ours.
+        os.posix_fallocate(descriptor, 0, SIZE)
+        return mmap.mmap(descriptor, SIZE)
+    finally:
+        os.close(descriptor)
 
 
 def _shortened(value: dict[str, object]) -> dict[str, object]:

@@ -242,6 +242,8 @@ def sentence(outlook: Outlook) -> str:
     if outlook.name == "time":
         used, limit = format_duration(_rounded(outlook.used)), format_duration(outlook.limit)
         share = f"{used} of {limit} ({100 * outlook.share:.0f} %)"
+        if not outlook.seconds:
+            return f"Session time {share}: the limit has passed, it may end at any moment. Save a checkpoint now."
         return f"Session time {share} is used: it ends in about {left}{step}. {advice}"
     if outlook.per_step is not None:
         growth = f"{format_bytes(outlook.per_step)} per step"

@@ -9,7 +9,9 @@ from __future__ import annotations
 import atexit
 import errno
 import faulthandler
+import fcntl
 import os
+import resource
 import signal
 import sys
 import threading
@@ -22,6 +24,7 @@ from buoy.flight.stacks import STACKS_SIGNAL
 
 WATCHED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
 
+_HIGH_DESCRIPTORS = 64
 _MESSAGE_MOST = 700
 _CHAIN_MOST = 4
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
@@ -56,7 +59,13 @@ class LastWords:
         self._files[STACKS_SIGNAL] = 1
 
     def _open(self, name: str) -> int:
-        return open_new(os.path.join(self._folder, name), self._again)
+        """A descriptor with a high number: a script that closes all and opens its own is given low ones."""
+        low = open_new(os.path.join(self._folder, name), self._again)
+        try:
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, max(3, min(most, 4096) - _HIGH_DESCRIPTORS))
+        finally:
+            os.close(low)
 
     def _on_exception(
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
@@ -82,8 +91,11 @@ class LastWords:
             error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
             if isinstance(error, BaseException) and "IPython" not in sys.modules:
                 self._remember(error)
-        self._beacon.note({**self._note, "exited": True} if self._note else {"kind": "exit"})
-        self._beacon.phase("done")
+        if self._note is not None:
+            self._beacon.note({**self._note, "exited": True})
+        else:
+            self._beacon.note({"kind": "exit"})
+            self._beacon.phase("done")
 
     def _detach(self) -> None:
         self._attached = False

@@ -138,6 +138,10 @@ class EventLog:
         event = {"t": round(time.monotonic(), 4), "wall": round(time.time(), 4), "kind": kind, **values}
         self._file.write((json.dumps(event) + "\n").encode())
 
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
 
 def read_lines(path: str, most: int = 64 << 20) -> list:  # type: ignore[type-arg]
     """Every line that parses, as dicts or lists; a torn or foreign line is skipped."""

@@ -45,10 +45,19 @@ def mask_arguments(arguments: list[str]) -> list[str]:
 
 
 def mask_text(text: str) -> str:
-    """One word or sentence with credentials in URLs, well-known token shapes and `name=secret` pairs replaced."""
-    if not any(prefix in text for prefix in _SECRET_PREFIXES) and "://" not in text and "=" not in text:
-        return text
-    return " ".join(_mask_word(word) for word in text.split(" "))
+    """One word or sentence with its secrets replaced: credentials in URLs, token shapes, `name=secret`, `Bearer x`.
+
+    >>> mask_text("Authorization: Bearer abc"), mask_text("run with --api-key abc, please")
+    ('Authorization: Bearer ***', 'run with --api-key *** please')
+    """
+    masked: list[str] = []
+    hide_next = False
+    for word in text.split(" "):
+        masked.append(MASK if hide_next and word else _mask_word(word))
+        # `Authorization: Bearer abc` and `--token abc` inside a sentence
+        bare = word.strip("'\"(),;:`")
+        hide_next = bare.lower() == "bearer" or (bare.startswith("-") and _is_secret_name(bare))
+    return " ".join(masked)
 
 
 def _mask_word(word: str) -> str:

@@ -16,6 +16,8 @@ from buoy.flight.log import EventLog
 ATTEMPT_VARIABLE = "BUOY_ATTEMPT"
 """Set by `buoy run` for everything below it: the attempt's folder."""
 
+JOINED_VARIABLE = "BUOY_JOINED"
+"""Set by a process that has joined, to its pid: what it starts need not join at once (see the bootstrap)."""
 WATCHED_VARIABLE = "BUOY_WATCHED"
 """Set by `buoy.watch()`: a spawned worker imports the script again and must not begin an attempt of its own."""
 
@@ -28,22 +30,28 @@ _current: Recorder | None = None
 class Recorder:
     """Where this process is, said through the beacon. `buoy.watch()` returns it."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: Attempt | None) -> None:
         self.attempt = attempt
+        """None: nothing could be written, and nobody reads what this recorder is told."""
+        if attempt is None:
+            self.beacon = Beacon(None)
+            return
         folder = os.path.join(attempt.folder, f"process-{os.getpid()}")
         again = os.path.isdir(folder)  # this process has exec'ed itself: its new life has the words
         if not again:
             os.mkdir(folder, 0o700)
         self.beacon = Beacon(os.path.join(folder, "beacon"), again)
         self._last_words = LastWords(folder, self.beacon, again)
-        self._events: EventLog | None = None
         for framework, counter in _STEP_COUNTERS.items():
             after_import(framework, lambda counter=counter: self._count_steps(counter))  # type: ignore[misc]
 
     @property
-    def folder(self) -> str:
-        """The run folder this process records into."""
-        return str(self.attempt.run_folder)
+    def folder(self) -> str | None:
+        """The run folder this process records into; None when it could not be written."""
+        return str(self.attempt.run_folder) if self.attempt is not None else None
+
+    def __repr__(self) -> str:
+        return f"<buoy records into {self.folder}>" if self.attempt is not None else "<buoy records nothing>"
 
     def step(self, number: int | None = None) -> None:
         """One optimizer step is done. Only needed where buoy cannot see it: a GradientTape loop, another framework."""
@@ -68,10 +76,12 @@ class Recorder:
 
     def event(self, kind: str, **values: object) -> None:
         """Write an event to the flight log; never raises."""
+        if self.attempt is None:
+            return
         try:
-            if self._events is None:
-                self._events = EventLog(self.attempt.folder)
-            self._events.add(kind, pid=os.getpid(), **values)
+            log = EventLog(self.attempt.folder)  # opened each time: an open file could be closed under us
+            log.add(kind, pid=os.getpid(), **values)
+            log.close()
         except OSError:
             pass
 
@@ -89,12 +99,13 @@ def current() -> Recorder | None:
     return _current
 
 
-def join(attempt: Attempt) -> Recorder:
-    """Start recording this process into the attempt; the same recorder again if it already does."""
+def join(attempt: Attempt | None) -> Recorder:
+    """Start recording this process into the attempt (None: nowhere); the same recorder again if it already does."""
     global _current
     if _current is not None:
         return _current
     _current = Recorder(attempt)
+    os.environ[JOINED_VARIABLE] = str(os.getpid())
     os.register_at_fork(after_in_child=_forget)
     return _current
 

@@ -27,7 +27,7 @@ _BEACONS_MOST = 64
 class Sampler:
     """The readings of one process tree."""
 
-    def __init__(self, pid: int, folder: str, cwd: str, ours: tuple[int, ...] = ()) -> None:
+    def __init__(self, pid: int, folder: str, cwd: str, name: str = "", ours: tuple[int, ...] = ()) -> None:
         self.pid = pid
         self._folder = folder
         self._cwd = cwd
@@ -41,7 +41,9 @@ class Sampler:
         self._host_ooms = host.OomReader()
         self.nvml = gpu.open_nvml()
         self.children: dict[int, procfs.ProcessReader] = {}
-        self.names: dict[int, str] = {pid: procfs.process_name(pid)}
+        # Before its exec the child of `buoy run` looks like buoy: its command names it until it has run for a while.
+        self.names: dict[int, str] = {pid: name or procfs.process_name(pid)}
+        self._name_due = time.monotonic() + 2 * _SLOW_PERIOD
         self.rss: dict[int, int] = {}
         self.foreign: list[int] = []
         self.foreign_seen: float | None = None
@@ -143,7 +145,8 @@ class Sampler:
     def _read_slowly(self, now: float) -> None:
         self._meet(procfs.descendants(self.pid))
         self._read_activity()
-        self.names[self.pid] = procfs.process_name(self.pid) or self.names[self.pid]  # it may have exec'ed
+        if now >= self._name_due:  # it may have exec'ed again
+            self.names[self.pid] = procfs.process_name(self.pid) or self.names[self.pid]
         self._find_beacons()
         group = self.cgroup
         if group is not None:

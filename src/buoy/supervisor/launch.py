@@ -8,7 +8,7 @@ import signal
 import sys
 
 from buoy.errors import ExitCode, LaunchError
-from buoy.flight.recorder import ATTEMPT_VARIABLE
+from buoy.flight.recorder import ATTEMPT_VARIABLE, JOINED_VARIABLE
 
 _BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap")
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -53,7 +53,6 @@ class Child:
         answer = os.read(self._failure, 16)
         os.close(self._failure)
         if answer:
-            os.waitpid(self.pid, 0)
             raise launch_error(self._command[0], int(answer))
 
 
@@ -61,6 +60,7 @@ def child_environment(attempt_folder: str) -> dict[str, str]:
     """The child's environment: ours, the attempt's folder, and the bootstrap folder first on PYTHONPATH."""
     environment = dict(os.environ)
     environment[ATTEMPT_VARIABLE] = attempt_folder
+    environment.pop(JOINED_VARIABLE, None)
     others = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = os.pathsep.join([_BOOTSTRAP, others] if others else [_BOOTSTRAP])
     return environment
@@ -68,21 +68,27 @@ def child_environment(attempt_folder: str) -> dict[str, str]:
 
 def launch_error(name: str, number: int) -> LaunchError:
     """Why a program could not be started, in words."""
-    if number in (errno.ENOENT, errno.ENOTDIR):
+    script = name.endswith(".py")
+    if number in (errno.ENOENT, errno.ENOTDIR) and not os.path.exists(name):
         return LaunchError(
             "command not found",
             received=name,
             expected="a program on PATH, or a path to one",
-            hint=f"`buoy run -- python {name}`?"
-            if name.endswith(".py")
-            else "check the spelling, or give the full path",
+            hint=f"`buoy run -- python {name}`?" if script else "check the spelling, or give the full path",
             exit_code=ExitCode.NOT_FOUND,
         )
+    reason, hint = os.strerror(number), f"`buoy run -- python {name}`" if script else f"`chmod +x {name}`"
+    if os.path.isdir(name):
+        reason, hint = "a folder", "name the program in it"
+    elif number == errno.ENOENT:
+        reason, hint = "the interpreter in its first line is not there", f"`head -1 {name}` shows that line"
+    elif number == errno.ENOEXEC:
+        hint = f"start it with its interpreter: `buoy run -- bash {name}`"
     return LaunchError(
         "the command cannot be executed",
-        received=f"{name} ({os.strerror(number)})",
+        received=f"{name} ({reason})",
         expected="a program this user may execute",
-        hint=f"`buoy run -- python {name}`" if name.endswith(".py") else f"`chmod +x {name}`",
+        hint=hint,
         exit_code=ExitCode.NOT_EXECUTABLE,
     )
 

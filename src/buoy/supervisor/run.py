@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from buoy.errors import RunFolderError
-from buoy.flight.attempt import Attempt, new_attempt, write_json
+from buoy.flight.attempt import Attempt, discard, new_attempt, write_json
 from buoy.flight.log import EventLog, read_lines
 from buoy.supervisor.launch import Child, Terminal
 from buoy.supervisor.start import describe_attempt, start_sidecar, write_attempt
@@ -51,40 +51,63 @@ class Outcome:
 
 def supervise(order: Order) -> int:
     """Run the command, again after deaths that can be survived, and return its exit code."""
-    best_step = 0
+    best_step: int | None = None
     restarts = 0
     began = time.time()
     while True:
         attempt = new_attempt(order.run_folder)
         outcome = _Life(order, attempt, began).live()
-        if outcome.verdict is not None and outcome.status != 0:
-            _tell(order, outcome.verdict)
-        step = (outcome.verdict.where.step if outcome.verdict is not None else None) or 0
-        saved = saved_something(attempt)
-        reason = _why_not_again(order, outcome, restarts, step > best_step or saved)
-        if reason is not None:
-            if reason:
-                order.say(f"buoy: not restarted: {reason}")
+        try:
+            again = _look_back(order, attempt, outcome, restarts, best_step)
+        except Exception as error:  # noqa: BLE001 - the command has ended: its own code is what counts now
+            order.say(f"buoy: could not look back on this attempt: {error!r}")
+            again = False
+        if not again:
             return exit_code(outcome.status)
         restarts += 1
-        best_step = max(best_step, step)
-        start_over = "" if saved else "; the script saved nothing that buoy saw, so it starts over"
-        order.say(f"buoy: restart {restarts} of {order.restart} after step {step}{start_over}")
+        step = _last_step(outcome)
+        best_step = step if best_step is None else max(best_step, step or 0)
 
 
-def _why_not_again(order: Order, outcome: Outcome, restarts: int, advanced: bool) -> str | None:
-    """Why there is no further attempt (empty: nobody expects one), or None when there is one."""
+def _look_back(
+    order: Order, attempt: Attempt, outcome: Outcome, restarts: int, best_step: int | None
+) -> bool:
+    """Tell how it ended, and whether there is a further attempt."""
+    if outcome.verdict is not None and outcome.status != 0:
+        _tell(order, outcome.verdict)
     if not order.restart or outcome.status == 0:
-        return ""
+        return False
+    step, saved = _last_step(outcome), saved_something(attempt)
+    reason = _why_not_again(order, outcome, restarts, step, saved, best_step)
+    if reason is not None:
+        order.say(f"buoy: not restarted: {reason}")
+        return False
+    if step is None and not saved:
+        place = "; no step was counted and no save seen, so buoy cannot tell whether it gets further"
+    else:
+        place = f" after step {step}" if step is not None else ""
+        place += "" if saved else "; the script saved nothing that buoy saw, so it starts over"
+    order.say(f"buoy: restart {restarts + 1} of {order.restart}{place}")
+    return True
+
+
+def _why_not_again(
+    order: Order, outcome: Outcome, restarts: int, step: int | None, saved: bool, best_step: int | None
+) -> str | None:
+    """Why there is no further attempt, or None when there is one."""
     if outcome.asked_to_stop:
         return "it was asked to stop"
     if outcome.verdict is None or not outcome.verdict.cause.survivable:
         return "starting it again would not help"
     if restarts >= order.restart:
         return f"it was restarted {restarts} times already"
-    if not advanced:
-        return "this attempt got no further than the one before"
+    if best_step is not None and not saved and (step or 0) <= best_step:
+        return f"it got no further than step {best_step} of the attempt before"
     return None
+
+
+def _last_step(outcome: Outcome) -> int | None:
+    return outcome.verdict.where.step if outcome.verdict is not None else None
 
 
 def saved_something(attempt: Attempt) -> bool:
@@ -126,12 +149,11 @@ class _Life:
             self._pid = child.pid
             try:
                 self._prepare()
+                self._terminal.lend(child.pid)
+                child.release()
             except BaseException:
-                os.kill(child.pid, signal.SIGKILL)
-                os.waitpid(child.pid, 0)
+                self._undo()
                 raise
-            self._terminal.lend(child.pid)
-            child.release()
             status = self._wait()
             self._terminal.take_back()
             verdict = self._settle(status)
@@ -139,6 +161,20 @@ class _Life:
         finally:
             self._terminal.take_back()
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def _undo(self) -> None:
+        """It never began: leave no attempt behind that somebody would be told about."""
+        for pid in (self._sidecar, self._pid):
+            if pid is not None:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+        try:
+            os.waitpid(self._pid, 0)
+        except ChildProcessError:
+            pass
+        discard(self._attempt)
 
     def _prepare(self) -> None:
         order = self._order
@@ -241,7 +277,9 @@ class _Life:
         try:
             return settle(self._attempt.folder)
         except Exception as error:  # noqa: BLE001 - the child has ended: its code is what counts now
-            self._order.say(f"buoy: no verdict: {error!r}")
+            gone = not os.path.isdir(self._attempt.folder)
+            reason = f"the run folder {self._attempt.run_folder} is gone" if gone else repr(error)
+            self._order.say(f"buoy: no verdict: {reason}")
             return None
 
     def _record(self, record: dict[str, object]) -> None:

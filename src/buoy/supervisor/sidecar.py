@@ -44,7 +44,9 @@ class Sidecar:
         self._kernel_log = KernelLog()
         self._kernel_lines: list = []  # type: ignore[type-arg]
         self._colab = ColabEvents()
-        self._sampler = Sampler(pid, folder, str(self._attempt.get("cwd") or "/"), ours)
+        command = self._attempt.get("command") if self._attempt.get("mode") == "run" else None
+        name = " ".join(map(str, command))[:80] if isinstance(command, list) else ""
+        self._sampler = Sampler(pid, folder, str(self._attempt.get("cwd") or "/"), name, ours)
         self._samples = SampleLog(folder)
         self._events = EventLog(folder)
         self._before = self._sampler.counters()

@@ -31,41 +31,47 @@ def default_run_folder(command: list[str]) -> str:
 
 
 def _script_name(command: list[str]) -> str:
+    module = None
     for position, word in enumerate(command):
-        if word.endswith((".py", ".sh", ".ipynb")):
-            return os.path.splitext(os.path.basename(word))[0]
-        if word == "-m" and position + 1 < len(command):
-            module = command[position + 1]
-            return (
-                module.rpartition(".")[2]
-                if module not in ("torch.distributed.run", "accelerate.commands.launch")
-                else "train"
-            )
-    if "ipykernel_launcher" in " ".join(command):
-        return "notebook"
-    return os.path.basename(command[0]) or "run"
+        if word.endswith((".py", ".sh", ".ipynb")) and " " not in word and "\n" not in word:
+            name = os.path.splitext(os.path.basename(word))[0]
+            return "notebook" if name == "ipykernel_launcher" else _plain(name)
+        if word == "-m" and module is None and position + 1 < len(command):
+            module = command[position + 1].rpartition(".")[2]
+    return _plain(module or os.path.basename(command[0]))
+
+
+def _plain(name: str) -> str:
+    return name.lstrip(".")[:80] or "run"
+
+
+def limit_seconds(limit: str | float | None) -> float | None:
+    """A time limit as people give it, in seconds; an error if it is none."""
+    if limit is None:
+        return None
+    from buoy.errors import UsageError
+    from buoy.units import parse_duration
+
+    seconds = parse_duration(limit) if isinstance(limit, str) else float(limit)
+    if not seconds > 0:
+        raise UsageError(
+            "a time limit of nothing", received=repr(limit), expected="more than 0 seconds", hint="`12h`"
+        )
+    return seconds
 
 
 def describe_attempt(
-    attempt: Attempt,
-    mode: str,
-    pid: int,
-    command: list[str],
-    mirror: str | None,
-    time_limit: str | float | None,
+    attempt: Attempt, mode: str, pid: int, command: list[str], mirror: str | None, time_limit: float | None
 ) -> dict[str, object]:
     """What is known at the start, as attempt.json holds it."""
     from buoy.machine.clock import session_started as session_start
     from buoy.machine.limits import read as read_limits
-    from buoy.units import parse_duration
 
     limits = read_limits(pid, attempt.run_folder)
     seconds, source = limits.time_limit, limits.time_limit_source
     session_started = session_start() if seconds is not None else None
     if time_limit is not None:
-        seconds = parse_duration(time_limit) if isinstance(time_limit, str) else float(time_limit)
-        source = "given"
-        session_started = None
+        seconds, source, session_started = time_limit, "given", None
     started = procfs.ProcessReader(pid)
     found = started.stat()
     started.close()

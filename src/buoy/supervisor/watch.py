@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import sys
 
-from buoy.errors import RecorderError
+from buoy.errors import RunFolderError
 from buoy.flight import recorder
 from buoy.flight.attempt import Attempt, new_attempt
 from buoy.flight.recorder import Recorder
 from buoy.supervisor.cells import mark_cells
-from buoy.supervisor.start import default_run_folder, describe_attempt, start_sidecar, write_attempt
+from buoy.supervisor.start import (
+    default_run_folder,
+    describe_attempt,
+    limit_seconds,
+    start_sidecar,
+    write_attempt,
+)
 
 
 def watch(
@@ -19,7 +25,8 @@ def watch(
     """Record this process: what it uses, where it is, and after its death why it died (`buoy why`).
 
     The folder defaults to `runs/<script>`. Under `buoy run`, or when called again, the recording that is
-    there already is joined. A sidecar that cannot start is told on stderr, and the training goes on.
+    there already is joined, whatever folder is asked for. What cannot be recorded is told in a line on
+    stderr, and the training goes on.
 
     >>> import buoy
     >>> watch = buoy.watch("runs/cats", time_limit="12h")   # doctest: +SKIP
@@ -28,26 +35,35 @@ def watch(
     """
     there = recorder.current()
     attempt = there.attempt if there is not None else recorder.attempt_of_environment()
+    seconds = limit_seconds(time_limit)
     if attempt is not None:
         if folder is not None and os.path.realpath(folder) != os.path.realpath(attempt.run_folder):
-            raise RecorderError(
-                "this process is being recorded already, into another folder",
-                received=folder,
-                expected=str(attempt.run_folder),
-                hint="leave the folder out to join that recording, or give it to `buoy run --run DIR`",
-            )
+            _say(f"already recording into {attempt.run_folder}; {folder} is not used")
         return _join(attempt)
     command = [sys.executable, *(sys.argv if sys.argv and sys.argv[0] else [])]
-    attempt = new_attempt(folder or default_run_folder(command))
-    started = _join(attempt)
+    try:
+        attempt = new_attempt(
+            os.path.expanduser(folder) if folder is not None else default_run_folder(command)
+        )
+        started = _join(attempt)
+        write_attempt(describe_attempt(attempt, "watch", os.getpid(), command, mirror, seconds), attempt)
+    except (RunFolderError, OSError) as error:
+        _say(f"nothing is recorded, the training goes on: {error}")
+        return _join(None)
     os.environ[recorder.WATCHED_VARIABLE] = attempt.folder
-    write_attempt(describe_attempt(attempt, "watch", os.getpid(), command, mirror, time_limit), attempt)
     if not start_sidecar(attempt, os.getpid()):
-        sys.stderr.write("buoy: the recorder's sidecar did not start; training goes on without samples\n")
+        _say("the sidecar did not start: no samples are taken, the training goes on")
     return started
 
 
-def _join(attempt: Attempt) -> Recorder:
+def _say(text: str) -> None:
+    try:
+        sys.stderr.write(f"buoy: {text}\n")
+    except (OSError, AttributeError):
+        pass  # stderr is closed
+
+
+def _join(attempt: Attempt | None) -> Recorder:
     known = recorder.current()
     joined = recorder.join(attempt)
     if known is None:
