@@ -53,7 +53,7 @@ KERNEL = "CUDA error: device-side assert triggered\nCUDA kernel errors might be 
         (TF, TF_CPU.replace("CPU:0", "GPU:0"), (), None, "gpu-oom", "certain"),
         (TF, TF_DISK, (), None, "disk-full", "certain"),
         ("torch.OutOfMemoryError", CUDA, RUNTIME, None, "gpu-oom", "certain"),
-        ("builtins.RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED", RUNTIME, None, "gpu-oom", "certain"),
+        ("builtins.RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED", RUNTIME, None, "gpu-oom", "likely"),
         ("torch.AcceleratorError", KERNEL, RUNTIME, None, "gpu-fault", "certain"),
         ("builtins.RuntimeError", SHM, RUNTIME, None, "shm-full", "certain"),
         ("builtins.OSError", "[Errno 28] No space left on device", OS, 28, "disk-full", "certain"),

@@ -125,7 +125,7 @@ def test_interrupted(attempt: Attempt) -> None:
 @pytest.mark.parametrize("number", [3, 10, 12, 13, 14, 24, 31, 40])
 def test_other_signals_are_named(attempt: Attempt, number: int) -> None:
     assert said(ends(attempt, number)) == ("other-signal", "certain")
-    assert f"({number})" in attempt.verdict().cause.claim.text
+    assert f"signal {number} (" in attempt.verdict().cause.claim.text
 
 
 @pytest.mark.parametrize("number", [4, 5, 6, 8, 11])

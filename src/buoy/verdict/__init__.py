@@ -2,6 +2,8 @@
 
 evidence.py    what the attempt left behind, and the same with parts taken away
 causes/        one file per cause, tried in order
+lost_child.py  what an exception says of a child process that is gone
+beside.py      other attempts of the run that lived at the same time
 judge.py       the first that fits, plus mechanism, place and memory holders
 """
 
@@ -22,11 +24,20 @@ def why(run: str | None = None, attempt: int | None = None) -> Verdict:
     ('kernel-oom', 'certain')
     >>> print(verdict)                                       # doctest: +SKIP
     """
+    from dataclasses import replace
+
     from buoy.flight.attempt import find_attempt
+    from buoy.verdict.beside import lived_beside
     from buoy.verdict.evidence import load
     from buoy.verdict.judge import judge
 
-    return judge(load(find_attempt(run, attempt).folder))
+    found = find_attempt(run, attempt)
+    verdict = judge(load(found.folder))
+    return (
+        replace(verdict, beside=lived_beside(verdict, run or found.run_folder))
+        if attempt is None
+        else verdict
+    )
 
 
 def settle(folder: str) -> Verdict:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from buoy.flight.attempt import read_json
 from buoy.flight.beacon import read_beacon
 from buoy.flight.log import read_lines
+from buoy.verdict.lost_child import lost_child
 from buoy.verdict.now import Now, observe
 from buoy.verdict.status import Status, make_status
 from buoy.verdict.values import count, integer, mapping, number, text
@@ -56,6 +57,12 @@ class ProcessNotes(NamedTuple):
     def left_in_order(self) -> bool:
         """Whether the interpreter began to shut down in order."""
         return bool(self.note and (self.note.get("kind") == "exit" or self.note.get("exited") is True))
+
+    @property
+    def is_messenger(self) -> bool:
+        """Whether its exception only reports that a process it had started failed."""
+        kind = str((self.exception or {}).get("type"))
+        return kind.endswith((".CalledProcessError", ".ChildFailedError"))
 
     def dump(self, name: str) -> Dump:
         """The stacks written when this signal came; empty when it never came."""
@@ -134,6 +141,11 @@ class Evidence(NamedTuple):
         return bool(self.death or self.exit) or not self.now.alive
 
     @property
+    def never_started(self) -> bool:
+        """Whether nothing shows that anything ran: no reading, no word of a process, no end."""
+        return not (self.death or self.exit or self.events or self.samples or self.processes)
+
+    @property
     def died_t(self) -> float | None:
         """When it died, on the monotonic clock of that boot."""
         return _first(number(self.death.get("t")), number(self.exit.get("t")))
@@ -180,8 +192,12 @@ class Evidence(NamedTuple):
         A shell or a launcher is not instrumented; the Python it ran is. A note of any other process of the tree
         says nothing about the end of this one.
         """
-        if self.main is not None and not _is_messenger(self.main):
+        if self.main is not None and not self.main.is_messenger:
             return self.main
+        lost = lost_child(self.main.exception or {}) if self.main is not None else None
+        if lost is not None and lost.pids:  # the launcher says whose end it passes on
+            notes = self.processes.get(lost.pids[0])
+            return notes if notes and notes.exception and lost.status.exit_code == 1 else self.main
         if self.status.known:
             for death in reversed(self.child_deaths):
                 notes = self.processes.get(death.pid or 0)
@@ -333,12 +349,6 @@ def _lines(value: object) -> tuple[dict[str, Any], ...]:
         return ()
     found = [{"t": None, "text": item} if isinstance(item, str) else item for item in value]
     return tuple(item for item in found if isinstance(item, dict) and text(item.get("text")))
-
-
-def _is_messenger(notes: ProcessNotes) -> bool:
-    """Whether its exception only reports that a process it had started failed."""
-    kind = str((notes.exception or {}).get("type"))
-    return kind.endswith((".CalledProcessError", ".ChildFailedError"))
 
 
 def _first(*values: float | None) -> float | None:

@@ -56,10 +56,16 @@ _COMMON_WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 _TORCH_OOM = {"torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "torch._C.OutOfMemoryError"}
 _TF_EXHAUSTED = "tensorflow.python.framework.errors_impl.ResourceExhaustedError"
 _DISTRIBUTED = tuple(f"torch.distributed.Dist{part}Error" for part in ("Backend", "Network", "Store", ""))
+_SIGNALLED = "torch.distributed.elastic.multiprocessing.api.SignalException"
 _LIBRARIES = ("tensorflow.", "torch.", "jaxlib.", "cupy", "safetensors", "tokenizers", "xgboost", "h5py")
 _FORKING = ("subprocess.py", "popen_fork.py", "popen_spawn_posix.py", "popen_forkserver.py")
 
 _Kind = tuple[str, Grade]
+_SIGNALS: dict[str, _Kind] = {
+    word: (kind, "certain")
+    for kind, words in (("terminated", ("15", "Signals.SIGTERM")), ("interrupted", ("2", "Signals.SIGINT")))
+    for word in words
+}
 
 
 class ExceptionFinding(NamedTuple):
@@ -142,7 +148,9 @@ def _kind(link: _Link) -> _Kind | None:
         return "interrupted", "certain"
     if family & _TORCH_OOM:
         return "gpu-oom", "certain"
-    if family & set(_DISTRIBUTED) or link.type.startswith("torch.distributed.elastic."):
+    if link.type == _SIGNALLED:  # what torchrun's signal handler raises
+        return _SIGNALS.get(link.message.rpartition(" ")[2])
+    if family & set(_DISTRIBUTED) or link.type.startswith("torch.distributed.elastic.rendezvous."):
         return "distributed", "likely"
     if "builtins.MemoryError" in family or link.type.endswith("._ArrayMemoryError"):
         return "memory-error", "certain"

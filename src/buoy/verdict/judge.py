@@ -11,12 +11,15 @@ from buoy.verdict.causes.common import recent_signal, standing_hang, status_read
 from buoy.verdict.causes.thrashing import standing as standing_thrashing
 from buoy.verdict.evidence import Evidence, ProcessNotes
 from buoy.verdict.exceptions import classify
+from buoy.verdict.lost_child import lost_child
 from buoy.verdict.model import Cause, Claim, Holder, Reading, Verdict, Where
+from buoy.verdict.oom import describe_limit
 from buoy.verdict.traces import headline, user_frame
 from buoy.verdict.values import count, integer, mapping, mappings, number, printable, text
 
 _MEMORY_CAUSES = ("kernel-oom", "worker-killed", "memory-error", "gpu-oom", "thrashing", "shm-full", "killed",
                   "recorder-lost", "unknown")  # fmt: skip
+_SHARED = "with shared and file pages, which the limit does not count alike"
 _ALIVE = ("still-running", "hang", "thrashing")
 
 
@@ -109,6 +112,10 @@ def _where(evidence: Evidence, cause: Cause) -> Where:
             step=count(evidence.last_sample.get("step")) or None,
             phase=text(evidence.last_sample.get("phase")),
         )
+    if speaker.is_messenger:  # a launcher: its own line says nothing, the lost child's step does
+        lost = lost_child(speaker.exception or {})
+        child = evidence.processes.get(lost.pids[0]) if lost is not None and lost.pids else None
+        return Where(child.step, child.epoch, child.phase, child.cell) if child is not None else Where()
     where = Where(speaker.step, speaker.epoch, speaker.phase, speaker.cell)
     place = mapping((speaker.exception or {}).get("where"))
     if text(place.get("file")) and evidence.status.signal in (None, 2):
@@ -148,11 +155,15 @@ def _holders(evidence: Evidence) -> tuple[Holder, ...]:
         found.append(
             Holder("the allocation that failed", asked, None, f"asked for {format_bytes(asked)} at once")
         )
-    for process in mappings(evidence.death.get("processes"))[:4]:
+    processes = mappings(evidence.death.get("processes"))[:4]
+    limit, _ = describe_limit(evidence)
+    beyond = bool(limit and sum(count(process.get("rss")) or 0 for process in processes) > limit)
+    for process in processes:
         name = printable(text(process.get("name")) or "process", 60)
-        found.append(
-            Holder(name, count(process.get("rss")), count(process.get("pid")), text(process.get("role")))
-        )
+        detail = text(process.get("role"))
+        if beyond:
+            detail, beyond = f"{detail}; {_SHARED}" if detail else _SHARED, False
+        found.append(Holder(name, count(process.get("rss")), count(process.get("pid")), detail))
     for process in mappings(mapping(evidence.death.get("cgroup")).get("foreign"))[:2]:
         name = printable(text(process.get("name")) or "process", 60)
         found.append(

@@ -83,6 +83,8 @@ class Verdict:
     wall: float | None = None
     """When it died, or None when it is not known or it has not."""
     ran_for: float | None = None
+    beside: str | None = None
+    """Another attempt of the run that lived at the same time and may be the one that is meant."""
     schema: str = field(default=SCHEMA)
 
     def to_json(self) -> dict[str, Any]:

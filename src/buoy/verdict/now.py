@@ -22,6 +22,8 @@ class Now(NamedTuple):
     alive: bool
     sees_inside: bool
     """Whether it ran in a container that we look into from outside: then we would see it."""
+    stopped: bool = False
+    """Whether it lives but is stopped (state T): by Ctrl-Z, SIGSTOP or a debugger."""
 
     @property
     def same_machine(self) -> bool | None:
@@ -42,7 +44,9 @@ def observe(attempt: dict[str, Any]) -> Now:
     same_container = None if start is None or start_now is None else start == start_now
     here = same_boot is not False and same_host is not False and same_container is not False
     if here or not same_boot or not host.initial_pid_namespace():
-        return Now(time.time(), same_boot, same_host, same_container, here and _lives(attempt), False)
+        alive = here and _lives(attempt)
+        stopped = alive and _state(attempt) in ("T", "t")
+        return Now(time.time(), same_boot, same_host, same_container, alive, False, stopped)
     # From outside a container its processes can be seen, under other pids.
     return Now(time.time(), same_boot, same_host, same_container, _lives_in_container(attempt), True)
 
@@ -64,6 +68,13 @@ def _lives(attempt: dict[str, Any]) -> bool:
         return False
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / os.sysconf("SC_CLK_TCK")
     return bool(age >= time.monotonic() - began - _SLACK)
+
+
+def _state(attempt: dict[str, Any]) -> str | None:
+    from buoy.machine import procfs
+
+    stat = procfs.parse_stat(procfs.read_bytes(f"/proc/{count(attempt.get('pid'))}/stat"))
+    return stat.state if stat is not None else None
 
 
 def _lives_in_container(attempt: dict[str, Any]) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import textwrap
 import time
 from typing import Literal
@@ -13,48 +15,23 @@ from buoy.verdict.values import printable
 
 Style = Literal["full", "concise"]
 
-FULL_LINES, CONCISE_LINES, WIDTH = 25, 6, 100
+FULL_LINES, CONCISE_LINES = 25, 6
+NARROWEST, WIDEST = 60, 100
 _LABEL = 11
 _COLOURS: dict[Grade, str] = {"certain": "32", "likely": "33", "possible": "35"}
 
 
-def render(verdict: Verdict, style: Style = "full", colour: bool = False) -> str:
-    """The verdict for people; ends without a newline."""
-    return "\n".join(_full(verdict, colour) if style == "full" else _concise(verdict, colour))
+def render(verdict: Verdict, style: Style = "full", colour: bool = False, width: int | None = None) -> str:
+    """The verdict for people, folded to the terminal's width unless told; ends without a newline."""
+    page = _Page(width or terminal_width(), colour)
+    return "\n".join(page.full(verdict) if style == "full" else page.concise(verdict))
 
 
-def _full(verdict: Verdict, colour: bool) -> list[str]:
-    cause = verdict.cause
-    lines = [_headline(verdict), ""]
-    # What must not be missing comes first in the budget; evidence fills what is left.
-    lines += _claim("cause", cause.claim, colour, readings=3)
-    lines += _claim("mechanism", verdict.mechanism, colour, readings=0, most=1)
-    if cause.actor is not None:
-        lines += _claim("actor", cause.actor, colour, readings=0)
-    for number, claim in enumerate(cause.cascade[:3]):
-        lines += _claim("before" if number == 0 else "", claim, colour, readings=0, most=1)
-    place = place_of(verdict.where)
-    if place:
-        lines += _wrapped("where", place, 1)
-    lines += _holders(verdict)
-    for number, step in enumerate(cause.next[:3]):
-        lines += _wrapped("next" if number == 0 else "", f"{number + 1}. {step}", 2)
-    return lines[:FULL_LINES]
-
-
-def _concise(verdict: Verdict, colour: bool) -> list[str]:
-    cause = verdict.cause
-    name = f"{_run_name(verdict)} #{verdict.attempt}: {cause.id} ({_grade(cause.claim.grade, colour)})"
-    lines = [name, *_indented(cause.claim.text, 2)]
-    details = [verdict.mechanism.text, place_of(verdict.where)]
-    if verdict.ran_for is not None:
-        details.append(f"after {format_duration(verdict.ran_for)}")
-    lines += _indented("; ".join(part for part in details if part), 1)
-    if cause.claim.evidence:
-        lines += _indented("evidence: " + _reading(cause.claim.evidence[0]), 1)
-    if cause.next:
-        lines += _indented("hint: " + cause.next[0], 1)
-    return lines[:CONCISE_LINES]
+def terminal_width() -> int:
+    """The columns of the terminal on stdout, within reason; all there may be when it is none."""
+    if not sys.stdout.isatty():
+        return WIDEST
+    return min(WIDEST, max(NARROWEST, shutil.get_terminal_size((WIDEST, 24)).columns))
 
 
 def place_of(where: Where) -> str:
@@ -78,65 +55,129 @@ def place_of(where: Where) -> str:
     return text
 
 
-def _headline(verdict: Verdict) -> str:
-    parts = [f"{_run_name(verdict)}, attempt {verdict.attempt}"]
-    if verdict.ran_for is not None:
-        parts.append(f"ran {format_duration(verdict.ran_for)}")
-    if verdict.wall is not None:
-        parts.append(
-            "ended " + time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(max(0.0, min(verdict.wall, 4e9))))
+class _Page:
+    """Lines of one width, coloured or not."""
+
+    def __init__(self, width: int, colour: bool) -> None:
+        self._width = width
+        self._colour = colour
+
+    def full(self, verdict: Verdict) -> list[str]:
+        cause = verdict.cause
+        lines = [self._headline(verdict), ""]
+        lines += self._claim("cause", cause.claim, readings=3)
+        lines += self._claim("mechanism", verdict.mechanism, most=1)
+        if cause.actor is not None:
+            lines += self._claim("actor", cause.actor)
+        for number, claim in enumerate(cause.cascade[:3]):
+            lines += self._claim("before" if number == 0 else "", claim, most=1)
+        place = place_of(verdict.where)
+        if place:
+            lines += self._labelled("where", place, 1)
+        lines += self._holders(verdict)
+        if verdict.beside:
+            lines += self._labelled("beside", verdict.beside, 2)
+        # What to do fills the lines that are left, each piece of advice whole or not at all.
+        for number, step in enumerate(cause.next[:3]):
+            advice = self._labelled("next" if number == 0 else "", f"{number + 1}. {step}", 4)
+            if number and len(lines) + len(advice) > FULL_LINES:
+                break
+            lines += advice
+        return lines[:FULL_LINES]
+
+    def concise(self, verdict: Verdict) -> list[str]:
+        cause = verdict.cause
+        name = f"{_run_name(verdict)} #{verdict.attempt}: {cause.id} ({self._grade(cause.claim.grade)})"
+        if verdict.ran_for is not None:
+            name += f" after {format_duration(verdict.ran_for)}"
+        # What the claim has said already is not said again.
+        news = [part for part in (verdict.mechanism.text, place_of(verdict.where)) if part]
+        details = self._indented("; ".join(part for part in news if part not in cause.claim.text), 1)
+        first = next((item for item in cause.claim.evidence if item.text not in cause.claim.text), None)
+        evidence = (
+            self._indented("evidence: " + self._reading(first, 2 + len("evidence: ")), 1) if first else []
         )
-    return _cut(f"{verdict.cause.id}: {' · '.join(parts)}", WIDTH)
+        hint = self._hint(cause.next)
+        claim = cause.claim.text
+        if not details and not evidence and self._fits(f"{name}: {claim}"):
+            lines = [f"{name}: {claim}"]
+        else:
+            lines = [name, *self._indented(claim, 2), *details]
+            lines += evidence if len(lines) + len(evidence) + len(hint) <= CONCISE_LINES else []
+        lines += hint
+        if verdict.beside and len(lines) < CONCISE_LINES:
+            lines += self._indented(verdict.beside, 1)
+        return lines[:CONCISE_LINES]
+
+    def _hint(self, steps: tuple[str, ...]) -> list[str]:
+        """The best advice on at most two lines. A command is never cut: rather other advice, or the command alone."""
+        whole = [self._indented(f"hint: {step}", 9) for step in steps]
+        fitting = [lines for lines in whole if len(lines) <= 2]
+        if whole and len(whole[0]) > 2 and steps[0].count("`") >= 2:
+            alone = self._indented(f"hint: `{steps[0].split('`')[1]}`", 9)
+            fitting = [alone, *fitting] if len(alone) <= 2 else fitting
+        return fitting[0] if fitting else self._indented(f"hint: {steps[0]}", 2) if steps else []
+
+    def _headline(self, verdict: Verdict) -> str:
+        parts = [f"{_run_name(verdict)}, attempt {verdict.attempt}"]
+        if verdict.ran_for is not None:
+            parts.append(f"ran {format_duration(verdict.ran_for)}")
+        if verdict.wall is not None:
+            when = time.localtime(max(0.0, min(verdict.wall, 4e9)))
+            parts.append("ended " + time.strftime("%Y-%m-%d %H:%M:%S", when))
+        return _cut(f"{verdict.cause.id}: {' · '.join(parts)}", self._width)
+
+    def _claim(self, label: str, claim: Claim, readings: int = 0, most: int = 2) -> list[str]:
+        text = printable(claim.text, WIDEST * 2)
+        lines = self._labelled(label, f"{text} [{claim.grade}]", most)
+        if self._colour:
+            lines[-1] = lines[-1].replace(f"[{claim.grade}]", f"[{self._grade(claim.grade)}]")
+        indent = " " * _LABEL + "- "
+        return lines + [indent + self._reading(item, len(indent)) for item in claim.evidence[:readings]]
+
+    def _holders(self, verdict: Verdict) -> list[str]:
+        lines = []
+        for number, holder in enumerate(verdict.holders[:3]):
+            who = f" (pid {holder.pid})" if holder.pid else ""
+            detail = (holder.detail or "").removeprefix("main").removeprefix("; ")
+            words = f"{printable(holder.name, 50)}{who}{f', {detail}' if detail else ''}"
+            lines += self._labelled(
+                "memory" if number == 0 else "", f"{format_bytes(holder.bytes):>10}  {words}", 1
+            )
+        return lines
+
+    def _reading(self, reading: Reading, indent: int) -> str:
+        when = ""
+        if reading.wall is not None and 0 < reading.wall < 4e9:
+            when = time.strftime(", %H:%M:%S", time.localtime(reading.wall))
+        source = f" ({reading.source}{when})" if reading.source else ""
+        return _cut(printable(reading.text, 200), self._width - indent - len(source)) + source
+
+    def _labelled(self, label: str, text: str, most: int) -> list[str]:
+        room = self._width - _LABEL
+        lines = textwrap.wrap(printable(text, WIDEST * 3), room, break_long_words=True) or [""]
+        if len(lines) > most:
+            # The grade at the end says more than the words before it.
+            tail = lines[-1][lines[-1].rfind(" [") :] if lines[-1].endswith("]") and " [" in lines[-1] else ""
+            lines = lines[:most]
+            lines[-1] = _cut(lines[-1] + " ...", room - len(tail)) + tail
+        return [f"{label if number == 0 else '':{_LABEL}}{line}" for number, line in enumerate(lines)]
+
+    def _indented(self, text: str, most: int) -> list[str]:
+        lines = textwrap.wrap(printable(text, WIDEST * 3), self._width - 2, break_long_words=True)
+        if len(lines) > most:
+            lines = [*lines[: most - 1], _cut(lines[most - 1] + " ...", self._width - 2)]
+        return [f"  {line}" for line in lines]
+
+    def _fits(self, line: str) -> bool:
+        return len(line) - (len(self._grade("likely")) - len("likely")) <= self._width and line.isprintable()
+
+    def _grade(self, grade: Grade) -> str:
+        return f"\x1b[{_COLOURS[grade]}m{grade}\x1b[0m" if self._colour else grade
 
 
 def _run_name(verdict: Verdict) -> str:
     return printable(os.path.basename(verdict.run) or verdict.run or "run", 40)
-
-
-def _claim(label: str, claim: Claim, colour: bool, readings: int, most: int = 2) -> list[str]:
-    text = printable(claim.text, WIDTH * 2)
-    lines = _wrapped(label, f"{text} [{claim.grade}]", most)
-    if colour:
-        lines[-1] = lines[-1].replace(f"[{claim.grade}]", f"[{_grade(claim.grade, True)}]")
-    lines += [_cut(" " * _LABEL + "- " + _reading(reading), WIDTH) for reading in claim.evidence[:readings]]
-    return lines
-
-
-def _holders(verdict: Verdict) -> list[str]:
-    lines = []
-    for number, holder in enumerate(verdict.holders[:3]):
-        who = f" (pid {holder.pid})" if holder.pid else ""
-        detail = f", {holder.detail}" if holder.detail and holder.detail != "main" else ""
-        label = "memory" if number == 0 else ""
-        lines += _wrapped(
-            label, f"{format_bytes(holder.bytes):>10}  {printable(holder.name, 50)}{who}{detail}", 1
-        )
-    return lines
-
-
-def _reading(reading: Reading) -> str:
-    when = ""
-    if reading.wall is not None and 0 < reading.wall < 4e9:
-        when = time.strftime(", %H:%M:%S", time.localtime(reading.wall))
-    source = f" ({reading.source}{when})" if reading.source else ""
-    return _cut(printable(reading.text, 200), WIDTH - _LABEL - 2 - len(source)) + source
-
-
-def _wrapped(label: str, text: str, most: int) -> list[str]:
-    lines = textwrap.wrap(printable(text, WIDTH * 3), WIDTH - _LABEL, break_long_words=True) or [""]
-    if len(lines) > most:
-        # The grade at the end says more than the words before it.
-        tail = lines[-1][lines[-1].rfind(" [") :] if lines[-1].endswith("]") and " [" in lines[-1] else ""
-        lines = lines[:most]
-        lines[-1] = _cut(lines[-1] + " ...", WIDTH - _LABEL - len(tail)) + tail
-    return [f"{label if number == 0 else '':{_LABEL}}{line}" for number, line in enumerate(lines)]
-
-
-def _indented(text: str, most: int) -> list[str]:
-    lines = textwrap.wrap(printable(text, WIDTH * 3), WIDTH - 2, break_long_words=True)
-    if len(lines) > most:
-        lines = [*lines[: most - 1], _cut(lines[most - 1] + " ...", WIDTH - 2)]
-    return [f"  {line}" for line in lines]
 
 
 def _cut(text: str, most: int) -> str:
@@ -148,7 +189,3 @@ def _short_path(path: str) -> str:
     here = os.getcwd() + os.sep
     path = path.removeprefix(here)
     return path if len(path) <= 60 else "..." + path[-57:]
-
-
-def _grade(grade: Grade, colour: bool) -> str:
-    return f"\x1b[{_COLOURS[grade]}m{grade}\x1b[0m" if colour else grade

@@ -50,6 +50,7 @@ IN_ORDER: tuple[Callable[[Evidence], Cause | None], ...] = (
     cpu_limit.judge,
     time_limit.judge,
     shm_full.judge,
+    exit_code.judge_child,
     worker_killed.judge,
     interrupted.judge,
     native_crash.judge,

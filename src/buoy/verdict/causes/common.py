@@ -8,6 +8,7 @@ from typing import NamedTuple
 from buoy.units import format_duration
 from buoy.verdict.evidence import Evidence, ProcessDeath, ProcessNotes
 from buoy.verdict.exceptions import ExceptionFinding, classify
+from buoy.verdict.lost_child import LostChild, lost_child
 from buoy.verdict.model import Claim, Grade, Reading
 from buoy.verdict.status import signal_name
 from buoy.verdict.values import count, integer, mapping, number, printable, text
@@ -83,6 +84,8 @@ class Raised(NamedTuple):
     grade: Grade
     evidence: tuple[Reading, ...]
     cascade: tuple[Claim, ...]
+    lost: LostChild | None = None
+    """The child process whose end it reports, if it does."""
 
 
 def raised(evidence: Evidence) -> Raised | None:
@@ -93,7 +96,9 @@ def raised(evidence: Evidence) -> Raised | None:
     if speaker is None or note is None or status.signal is not None or status.exit_code == 0:
         return None
     finding = classify(note)
-    followed = speaker.pid in (evidence.pid, *(death.pid for death in evidence.child_deaths))
+    launcher = lost_child(evidence.main.exception or {}) if evidence.main else None
+    named = launcher.pids if launcher else ()
+    followed = speaker.pid in (evidence.pid, *named, *(death.pid for death in evidence.child_deaths))
     grade: Grade = (
         "certain"
         if followed
@@ -107,7 +112,7 @@ def raised(evidence: Evidence) -> Raised | None:
         status_reading(evidence) if status.known else Reading("no exit status was read", "death.json")
     )
     cascade = passed_on(evidence, speaker)
-    return Raised(finding, weaker(grade, finding.grade), tuple(readings), cascade)
+    return Raised(finding, weaker(grade, finding.grade), tuple(readings), cascade, lost_child(note))
 
 
 def raised_as(evidence: Evidence, *kinds: str) -> Raised | None:
@@ -151,13 +156,28 @@ def last_save(evidence: Evidence) -> tuple[str, float | None] | None:
 
 def go_on(evidence: Evidence) -> str:
     """How to continue: from the last save, if one was seen."""
-    restart = f"`buoy run --restart 3 -- {_pasteable(evidence)}`"
+    restart = f"`buoy run --restart 3 -- {_pasteable(evidence)}`" if _can_be_restarted(evidence) else ""
     saved = last_save(evidence)
     if saved is None:
-        return f"save every few minutes and load it at the start; then {restart} goes on by itself"
+        again = f"; then {restart} goes on by itself" if restart else ""
+        return f"save every few minutes and load it at the start{again}"
     path, age = saved
     when = f", saved {format_duration(age)} before the end" if age is not None else ""
-    return f"go on from {path}{when}; {restart} starts it again by itself"
+    again = f"; {restart} starts it again by itself" if restart else ""
+    return f"go on from {path}{when}{again}"
+
+
+def how_to_continue(evidence: Evidence) -> str:
+    """What wakes a stopped process."""
+    return f"`kill -CONT {evidence.pid}` lets it go on; so does `fg` in the shell where Ctrl-Z stopped it"
+
+
+def _can_be_restarted(evidence: Evidence) -> bool:
+    """Whether a command was recorded that does the same again: a notebook and `python -c` have none."""
+    words = evidence.attempt.get("command")
+    if evidence.attempt.get("mode") != "watch" or not isinstance(words, list):
+        return True
+    return len(words) > 1 and words[1] != "-c" and not any("ipykernel" in str(word) for word in words)
 
 
 def _pasteable(evidence: Evidence) -> str:
@@ -167,6 +187,17 @@ def _pasteable(evidence: Evidence) -> str:
     words = evidence.attempt.get("command")
     command = shlex.join(map(str, words)) if isinstance(words, list) and words else "python train.py"
     return command if len(command) <= 90 and command.isprintable() else "..."
+
+
+def saw_gpu(evidence: Evidence) -> bool:
+    """Whether a GPU was there: without one, words about a GPU's memory are only words."""
+    return bool(evidence.death.get("gpu")) or any(row.get("gpu_used") for row in evidence.samples[-10:])
+
+
+def gpu_grade(evidence: Evidence, found: Raised) -> Grade:
+    """How sure an exception about the GPU is: a framework's own type, or a GPU that was seen, else only words."""
+    own = not found.finding.type.startswith("builtins.")
+    return found.grade if own or saw_gpu(evidence) else weaker(found.grade, "likely")
 
 
 def shm_free(evidence: Evidence) -> int | None:

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import os
 
-from buoy.verdict.causes.common import status_reading
-from buoy.verdict.evidence import Evidence
+from buoy.verdict.causes.common import Raised, died_before, raised, status_reading, weaker
+from buoy.verdict.evidence import Evidence, ProcessDeath
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.status import signal_name
 from buoy.verdict.values import printable
 
 _SHELLS = (
-    "sh",
-    "bash",
-    "dash",
-    "zsh",
-    "ksh",
-    "fish",
-    "busybox",
-    "env",
-    "xargs",
-    "make",
-    "srun",
-    "timeout",
-    "stdbuf",
-    "time",
-)
+    "sh", "bash", "dash", "zsh", "ksh", "fish", "busybox", "env", "xargs", "make", "srun", "timeout", "stdbuf", "time",
+)  # fmt: skip
 
 
 def judge(evidence: Evidence) -> Cause | None:
@@ -70,6 +57,39 @@ def judge(evidence: Evidence) -> Cause | None:
     return Cause(
         "exit-code", Claim(words, grade, (status_reading(evidence),)), next=_next(code, evidence.main is None)
     )
+
+
+def judge_child(evidence: Evidence) -> Cause | None:
+    """A rank or worker ended itself with a code, and the exception of its parent only reports that."""
+    ended = raised(evidence)
+    if ended is None or ended.lost is None or ended.lost.status.signal is not None:
+        return None
+    lost = ended.lost
+    recorded = _recorded_child(evidence, ended)
+    status = recorded.status if recorded is not None else lost.status
+    if not status.exit_code:
+        return None
+    pid = lost.pids[0] if lost.pids else recorded.pid if recorded is not None else None
+    grade: Grade = ended.grade
+    if not (lost.exact or (recorded is not None and lost.pids)) or status.exit_code > 128:
+        grade = weaker(grade, "likely")
+    source = recorded.source if recorded is not None else ended.evidence[0].source
+    who = f"{lost.who} (pid {pid})" if pid else lost.who
+    words = f"{who[0].upper()}{who[1:]} ended itself with {status}; its parent stopped because of it"
+    readings = (Reading(f"{who}: {status}", source, recorded.wall if recorded else None), *ended.evidence)
+    return Cause("exit-code", Claim(words, grade, readings), next=(
+        f"read what {lost.who} itself printed last: a program that leaves by itself says there why",
+        "look for `sys.exit`, `os._exit` or `exit` with this code",
+    ))  # fmt: skip
+
+
+def _recorded_child(evidence: Evidence, ended: Raised) -> ProcessDeath | None:
+    """The lost child as the recorder saw it: by its pid, else the last that left with a code just before."""
+    named = ended.lost.pids if ended.lost else ()
+    left = [child for child in reversed(evidence.child_deaths) if child.status.exit_code]
+    if named:
+        return next((child for child in left if child.pid in named), None)
+    return next((child for child in left if died_before(evidence, child, 10.0) is not None), None)
 
 
 def _next(code: int, silent: bool = False) -> tuple[str, ...]:

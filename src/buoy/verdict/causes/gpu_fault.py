@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from buoy.machine.kernel_log import parse_xid
-from buoy.verdict.causes.common import go_on, raised_as
+from buoy.verdict.causes.common import go_on, gpu_grade, raised_as
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.values import printable
@@ -36,7 +36,7 @@ def judge(evidence: Evidence) -> Cause | None:
     steps.append(go_on(evidence))
     return Cause(
         "gpu-fault",
-        Claim(what, found.grade, readings),
+        Claim(what, gpu_grade(evidence, found), readings),
         None,
         found.cascade,
         tuple(steps[:3]),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from buoy.units import format_bytes, format_share
-from buoy.verdict.causes.common import raised_as
+from buoy.verdict.causes.common import gpu_grade, raised_as
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.values import count, mappings, printable, text
 
 
 def judge(evidence: Evidence) -> Cause | None:
-    """Certain: the framework's own exception."""
+    """Certain: the framework's own exception, or its words where a GPU was seen."""
     found = raised_as(evidence, "gpu-oom")
     if found is None:
         return None
@@ -23,7 +23,7 @@ def judge(evidence: Evidence) -> Cause | None:
         readings.append(Reading(f"{name}: {share} in use when it was read", "death.json", evidence.died_wall))
     return Cause(
         id="gpu-oom",
-        claim=Claim(f"The GPU's memory did not suffice{what}", found.grade, tuple(readings)),
+        claim=Claim(f"The GPU's memory did not suffice{what}", gpu_grade(evidence, found), tuple(readings)),
         cascade=found.cascade,
         next=_next(found.finding.type, found.finding.message),
     )

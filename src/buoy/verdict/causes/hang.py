@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from buoy.units import format_duration
-from buoy.verdict.causes.common import standing_hang, step_of
+from buoy.verdict.causes.common import how_to_continue, standing_hang, step_of
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.traces import last_stack, user_frame
@@ -48,12 +48,10 @@ def _reason(evidence: Evidence, event: dict[str, object], share: float | None) -
     source = Reading(
         f"thread states: {', '.join(sorted({state for state in states if state}))}", "events.jsonl"
     )
-    if states and all(state in ("T", "t") for state in states):
-        return Claim(
-            "it was stopped by a signal (SIGSTOP) or a debugger; `kill -CONT` lets it go on",
-            "certain",
-            (source,),
-        )
+    if evidence.now.stopped or (states and all(state in ("T", "t") for state in states)):
+        if evidence.now.stopped:
+            source = Reading("state T: stopped", f"/proc/{evidence.pid}/stat", evidence.now.wall)
+        return Claim("it was stopped by a signal (Ctrl-Z, SIGSTOP) or a debugger", "certain", (source,))
     if "D" in states:
         return Claim("a thread waits in the kernel, on a disk or a mounted drive", "likely", (source,))
     stack = _stack(evidence)
@@ -77,6 +75,8 @@ def _stack(evidence: Evidence) -> str:
 
 
 def _next(evidence: Evidence) -> tuple[str, ...]:
+    if evidence.now.stopped:
+        return (how_to_continue(evidence),)
     pid = evidence.pid
     steps = [
         f"`kill -TERM {pid}` ends it with its stacks written down; `kill -KILL {pid}` if it does not react"

@@ -9,7 +9,7 @@ from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.oom import describe_limit, examine
 from buoy.verdict.traces import headline
-from buoy.verdict.trend import bytes_per_step
+from buoy.verdict.trend import bytes_per_second, bytes_per_step
 from buoy.verdict.values import count, mappings, printable
 
 
@@ -80,11 +80,17 @@ def _next(evidence: Evidence, limit: int | None, peak: int | None) -> tuple[str,
 def _remedies(evidence: Evidence, limit: int | None, peak: int | None) -> list[str]:
     """What would lower the memory, as the readings point to it: the best first."""
     steps = []
-    growth = bytes_per_step(evidence, limit)
+    has_steps = bool(count(evidence.last_sample.get("step")))
+    growth = bytes_per_step(evidence, limit) if has_steps else bytes_per_second(evidence, limit)
     if growth is not None:
-        steps.append(
-            f"find what is kept for ever: memory grew {format_bytes(growth)} with each step; the usual ones are "
+        each = "with each step" if has_steps else "a second"
+        usual = (
             "losses and outputs in a list (keep `loss.item()`), and results gathered over an epoch"
+            if has_steps
+            else "a list that only grows, and a file that is read whole"
+        )
+        steps.append(
+            f"find what is kept for ever: memory grew about {format_bytes(growth)} {each}; the usual ones are {usual}"
         )
     children = [p for p in mappings(evidence.death.get("processes")) if p.get("role") == "child"]
     held = sum(count(child.get("rss")) or 0 for child in children)
@@ -102,13 +108,14 @@ def _remedies(evidence: Evidence, limit: int | None, peak: int | None) -> list[s
         steps.append(
             "keep the data set out of RAM: read it in pieces or memory-map it; the batch lives on the GPU"
         )
-    elif count(evidence.last_sample.get("step")):
+    elif has_steps:
         steps.append(
             "without a GPU the batch lives in RAM too: halve it and accumulate gradients over two; "
             "and keep the data set out of RAM (read it in pieces, memory-map it)"
         )
     else:
         steps.append(
-            "it died before the first step: load the data in pieces, and the model without a second copy"
+            "no steps were counted: if it was still loading, load the data in pieces, and the model without a "
+            "second copy"
         )
     return steps

@@ -78,6 +78,8 @@ def _next(evidence: Evidence, signal: int, recursion: bool) -> tuple[str, ...]:
     if speaker and speaker.fault.text:
         steps.append(f"see which call crashed: `cat {evidence.folder}/process-{speaker.pid}/fault.txt`")
     else:
-        steps.append("run it once with `python -X faulthandler` to see which call crashed")
+        steps.append(
+            "the stack is on stderr if your script enabled faulthandler; else run it with `python -X faulthandler`"
+        )
     steps.append(go_on(evidence))
     return tuple(steps)

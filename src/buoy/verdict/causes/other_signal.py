@@ -15,11 +15,11 @@ _WORDS = {
     ),
     "SIGPIPE": (
         "it wrote to a pipe whose reader had gone",
-        "check the command after the `|`; write to a file instead",
+        "all is well if `head` or a pager had seen enough; else write to a file instead",
     ),
     "SIGUSR1": (
         "SLURM and other schedulers send it before the time is over",
-        "install a handler that saves, or drop `--signal`",
+        "install a handler that saves, or drop `--signal` of `sbatch`",
     ),
     "SIGUSR2": (
         "a tool sent it and no handler was there",
@@ -43,7 +43,7 @@ def judge(evidence: Evidence) -> Cause | None:
     name = signal_name(signal)
     seen = recent_signal(evidence, name, 5.0)
     readings = (status_reading(evidence), *((seen.reading,) if seen else ()))
-    return _cause(evidence, name, Claim(f"A signal ended it: {name} ({signal})", "certain", readings))
+    return _cause(evidence, name, Claim(f"It was ended by {evidence.status}", "certain", readings))
 
 
 def _by_dump(evidence: Evidence) -> Cause | None:
@@ -53,7 +53,7 @@ def _by_dump(evidence: Evidence) -> Cause | None:
     for name in ("SIGQUIT", "SIGXCPU"):
         seen = recent_signal(evidence, name, 5.0)
         if seen:
-            return _cause(evidence, name, Claim(f"A signal ended it: {name}", "likely", (seen.reading,)))
+            return _cause(evidence, name, Claim(f"It was ended by {name}", "likely", (seen.reading,)))
     return None
 
 

@@ -12,7 +12,8 @@ _HINTS = {
     "ImportError": "the module is there but does not offer that name: check its version",
     "SyntaxError": "mend the line; `python -m py_compile FILE` checks it without running",
     "RecursionError": "end the recursion; raising `sys.setrecursionlimit` risks a crash instead",
-    "FileNotFoundError": "check the path and the working directory; a new session starts with an empty `/content`",
+    "FileNotFoundError": "check the path and the working directory",
+    "CalledProcessError": "the command that it ran failed: read that command's own last lines",
     "PermissionError": "check the owner and mode of that file, or write elsewhere",
     "KeyError": "print the keys that are there just before that line",
     "AssertionError": "the condition in that line did not hold: print both sides before it",
@@ -22,7 +23,7 @@ _HINTS = {
 def judge(evidence: Evidence) -> Cause | None:
     """Certain: its own last words and exit code 1."""
     found = raised(evidence)
-    if found is None:
+    if found is None or found.finding.id == "terminated":
         return None
     name = found.finding.type.rpartition(".")[2]
     place = mapping((evidence.speaker.exception or {}).get("where")) if evidence.speaker else {}
@@ -40,6 +41,8 @@ def judge(evidence: Evidence) -> Cause | None:
             who = printable(child.name, 50)
             cascade.append(Claim(f"{who} (pid {child.pid}) had ended: {child.status}", "certain", (reading,)))
     hint = _HINTS.get(name, "mend that line; the traceback on stderr shows how it got there")
+    if name == "FileNotFoundError" and str(evidence.attempt.get("platform")).startswith("colab"):
+        hint += "; a new session starts with an empty `/content`"
     if "DataLoader worker" in found.finding.message:
         hint = "run once with `num_workers=0`: the worker's own error then shows where it happens"
     return Cause(

@@ -11,7 +11,7 @@ from buoy.verdict.oom import describe_limit
 
 def judge(evidence: Evidence) -> Cause | None:
     """Certain that it is gone; why is unknown, and a high reading is only a possibility."""
-    if evidence.death or evidence.now.same_machine is False or not evidence.attempt:
+    if evidence.death or evidence.now.same_machine is False or not evidence.attempt or evidence.never_started:
         return None
     reason = (
         "with signal 9, and the recorder was gone too"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from buoy.verdict.causes.common import how_to_continue
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Reading
 
@@ -15,6 +16,12 @@ def judge(evidence: Evidence) -> Cause | None:
         f"/proc/{evidence.pid}/stat",
         evidence.now.wall,
     )
+    if evidence.now.stopped:
+        stopped = Reading("state T: stopped", f"/proc/{evidence.pid}/stat", evidence.now.wall)
+        claim = Claim(
+            "It lives but is stopped (Ctrl-Z, SIGSTOP or a debugger)", "certain", (stopped, reading)
+        )
+        return Cause("still-running", claim, next=(how_to_continue(evidence),))
     return Cause("still-running", Claim("It is still running", "certain", (reading,)), next=(
         "ask again when it has ended",
     ))  # fmt: skip

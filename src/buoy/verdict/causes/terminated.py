@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from buoy.units import format_duration
-from buoy.verdict.causes.common import go_on, recent_signal, signal_sender, status_reading
+from buoy.verdict.causes.common import go_on, raised_as, recent_signal, signal_sender, status_reading
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Grade
 from buoy.verdict.oom import examine
@@ -20,6 +20,9 @@ def judge(evidence: Evidence) -> Cause | None:
         seen = recent_signal(evidence, "SIGTERM", 5.0)
         readings = (status_reading(evidence), *((seen.reading,) if seen else ()))
         return _cause(evidence, Claim("It was told to stop (SIGTERM)", "certain", readings))
+    if (found := raised_as(evidence, "terminated")) is not None:
+        words = "It was told to stop (SIGTERM), and its own handler ended it"
+        return _cause(evidence, Claim(words, found.grade, found.evidence))
     seen = recent_signal(evidence, "SIGTERM", 60.0 if status.signal == SIGKILL else _TO_STOP)
     if seen is None:
         return None

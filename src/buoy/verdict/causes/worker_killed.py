@@ -6,9 +6,10 @@ import os
 from typing import Literal
 
 from buoy.units import format_bytes, format_duration
-from buoy.verdict.causes.common import died_before, go_on, raised, status_reading, weaker
+from buoy.verdict.causes.common import Raised, died_before, go_on, raised, status_reading, weaker
 from buoy.verdict.evidence import Evidence, ProcessDeath
 from buoy.verdict.exceptions import ExceptionFinding
+from buoy.verdict.lost_child import LostChild, pids_in
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.oom import OomFinding, describe_limit, examine, unrecorded_victim
 from buoy.verdict.status import make_status
@@ -18,15 +19,8 @@ from buoy.verdict.values import printable
 # Words with which a parent reports that a child of its own is gone.
 _REPORTS = (
     "DataLoader worker", "exited unexpectedly", "terminated with signal", "terminated abruptly", "died with <Signals.",
-    "process pool", "ChildFailedError", "worker died", "Worker exited", "worker process",
+    "process pool", "worker died", "Worker exited", "worker process",
 )  # fmt: skip
-_REPORTERS = (
-    "BrokenProcessPool",
-    "ProcessExitedException",
-    "ChildFailedError",
-    "TerminatedWorkerError",
-    "WorkerCrashedError",
-)
 _BROKEN_LINES = (
     "EOFError",
     "BrokenPipeError",
@@ -37,23 +31,27 @@ _BROKEN_LINES = (
 _AT_SHUTDOWN = (1, 2, 15)
 """Signals with which a parent ends its own workers in order."""
 
-Link = Literal["named", "reported", "passed on", "broken line", "silent"]
+Link = Literal["named", "reported", "passed on", "broken line", "silent", "words"]
 
 
 def judge(evidence: Evidence) -> Cause | None:
     """Certain when the child's own death is, and the parent's last words or exit code point to that child."""
     if evidence.status.signal is not None or evidence.status.exit_code == 0 or not evidence.is_dead:
         return None
-    found = _guilty_child(evidence) or _unrecorded_child(evidence)
+    ended = raised(evidence)
+    if ended is not None and ended.lost is not None and ended.lost.status.exit_code is not None:
+        return None  # it left with a code by itself
+    found = _guilty_child(evidence, ended) or _unrecorded_child(evidence, ended)
     if found is None:
         return None
     child, link, age, oom = found
     how, grade = _how(child, oom)
-    if link in ("broken line", "silent"):
+    if link in ("broken line", "silent", "words"):
         grade = weaker(grade, "likely")
-    pid = f" (pid {child.pid})" if child.pid else ""
+    name = ended.lost.who if ended is not None and ended.lost is not None and ended.lost.pids else child.name
+    who = f"{printable(name, 60)} (pid {child.pid})" if child.pid else f"{name[0].upper()}{name[1:]}"
     claim = Claim(
-        f"{printable(child.name, 60)}{pid} {how}; {_effect(evidence, link)}",
+        f"{who} {how}; {_effect(evidence, link)}",
         grade,
         _readings(evidence, child, oom),
     )
@@ -69,12 +67,14 @@ def judge(evidence: Evidence) -> Cause | None:
 _Found = tuple[ProcessDeath, Link, float | None, OomFinding | None]
 
 
-def _unrecorded_child(evidence: Evidence) -> _Found | None:
+def _unrecorded_child(evidence: Evidence, ended: Raised | None) -> _Found | None:
     """A child that lived too shortly for the recorder to follow it: the kernel's own records may still tell."""
-    ended = raised(evidence)
     link: Link
-    if ended is not None and _reports_loss(ended.finding):
-        link, pids = "named", _pids_in(ended.finding.message)
+    if ended is not None and ended.lost is not None and ended.lost.status.signal not in (None, 9):
+        return _from_words(evidence, ended.lost)
+    if ended is not None and (ended.lost is not None or _reports_loss(ended.finding)):
+        link = "named"
+        pids = list(ended.lost.pids if ended.lost else pids_in(ended.finding.message))
     elif ended is None and evidence.main is None:
         link, pids = "passed on", []
         if evidence.status.exit_code != 137:
@@ -82,9 +82,25 @@ def _unrecorded_child(evidence: Evidence) -> _Found | None:
     else:
         return None
     victim = unrecorded_victim(evidence, pids)
-    if victim is None:
-        return _silent_child(evidence) if link == "passed on" else None
-    return victim[0], link, None, victim[1]
+    if victim is not None:
+        return victim[0], link, None, victim[1]
+    if ended is not None:
+        return _from_words(evidence, ended.lost) if ended.lost else None
+    return _silent_child(evidence)
+
+
+def _from_words(evidence: Evidence, lost: LostChild) -> _Found:
+    """A child of which nothing is known but what its parent said when it was gone."""
+    pid = lost.pids[0] if lost.pids else None
+    child = evidence.own_death._replace(
+        pid=pid, name=lost.who, status=lost.status, rss=None, source=_speaker_source(evidence)
+    )
+    link: Link = "named" if lost.exact else "words"
+    return child, link, None, examine(evidence, child) if lost.status.signal == 9 else None
+
+
+def _speaker_source(evidence: Evidence) -> str:
+    return evidence.speaker.source if evidence.speaker else "events.jsonl"
 
 
 def _silent_child(evidence: Evidence) -> _Found | None:
@@ -103,14 +119,13 @@ def _silent_child(evidence: Evidence) -> _Found | None:
     return None
 
 
-def _guilty_child(evidence: Evidence) -> _Found | None:
-    ended = raised(evidence)
+def _guilty_child(evidence: Evidence, ended: Raised | None) -> _Found | None:
     best: tuple[int, ProcessDeath, Link, float] | None = None
     for child in evidence.child_deaths:
         age = died_before(evidence, child, 120.0)
         if age is None or (child.status.exit_code is not None and child.status.exit_code == 0):
             continue
-        link = _link(evidence, child, age, ended.finding if ended else None)
+        link = _link(evidence, child, age, ended)
         if link is None:
             continue
         rank = ("broken line", "passed on", "reported", "named").index(link)
@@ -119,14 +134,15 @@ def _guilty_child(evidence: Evidence) -> _Found | None:
     if best is None:
         return None
     _, child, link, age = best
+    if not child.status.known and ended is not None and ended.lost is not None:
+        child = child._replace(status=ended.lost.status)
+        link = link if ended.lost.exact else "words"
     return child, link, age, examine(evidence, child) if child.status.signal in (None, 9) else None
 
 
-def _link(
-    evidence: Evidence, child: ProcessDeath, age: float, finding: ExceptionFinding | None
-) -> Link | None:
-    if finding is not None:
-        return _link_by_words(evidence, child, age, finding)
+def _link(evidence: Evidence, child: ProcessDeath, age: float, ended: Raised | None) -> Link | None:
+    if ended is not None:
+        return _link_by_words(evidence, child, age, ended)
     code = evidence.status.exit_code
     # A Python that was watched and left no exception chose its code itself; a shell passes on what its child gave.
     if (
@@ -141,13 +157,21 @@ def _link(
     return None
 
 
-def _link_by_words(
-    evidence: Evidence, child: ProcessDeath, age: float, finding: ExceptionFinding
-) -> Link | None:
+def _link_by_words(evidence: Evidence, child: ProcessDeath, age: float, ended: Raised) -> Link | None:
     if child.status.signal is None and child.status.known:
         return None  # it left with a code by itself: the exception says more
-    reports = _reports_loss(finding)
-    if reports and child.pid in _pids_in(finding.message):
+    finding, lost = ended.finding, ended.lost
+    if lost is not None and lost.pids:
+        return "named" if child.pid in lost.pids else None
+    if (
+        lost is not None
+        and child.status.known
+        and lost.status.known
+        and lost.status.signal != child.status.signal
+    ):
+        return None
+    reports = lost is not None or _reports_loss(finding)
+    if reports and child.pid in pids_in(finding.message):
         return "named"
     if child.status.signal in _AT_SHUTDOWN or not _fatal(evidence, child):
         return None
@@ -165,13 +189,7 @@ def _fatal(evidence: Evidence, child: ProcessDeath) -> bool:
 
 def _reports_loss(finding: ExceptionFinding) -> bool:
     """Whether an exception says that a child process is gone."""
-    return any(word in finding.message for word in _REPORTS) or finding.type.rpartition(".")[2] in _REPORTERS
-
-
-def _pids_in(message: str) -> list[int]:
-    """The numbers of a message that may be pids: `DataLoader worker (pid(s) 5097) exited unexpectedly`."""
-    digits = "".join(sign if sign.isdigit() else " " for sign in message.partition("pid")[2]).split()
-    return [int(word) for word in digits if len(word) < 9]
+    return any(word in finding.message for word in _REPORTS)
 
 
 def _how(child: ProcessDeath, oom: OomFinding | None) -> tuple[str, Grade]:
@@ -198,17 +216,16 @@ def _readings(evidence: Evidence, child: ProcessDeath, oom: OomFinding | None) -
     own = Reading(ended.finding.short, ended.evidence[0].source) if ended else status_reading(evidence)
     return (
         *(oom.evidence if oom else ()),
-        Reading(f"pid {child.pid}: {child.status}", child.source, child.wall),
+        Reading(
+            f"{f'pid {child.pid}' if child.pid else child.name}: {child.status}", child.source, child.wall
+        ),
         own,
     )
 
 
 def _next(evidence: Evidence, child: ProcessDeath, oom: OomFinding | None) -> tuple[str, ...]:
     if oom is None or oom.answer == "not-oom":
-        return (
-            "run once with `num_workers=0` (no child processes): the worker's own error then shows",
-            go_on(evidence),
-        )
+        return (_see_its_error(evidence), go_on(evidence))
     limit, _ = describe_limit(evidence)
     steps = []
     children = evidence.main is not None
@@ -223,3 +240,14 @@ def _next(evidence: Evidence, child: ProcessDeath, oom: OomFinding | None) -> tu
             "keep the data set out of RAM: read it in pieces or memory-map it; a smaller batch changes little here"
         )
     return (*steps, go_on(evidence))
+
+
+def _see_its_error(evidence: Evidence) -> str:
+    """How the lost child's own last words can be seen."""
+    ended = raised(evidence)
+    who = ended.lost.who if ended is not None and ended.lost is not None else ""
+    if who.startswith(("rank", "a rank", "process ", "the command", "a spawned")):
+        return f"read what {who} itself printed last; its parent only passes its end on"
+    if "pool" in who:
+        return "call the function once without the pool, in the main process: its own error then shows"
+    return "run once with `num_workers=0` (no child processes): the worker's own error then shows"
