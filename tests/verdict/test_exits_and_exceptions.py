@@ -235,3 +235,23 @@ def test_chain_of_unknown_shape_is_ignored(attempt: Attempt) -> None:
     attempt.death["status"]["raw"] = exited(1)
 
     assert said(attempt) == ("python-exception", "certain")
+
+
+@pytest.mark.parametrize("cause", [("gpu-oom", CUDA), ("gpu-fault", KERNEL)])
+def test_words_about_a_gpu_are_certain_only_where_one_was_seen(
+    attempt: Attempt, cause: tuple[str, str]
+) -> None:
+    """Anybody can raise a RuntimeError with CUDA's words on a machine without a GPU."""
+    attempt.raises("builtins.RuntimeError", cause[1], RUNTIME)
+    assert said(attempt) == (cause[0], "likely")
+
+    attempt.death["gpu"] = [{"index": 0, "name": "T4", "used": 14 * GIB, "total": 15 * GIB, "util": 90}]
+    assert said(attempt) == (cause[0], "certain")
+
+
+def test_a_missing_file_mentions_colabs_folder_on_colab_only(attempt: Attempt) -> None:
+    attempt.raises("builtins.FileNotFoundError", "[Errno 2] No such file: 'x'", OS, errno=2)
+    assert "/content" not in attempt.verdict().cause.next[0]
+
+    attempt.attempt["platform"] = "colab-t4"
+    assert "/content" in attempt.verdict().cause.next[0]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from folders import DIED_WALL, GIB, PID, Attempt
 
 from buoy.machine import host, procfs
+from buoy.verdict.evidence import load
+from buoy.verdict.judge import judge
 
 
 def said(attempt: Attempt) -> tuple[str, str]:
@@ -206,3 +211,42 @@ def test_an_empty_folder_says_that_there_is_nothing(attempt: Attempt) -> None:
 
     assert (verdict.cause.id, verdict.cause.claim.grade) == ("unknown", "possible")
     assert "no record" in verdict.cause.claim.text
+
+
+def test_an_attempt_that_never_started_is_not_said_to_be_lost(attempt: Attempt) -> None:
+    """attempt.json alone, or not even that: nothing shows that anything ran."""
+    folder = attempt.write()
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.name != "attempt.json":
+            path.rmdir() if path.is_dir() else path.unlink()
+    verdict = judge(load(str(folder)))
+    assert (verdict.cause.id, verdict.cause.claim.grade) == ("unknown", "possible")
+    assert "never started" in verdict.cause.claim.text
+
+    (folder / "attempt.json").unlink()
+    assert judge(load(str(folder))).cause.id == "unknown"
+
+
+def test_a_stopped_process_is_said_to_be_stopped_with_the_way_out(attempt: Attempt) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        os.kill(child.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        attempt.alive()
+        attempt.attempt["pid"] = child.pid
+        attempt.attempt["start_ticks"] = int(
+            Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        )
+        verdict = attempt.verdict()
+        assert verdict.cause.id == "still-running"
+        assert "stopped" in verdict.cause.claim.text
+        assert f"`kill -CONT {child.pid}`" in verdict.cause.next[0]
+
+        attempt.event("hang", step=3, age=30.0, cpu_share=0.0, threads=[])
+        verdict = attempt.verdict()
+        assert verdict.cause.id == "hang"
+        assert verdict.cause.next == (f"`kill -CONT {child.pid}` lets it go on; so does `fg` in the shell where "
+                                      "Ctrl-Z stopped it",)  # fmt: skip
+    finally:
+        child.kill()
+        child.wait()

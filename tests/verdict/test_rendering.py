@@ -12,7 +12,7 @@ from folders import CHILD, DIED_T, DIED_WALL, GIB, PID, Attempt, exited, note, o
 import buoy.verdict.causes as causes
 from buoy.cli import main
 from buoy.verdict.model import Verdict
-from buoy.view.verdict import CONCISE_LINES, FULL_LINES, render
+from buoy.view.verdict import CONCISE_LINES, FULL_LINES, render, terminal_width
 
 DOCS = Path(__file__).parents[2] / "docs" / "verdicts.md"
 LONG = "/a/very/long/folder/" * 8 + "file.py"
@@ -91,6 +91,7 @@ def test_every_cause_fits_its_lines_and_says_what_to_do(attempt: Attempt, cause:
     assert len(full.splitlines()) <= FULL_LINES
     assert len(concise.splitlines()) <= CONCISE_LINES
     assert max(map(len, [*full.splitlines(), *concise.splitlines()])) <= 100
+    assert concise.count("`") % 2 == 0
     assert f"[{verdict.cause.claim.grade}]" in full
     assert cause in full.splitlines()[0]
     assert cause in concise.splitlines()[0]
@@ -98,6 +99,99 @@ def test_every_cause_fits_its_lines_and_says_what_to_do(attempt: Attempt, cause:
         assert "next " in full
         assert "hint: " in concise
     assert len(verdict.cause.next) <= 3
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("width", [60, 73])
+def test_every_cause_fits_a_narrow_terminal(attempt: Attempt, cause: str, width: int) -> None:
+    verdict = staged(attempt, cause)
+    full, concise = render(verdict, width=width), render(verdict, "concise", width=width)
+
+    assert len(full.splitlines()) <= FULL_LINES
+    assert len(concise.splitlines()) <= CONCISE_LINES
+    assert max(map(len, [*full.splitlines(), *concise.splitlines()])) <= width
+    assert cause == "clean-exit" or "next " in full
+
+
+@pytest.mark.parametrize("style", ["full", "concise"])
+def test_a_command_that_fits_a_line_is_on_one_line_and_whole(attempt: Attempt, style: str) -> None:
+    attempt.attempt["command"] = ["python", "train.py", "--epochs", "20", "--data", "/data/cats"]
+    command = "`buoy run --restart 3 -- python train.py --epochs 20 --data /data/cats`"
+    attempt.event(
+        "save", before=60, path="checkpoints/a-rather-long-name/last.pt", pid=PID, what="torch.save"
+    )
+
+    for width in (84, 100):
+        assert command in render(attempt.verdict(), style, width=width)  # type: ignore[arg-type]
+
+
+def test_a_command_too_long_for_the_rest_of_the_advice_stands_alone(attempt: Attempt) -> None:
+    attempt.event("save", before=60, path="checkpoints/" + "a" * 60 + "/last.pt", pid=PID, what="torch.save")
+    concise = render(attempt.verdict(), "concise", width=60)
+
+    assert "hint: `buoy run --restart 3 -- python train.py`" in concise
+
+
+@pytest.mark.parametrize(
+    "command", [["python", "-c"], ["python"], ["python", "ipykernel_launcher.py", "-f", "x.json"]]
+)
+def test_a_restart_command_is_not_offered_where_there_is_none(attempt: Attempt, command: list[str]) -> None:
+    attempt.attempt.update(mode="watch", command=command)
+    assert "--restart" not in " ".join(attempt.verdict().cause.next)
+
+    attempt.attempt["command"] = ["python", "train.py"]
+    assert "--restart" in " ".join(attempt.verdict().cause.next)
+
+
+@pytest.mark.parametrize("raw", [exited(2), 13])
+def test_what_the_program_said_itself_is_not_repeated(attempt: Attempt, raw: int) -> None:
+    """An argparse error, or a pipe whose reader had enough: one line and a hint."""
+    attempt.death["status"]["raw"] = raw
+    attempt.process(PID, step=0)
+    attempt.attempt["t"] = DIED_T - 0.2
+    for row in attempt.samples:
+        row.update(step=0, phase="start")
+    page = (attempt.folder / f"process-{PID}" / "beacon").read_bytes()
+    (attempt.folder / f"process-{PID}" / "beacon").write_bytes(page[:96] + b"\xff" * 8 + bytes(4096 - 104))
+    lines = render(attempt.verdict(), "concise").splitlines()
+
+    assert len(lines) == 2
+    assert "exit code 2" in lines[0] or "SIGPIPE" in lines[0]
+    assert lines[1].startswith("  hint: ")
+
+
+def test_the_width_is_that_of_the_terminal_within_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert terminal_width() == 100  # no terminal
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    for columns, width in (("20", 60), ("73", 73), ("250", 100)):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert terminal_width() == width
+
+
+def test_another_attempt_at_the_same_time_is_mentioned(
+    attempt: Attempt, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last attempt ended well; the first, still running then, was killed."""
+    attempt.attempt["number"] = 2
+    attempt.death["status"]["raw"] = exited(0)
+    first = attempt.folder.with_name("0002")
+    attempt.folder.rename(first)
+    attempt.folder.mkdir()
+    attempt.folder, other = first, attempt.folder
+    attempt.write()
+    record = {"wall": DIED_WALL - 10, "cause": {"id": "kernel-oom"}}
+    (other / "verdict.json").write_text(json.dumps(record))
+    run = str(attempt.folder.parents[1])
+    assert main(["why", run]) == 0
+    shown = capsys.readouterr().out
+    assert "attempt 1 ran at the same time and ended with kernel-oom" in shown
+    assert "--attempt 1`" in shown
+
+    record["wall"] = DIED_WALL - 700  # it had ended before this one began: an ordinary restart
+    (other / "verdict.json").write_text(json.dumps(record))
+    main(["why", run])
+    assert "at the same time" not in capsys.readouterr().out
 
 
 def test_the_documentation_has_a_line_for_every_cause() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 
 from buoy.flight.attempt import attempt_numbers, read_json
 from buoy.verdict.model import Verdict
@@ -25,6 +26,6 @@ def lived_beside(verdict: Verdict, run: str) -> str | None:
         if ended is None or cause is None or ended <= began:
             continue
         if ended > verdict.wall or (cause != "clean-exit" and verdict.cause.id == "clean-exit"):
-            name = printable(run, 60)
+            name = shlex.quote(printable(run, 60))
             return f"attempt {other} ran at the same time and ended with {cause}: `buoy why {name} --attempt {other}`"
     return None

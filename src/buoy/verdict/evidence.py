@@ -280,7 +280,7 @@ def _of_process(record: dict[str, Any] | None, pid: int | None) -> dict[str, Any
 def _processes(folder: str) -> dict[int, ProcessNotes]:
     try:
         names = sorted(
-            name for name in os.listdir(folder) if name.startswith("process-") and name[8:].isdigit()
+            name for name in os.listdir(folder) if name.startswith("process-") and name[8:].isdecimal()
         )
     except OSError:
         return {}

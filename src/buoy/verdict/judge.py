@@ -19,7 +19,7 @@ from buoy.verdict.values import count, integer, mapping, mappings, number, print
 
 _MEMORY_CAUSES = ("kernel-oom", "worker-killed", "memory-error", "gpu-oom", "thrashing", "shm-full", "killed",
                   "recorder-lost", "unknown")  # fmt: skip
-_SHARED = "with shared and file pages, which the limit does not count alike"
+_SHARED = "RSS: with shared and file pages that the limit does not count"
 _ALIVE = ("still-running", "hang", "thrashing")
 
 

@@ -51,7 +51,7 @@ def lost_child(note: dict[str, Any]) -> LostChild | None:
 
 def pids_in(message: str) -> tuple[int, ...]:
     """The numbers of a message that may be pids: `DataLoader worker (pid(s) 5097) exited unexpectedly`."""
-    digits = "".join(sign if sign.isdigit() else " " for sign in message.partition("pid")[2]).split()
+    digits = "".join(sign if sign.isdecimal() else " " for sign in message.partition("pid")[2]).split()
     return tuple(int(word) for word in digits if len(word) < 9)
 
 
@@ -64,12 +64,12 @@ def _failed_rank(message: str) -> LostChild:
     for line in root.splitlines():
         name, _, value = line.strip().partition(":")
         words = value.replace("(", " ").replace(")", " ").split()
-        if name.strip() == "rank" and words and words[0].isdigit():
+        if name.strip() == "rank" and words and words[0].isdecimal():
             rank = int(words[0])
-        elif name.strip() == "exitcode" and words and words[0].lstrip("-").isdigit():
+        elif name.strip() == "exitcode" and words and words[0].lstrip("-").isdecimal():
             code = int(words[0])
             pid = next(iter(pids_in(value)), None)
-    if code is None:
+    if code is None or not -65 < code < 256:
         return LostChild("a rank", exact=True)
     raw = -code if code < 0 else code << 8
     return LostChild(
@@ -90,7 +90,7 @@ def _status(message: str) -> Status:
     digits = rest.split(" ", 1)[0].rstrip(".")
     return (
         make_status(int(digits) << 8, _SOURCE)
-        if found and digits.isdigit() and int(digits) < 256
+        if found and digits.isdecimal() and int(digits) < 256
         else Status()
     )
 

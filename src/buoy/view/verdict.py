@@ -97,26 +97,27 @@ class _Page:
         evidence = (
             self._indented("evidence: " + self._reading(first, 2 + len("evidence: ")), 1) if first else []
         )
-        hint = self._hint(cause.next)
         claim = cause.claim.text
         if not details and not evidence and self._fits(f"{name}: {claim}"):
             lines = [f"{name}: {claim}"]
         else:
             lines = [name, *self._indented(claim, 2), *details]
-            lines += evidence if len(lines) + len(evidence) + len(hint) <= CONCISE_LINES else []
+        hint = self._hint(cause.next, CONCISE_LINES - len(lines))
+        lines += evidence if len(lines) + len(evidence) + len(hint) <= CONCISE_LINES else []
         lines += hint
         if verdict.beside and len(lines) < CONCISE_LINES:
             lines += self._indented(verdict.beside, 1)
         return lines[:CONCISE_LINES]
 
-    def _hint(self, steps: tuple[str, ...]) -> list[str]:
-        """The best advice on at most two lines. A command is never cut: rather other advice, or the command alone."""
-        whole = [self._indented(f"hint: {step}", 9) for step in steps]
-        fitting = [lines for lines in whole if len(lines) <= 2]
-        if whole and len(whole[0]) > 2 and steps[0].count("`") >= 2:
-            alone = self._indented(f"hint: `{steps[0].split('`')[1]}`", 9)
-            fitting = [alone, *fitting] if len(alone) <= 2 else fitting
-        return fitting[0] if fitting else self._indented(f"hint: {steps[0]}", 2) if steps else []
+    def _hint(self, steps: tuple[str, ...], room: int) -> list[str]:
+        """The best advice on two lines, or three for a command, which is never cut: rather alone, or other advice."""
+        if not steps:
+            return []
+        command = next((part for part in steps[0].split("`")[1::2] if " " in part), None)
+        if command is None:
+            return self._indented(f"hint: {steps[0]}", 2)
+        choices = [self._indented(f"hint: {words}", 9) for words in (steps[0], f"`{command}`", *steps[1:])]
+        return next((lines for lines in choices if len(lines) <= max(2, min(3, room))), choices[0][:2])
 
     def _headline(self, verdict: Verdict) -> str:
         parts = [f"{_run_name(verdict)}, attempt {verdict.attempt}"]
@@ -142,7 +143,7 @@ class _Page:
             detail = (holder.detail or "").removeprefix("main").removeprefix("; ")
             words = f"{printable(holder.name, 50)}{who}{f', {detail}' if detail else ''}"
             lines += self._labelled(
-                "memory" if number == 0 else "", f"{format_bytes(holder.bytes):>10}  {words}", 1
+                "memory" if number == 0 else "", f"{format_bytes(holder.bytes):>10}  {words}", 2
             )
         return lines
 
@@ -155,7 +156,7 @@ class _Page:
 
     def _labelled(self, label: str, text: str, most: int) -> list[str]:
         room = self._width - _LABEL
-        lines = textwrap.wrap(printable(text, WIDEST * 3), room, break_long_words=True) or [""]
+        lines = _folded(text, room) or [""]
         if len(lines) > most:
             # The grade at the end says more than the words before it.
             tail = lines[-1][lines[-1].rfind(" [") :] if lines[-1].endswith("]") and " [" in lines[-1] else ""
@@ -164,7 +165,7 @@ class _Page:
         return [f"{label if number == 0 else '':{_LABEL}}{line}" for number, line in enumerate(lines)]
 
     def _indented(self, text: str, most: int) -> list[str]:
-        lines = textwrap.wrap(printable(text, WIDEST * 3), self._width - 2, break_long_words=True)
+        lines = _folded(text, self._width - 2)
         if len(lines) > most:
             lines = [*lines[: most - 1], _cut(lines[most - 1] + " ...", self._width - 2)]
         return [f"  {line}" for line in lines]
@@ -174,6 +175,16 @@ class _Page:
 
     def _grade(self, grade: Grade) -> str:
         return f"\x1b[{_COLOURS[grade]}m{grade}\x1b[0m" if self._colour else grade
+
+
+def _folded(text: str, room: int) -> list[str]:
+    """Lines of at most so many columns; a command in backticks stays on one line if one can hold it."""
+    parts = printable(text, WIDEST * 3).split("`")
+    for place in range(1, len(parts) - 1, 2):
+        if len(parts[place]) + 3 <= room:  # the backticks, and a comma after them
+            parts[place] = parts[place].replace(" ", "\xa0")
+    lines = textwrap.wrap("`".join(parts), room, break_long_words=True, break_on_hyphens=False)
+    return [line.replace("\xa0", " ") for line in lines]
 
 
 def _run_name(verdict: Verdict) -> str:

@@ -1,0 +1,90 @@
+"""What is said about how memory grew: only what the later samples agree on, and never steps that nobody counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from folders import DIED_T, DIED_WALL, GIB, Attempt
+
+from buoy.verdict.trend import bytes_per_second, bytes_per_step
+
+MIB = 1 << 20
+LIMIT = 2 * GIB
+
+
+def grows(attempt: Attempt, used: Callable[[int], float], steps: bool = True, rows: int = 60) -> None:
+    """Ten samples a second, one step each, with so many MiB in use."""
+    attempt.samples = [
+        {**attempt.samples[0], "t": DIED_T - (rows - n) / 10, "wall": DIED_WALL - (rows - n) / 10,
+         "step": n + 1 if steps else 0, "tree_rss": int(used(n) * MIB)}
+        for n in range(rows)
+    ]  # fmt: skip
+
+
+def test_warm_up_is_left_out_of_the_growth(attempt: Attempt) -> None:
+    """100 MiB in the first fifteen steps, then 4 MiB a step."""
+    grows(attempt, lambda n: 300 + min(n, 15) * 20 + 4 * n)
+
+    assert bytes_per_step(attempt.evidence(), LIMIT) == pytest.approx(4 * MIB, rel=0.05)
+
+
+def test_lumps_of_an_allocator_do_not_hide_the_growth(attempt: Attempt) -> None:
+    grows(attempt, lambda n: 300 + 16 * (n * 4 // 16))
+
+    assert bytes_per_step(attempt.evidence(), LIMIT) == pytest.approx(4 * MIB, rel=0.15)
+
+
+@pytest.mark.parametrize("used", [lambda n: 300.0, lambda n: 300 + (n > 50) * 900, lambda n: 300 + n**4 / 1e4,
+                                  lambda n: 900 - n * 4, lambda n: 300 + n * 0.1])  # fmt: skip
+def test_no_growth_is_named_where_there_is_none_in_common(
+    attempt: Attempt, used: Callable[[int], float]
+) -> None:
+    grows(attempt, used)
+
+    assert bytes_per_step(attempt.evidence(), LIMIT) is None
+
+
+def test_without_steps_growth_is_told_by_the_second(attempt: Attempt) -> None:
+    grows(attempt, lambda n: 300 + 4 * n, steps=False)
+    attempt.oom_killed()
+    verdict = attempt.verdict()
+
+    assert bytes_per_second(attempt.evidence(), LIMIT) == pytest.approx(40 * MIB, rel=0.05)
+    assert "about 40.0 MiB a second" in verdict.cause.next[0]
+    assert not any("first step" in step for step in verdict.cause.next)
+
+
+def test_who_no_longer_grew_did_not_die_of_growing(attempt: Attempt) -> None:
+    """Imports fill memory for a while, and then nothing moves for a minute."""
+    grows(attempt, lambda n: 100 + 10 * min(n, 40), steps=False, rows=100)
+
+    assert bytes_per_second(attempt.evidence(), LIMIT) is None
+
+
+def test_where_no_steps_were_counted_none_is_spoken_of(attempt: Attempt) -> None:
+    for row in attempt.samples:
+        row["step"] = 0
+    attempt.oom_killed()
+    advice = " | ".join(attempt.verdict().cause.next)
+
+    assert "no steps were counted" in advice
+    assert "before the first step" not in advice
+
+
+def test_growth_by_the_step_is_said_to_be_about_so_much(attempt: Attempt) -> None:
+    grows(attempt, lambda n: 300 + 4 * n)
+    attempt.oom_killed()
+
+    assert "about 4.0 MiB with each step" in attempt.verdict().cause.next[0]
+
+
+def test_holders_beyond_the_limit_explain_themselves(attempt: Attempt) -> None:
+    attempt.oom_killed()
+    assert "shared" not in (attempt.verdict().holders[0].detail or "")
+
+    attempt.death["processes"][0]["rss"] = 3 * GIB
+    assert "shared and file pages that the limit does not count" in (
+        attempt.verdict().holders[0].detail or ""
+    )
+    assert "does not count" in str(attempt.verdict())
