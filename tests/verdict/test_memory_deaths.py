@@ -379,6 +379,17 @@ def test_a_shells_command_that_nobody_followed_is_known_by_its_last_words(attemp
     assert said(attempt) == ("exit-code", "likely")
 
 
+def test_a_shells_second_command_is_known_by_its_last_words(attempt: Attempt) -> None:
+    """`python prepare.py; python train.py`, both too short to be followed."""
+    shell(attempt, 1)
+    attempt.process(CHILD - 1, {"kind": "exit"})
+    attempt.process(CHILD, note("builtins.KeyError", "'label'"))
+    assert said(attempt) == ("python-exception", "likely")
+
+    attempt.process(CHILD - 1, note("builtins.ValueError", "x"))  # which of the two it was cannot be told
+    assert said(attempt)[0] == "exit-code"
+
+
 def test_the_note_of_another_process_of_the_tree_says_nothing(attempt: Attempt) -> None:
     attempt.process(CHILD, note("builtins.MemoryError"))
     attempt.child_death(exited(1), before=100, instrumented=True)

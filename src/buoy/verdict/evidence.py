@@ -208,12 +208,20 @@ class Evidence(NamedTuple):
             return self.main
         return next(iter(self.processes.values())) if len(self.processes) == 1 else None
 
+    @property
+    def unfinished(self) -> list[ProcessNotes]:
+        """The processes that were watched from inside and did not say that they end in order."""
+        return [
+            notes
+            for notes in self.processes.values()
+            if not (notes.note and notes.note.get("kind") == "exit")
+        ]
+
     def _unfollowed_child(self) -> ProcessNotes | None:
-        """The one Python that a shell ran, whose death nobody saw, if its last words fit the shell's exit code."""
-        if len(self.processes) != 1:
-            return None
-        child = next(iter(self.processes.values()))
-        return child if self.status.exit_code == 1 and child.exception else None
+        """The one Python of a shell that failed and whose death nobody saw, if its last words fit the exit code."""
+        failed = self.unfinished
+        is_it = len(failed) == 1 and failed[0].exception and self.status.exit_code == 1
+        return failed[0] if is_it else None
 
     @property
     def own_death(self) -> ProcessDeath:

@@ -106,7 +106,7 @@ def _speaker_source(evidence: Evidence) -> str:
 def _silent_child(evidence: Evidence) -> _Found | None:
     """The one Python that a shell ran and nobody followed: it crashed with a last word, or was killed without one."""
     code = evidence.status.exit_code or 0
-    for notes in evidence.processes.values() if len(evidence.processes) == 1 else ():
+    for notes in evidence.unfinished if len(evidence.unfinished) == 1 else ():
         signal = signal_of(headline(notes.fault.text) or "")
         if signal is None and not notes.note and not notes.fault.text:
             signal = 9
