@@ -180,6 +180,17 @@ def test_a_spawned_process_is_named_with_its_signal_or_code(attempt: Attempt) ->
     assert said(attempt) == ("exit-code", "certain")
 
 
+def test_a_killed_process_of_unknown_pid_may_be_the_victim_that_the_log_names(attempt: Attempt) -> None:
+    attempt.raises(SPAWN, "process 1 terminated with signal SIGKILL")
+    assert said(attempt) == ("worker-killed", "certain")  # no kill was counted anywhere
+    assert "not by the kernel" in claim(attempt)
+
+    for group, grade in ((None, "likely"), ((3, 3), "likely"), ((3, 4), "likely")):
+        attempt.death["counters"] = counters(group, (7, 8))
+        attempt.death["kernel_log"]["lines"] = [oom_line(CHILD)]
+        assert said(attempt) == ("worker-killed", grade)
+
+
 def test_the_exception_of_a_worker_is_no_lost_worker(attempt: Attempt) -> None:
     attempt.raises(
         "builtins.ValueError", "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback"

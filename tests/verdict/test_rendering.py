@@ -200,7 +200,9 @@ def test_the_documentation_has_a_line_for_every_cause() -> None:
     assert sorted(rows) == CAUSES
 
 
-def test_colour_changes_nothing_but_colour(attempt: Attempt) -> None:
+@pytest.mark.parametrize("raw", [9, exited(2)])
+def test_colour_changes_nothing_but_colour(attempt: Attempt, raw: int) -> None:
+    attempt.death["status"]["raw"] = raw
     verdict = attempt.verdict()
 
     assert "\x1b[" in render(verdict, colour=True)

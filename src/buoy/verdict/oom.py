@@ -47,7 +47,8 @@ def examine(evidence: Evidence, death: ProcessDeath) -> OomFinding:
     group, host = _delta(evidence, death, "cgroup"), _delta(evidence, death, "host")
     if host is not None and host.total == 0:
         return OomFinding("not-oom", "certain", (host.reading,))
-    if host is not None and log.victims and host.total <= len(log.victims):
+    # A victim that the log names is another only if this one's own pid is known.
+    if host is not None and death.pid is not None and log.victims and host.total <= len(log.victims):
         lines = (Reading(log.others, "kernel log"), host.reading)
         return OomFinding("not-oom", "certain", lines)
     if group is not None and group.recent > 0:

@@ -97,8 +97,9 @@ class _Page:
         evidence = (
             self._indented("evidence: " + self._reading(first, 2 + len("evidence: ")), 1) if first else []
         )
-        claim = cause.claim.text
-        if not details and not evidence and self._fits(f"{name}: {claim}"):
+        claim = printable(cause.claim.text, WIDEST * 2)
+        painted = len(self._grade(cause.claim.grade)) - len(cause.claim.grade)
+        if not details and not evidence and len(f"{name}: {claim}") - painted <= self._width:
             lines = [f"{name}: {claim}"]
         else:
             lines = [name, *self._indented(claim, 2), *details]
@@ -169,9 +170,6 @@ class _Page:
         if len(lines) > most:
             lines = [*lines[: most - 1], _cut(lines[most - 1] + " ...", self._width - 2)]
         return [f"  {line}" for line in lines]
-
-    def _fits(self, line: str) -> bool:
-        return len(line) - (len(self._grade("likely")) - len("likely")) <= self._width and line.isprintable()
 
     def _grade(self, grade: Grade) -> str:
         return f"\x1b[{_COLOURS[grade]}m{grade}\x1b[0m" if self._colour else grade
