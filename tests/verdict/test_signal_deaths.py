@@ -307,3 +307,9 @@ def test_a_record_of_another_process_is_not_ours(attempt: Attempt) -> None:
 
 def test_memory_holders_are_shown_for_a_kill(attempt: Attempt) -> None:
     assert attempt.verdict().holders[0].bytes == GIB
+
+
+def test_a_crash_without_a_recorded_stack_points_to_the_scripts_own_faulthandler(attempt: Attempt) -> None:
+    ends(attempt, 11)
+
+    assert "on stderr if your script enabled faulthandler" in attempt.verdict().cause.next[0]

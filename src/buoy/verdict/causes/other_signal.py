@@ -19,7 +19,7 @@ _WORDS = {
     ),
     "SIGUSR1": (
         "SLURM and other schedulers send it before the time is over",
-        "install a handler that saves, or drop `--signal` of `sbatch`",
+        "install a handler that saves, or drop `sbatch --signal`",
     ),
     "SIGUSR2": (
         "a tool sent it and no handler was there",

@@ -13,7 +13,7 @@ def judge(evidence: Evidence) -> Cause:
     if not evidence.attempt and not evidence.death and not evidence.exit:
         claim = Claim("I cannot tell: this folder holds no record of an attempt", "possible")
         return Cause("unknown", claim, next=("check the path: `buoy why RUN` wants a run folder",))
-    if evidence.never_started:
+    if evidence.never_started and evidence.now.same_machine is not False:
         words = "I cannot tell: it never started, or was cut off before anything was recorded"
         return Cause("unknown", Claim(words, "possible"), next=(
             "start it again with `buoy run -- COMMAND`", "`buoy why RUN --attempt N` shows an earlier attempt",
