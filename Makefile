@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 N      ?= 1
 
-.PHONY: setup demo test lint bench deaths clean
+.PHONY: setup demo test lint bench deaths pairs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make test    set up, then lint and every test (about 10 minutes on 2 cores)"
 	@echo "make bench   the figures of docs/benchmarks.md, as tables and bench/results/*.json"
 	@echo "make deaths  the death suite: N times every kind (make deaths N=20)"
+	@echo "make pairs   every rule of buoy check: its bad example does what the rule says, the mended one does not"
 	@echo "make lint    ruff and mypy --strict"
 
 setup: $(STAMP)
@@ -38,6 +39,9 @@ test: setup lint
 
 bench: setup
 	$(BIN)/python -m bench
+
+pairs: setup
+	$(BIN)/python -m tests.lint.pairs
 
 deaths: setup
 	$(BIN)/python -m tests.deaths --repeat $(N)

@@ -10,7 +10,7 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-BENCHES = ("startup", "beacon", "sidecar", "recorder", "leaks")
+BENCHES = ("startup", "beacon", "sidecar", "recorder", "leaks", "check")
 RESULTS = Path(__file__).parent / "results"
 
 

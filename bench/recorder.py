@@ -2,9 +2,11 @@
 
 Asked: 95 % upper bound at most +0.5 % wall per step.
 
-One process per way of recording runs the same loop. Windows of it are run one process at a time, in random order within
-each round, so that every way is compared with the plain loop of the same round. In the windows of the others buoy's
-sidecar is stopped (SIGSTOP) and the samplers of the peers rest, so that each pays for itself alone.
+Each way of recording has a process of its own that runs the same loop. Its windows come in pairs, one recorded and one
+not, next to each other and in random order, so that a pair differs in the recording alone: two processes with the same
+program differ by more than what is measured. "Not recorded" means that the step hook is taken out and the sidecar stopped
+(SIGSTOP), or that the peer's sampling thread rests. Between two ways nothing is running. "nothing" is the control: pairs of
+plain windows.
 """
 
 from __future__ import annotations
@@ -22,13 +24,17 @@ from pathlib import Path
 
 from bench.measure import interval, table
 
-ROUNDS = int(os.environ.get("BENCH_ROUNDS", "80"))
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "150"))
+PEERS_EVERY = 3
+"""The peers' effect is larger: fewer pairs show it."""
 WINDOW_STEPS = 40
+WAYS = ("nothing", "buoy", "psutil", "nvitop")
 
 _PROGRAM = r"""
 import sys, threading, time
 way, folder = sys.argv[1], sys.argv[2]
 import torch
+from torch.optim import optimizer as optimizers
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 3), torch.nn.ReLU(),
                             torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(512, 10))
@@ -57,16 +63,20 @@ elif way == "psutil":
             time.sleep(0.1)
     threading.Thread(target=sample, daemon=True).start()
 elif way == "nvitop":
-    import contextlib
     from nvitop import ResourceMetricCollector
-    with contextlib.redirect_stderr(None):
-        collector = ResourceMetricCollector(interval=0.1)
-        collector.daemonize(on_collect=lambda metrics: active.wait() or True)
+    collector = ResourceMetricCollector(interval=0.1)
+    collector.daemonize(on_collect=lambda metrics: active.wait() or True)
+hooks = optimizers._global_optimizer_post_hooks
+kept = dict(hooks)
 train(60)
 print("ready", flush=True)
 for line in sys.stdin:
-    active.set()
-    print(train(int(line)), flush=True)
+    recorded, steps = line.split()
+    if recorded == "on":
+        hooks.update(kept); active.set()
+    else:
+        hooks.clear(); active.clear()
+    print(train(int(steps)), flush=True)
     active.clear()
 """
 
@@ -96,11 +106,16 @@ class Way:
         if self._sidecar is not None:
             os.kill(self._sidecar, number)
 
-    def window(self) -> float:
-        """Seconds for one window of steps."""
+    def pair(self) -> float:
+        """The logarithm of recorded over plain time, from two windows next to each other."""
+        seconds = {recorded: self._window(recorded) for recorded in random.sample(("on", "off"), 2)}
+        return math.log(seconds["on"] / seconds["off"])
+
+    def _window(self, recorded: str) -> float:
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._signal(signal.SIGCONT)
-        self._process.stdin.write(f"{WINDOW_STEPS}\n")
+        if recorded == "on":
+            self._signal(signal.SIGCONT)
+        self._process.stdin.write(f"{recorded} {WINDOW_STEPS}\n")
         self._process.stdin.flush()
         seconds = float(self._process.stdout.readline())
         self._signal(signal.SIGSTOP)
@@ -117,10 +132,9 @@ def main() -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "program.py"
         program.write_text(_PROGRAM)
-        names = ("plain", "plain again", "buoy", "psutil", "nvitop")
-        ways = [Way(name, str(program), f"{folder}/{name}") for name in names]
+        ways = [Way(name, str(program), f"{folder}/{name}") for name in WAYS]
         try:
-            times = _interleave([way for way in ways if way.works])
+            ratios = _measure([way for way in ways if way.works])
         finally:
             for way in ways:
                 way.end()
@@ -130,33 +144,28 @@ def main() -> dict[str, object]:
         if not way.works:
             rows.append({"way": way.name, "percent": None})
             continue
-        ratios = [math.log(mine / plain) for mine, plain in zip(times[way.name], times["plain"], strict=True)]
-        median, low, high = (100 * math.expm1(value) for value in interval(ratios))
-        rows.append({"way": way.name, "percent": median, "low": low, "high": high,
-                     "ms_a_step": 1000 * sorted(times[way.name])[ROUNDS // 2] / WINDOW_STEPS})  # fmt: skip
-    print(table(["way of recording", "over the plain loop, % [95 %]", "ms a step"], list(map(_shown, rows))))
+        median, low, high = (100 * math.expm1(value) for value in interval(ratios[way.name]))
+        rows.append({"way": way.name, "percent": median, "low": low, "high": high})
+    print(table(["way of recording", "over the plain loop, % [95 %]"], list(map(_shown, rows))))
     upper = next(row["high"] for row in rows if row["way"] == "buoy")
     met = upper <= 0.5  # type: ignore[operator]
     print(
-        f"asked: upper bound <= +0.5 %: {'met' if met else 'NOT met'} ({ROUNDS} rounds of {WINDOW_STEPS} steps)"
+        f"asked: upper bound <= +0.5 %: {'met' if met else 'NOT met'} ({ROUNDS} pairs of {WINDOW_STEPS} steps)"
     )
-    return {"rows": rows, "met": met, "rounds": ROUNDS}
+    return {"rows": rows, "met": met, "pairs": ROUNDS}
 
 
 def _shown(row: dict[str, object]) -> tuple[object, ...]:
     if row["percent"] is None:
-        return row["way"], "does not run here", "n/a"
-    return (
-        row["way"],
-        f"{row['percent']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]",
-        f"{row['ms_a_step']:.2f}",
-    )
+        return row["way"], "does not run here"
+    return row["way"], f"{row['percent']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]"
 
 
-def _interleave(ways: list[Way]) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {way.name: [] for way in ways}
-    for _ in range(ROUNDS):
-        for way in random.sample(ways, len(ways)):
-            times[way.name].append(way.window())
-            time.sleep(0.03)  # let the math library's threads stop spinning
-    return times
+def _measure(ways: list[Way]) -> dict[str, list[float]]:
+    ratios: dict[str, list[float]] = {way.name: [] for way in ways}
+    for number in range(ROUNDS):
+        turn = [way for way in ways if way.name in ("nothing", "buoy") or number % PEERS_EVERY == 0]
+        for way in random.sample(turn, len(turn)):
+            ratios[way.name].append(way.pair())
+            time.sleep(0.02)  # let the math library's threads stop spinning
+    return ratios
