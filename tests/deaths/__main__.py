@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,7 @@ def main() -> int:
     trials = [kind for kind in kinds if kind.name not in skipped] * arguments.repeat
     random.Random(arguments.seed).shuffle(trials)
     print(f"{len(trials)} deaths of {len(kinds) - len(skipped)} kinds, seed {arguments.seed}", flush=True)
+    _die_as_usual()
     outcomes = _campaign(trials, arguments.jobs, arguments.keep)
     summary = summarise(outcomes, skipped, arguments.seed)
     print("\n" + tables(summary))
@@ -49,6 +51,13 @@ def main() -> int:
     if arguments.details:
         arguments.details.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
     return 0 if passed(summary) else 1
+
+
+def _die_as_usual() -> None:
+    """A campaign started by nohup, or with `&` from a script, would hand its ignored signals on to what must die."""
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _first(reasons: dict[str, str | None], kind: Kind) -> str | None:

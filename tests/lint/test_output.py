@@ -120,6 +120,13 @@ def test_sarif_satisfies_the_subset_of_the_schema_that_it_uses(report: engine.Re
             )
 
 
+def test_sarif_is_read_by_a_library_that_models_the_standard(report: engine.Report) -> None:
+    library = pytest.importorskip("sarif_pydantic", reason="sarif-pydantic is not installed")
+    log = library.Sarif.model_validate_json(findings_machine.sarif(report))
+
+    assert len(log.runs[0].results) == len(report.diagnostics)
+
+
 def test_the_same_findings_have_the_same_fingerprints_when_lines_move() -> None:
     before = engine.check_source("a.py", SCRIPT + SCRIPT, TARGET, ALL)
     after = engine.check_source("a.py", b"# a new line\n" + SCRIPT + SCRIPT, TARGET, ALL)

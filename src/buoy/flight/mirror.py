@@ -11,7 +11,6 @@ PERIOD = 45.0
 _TAIL_BYTES = 512 << 10
 """At full rate about five minutes; the minutes and events go whole."""
 _WHOLE = (
-    "run.json",
     "attempt.json",
     "events.jsonl",
     "minutes.jsonl",

@@ -100,11 +100,10 @@ class Sampler:
         ]  # fmt: skip
 
     def lead(self) -> beacon.Reading | None:
-        """The beacon of the process that trains: the main one if it steps, else the one that is furthest."""
+        """The beacon of the process that trains now: the one that stepped last; before any step, the main one's."""
         own = self.beacons.get(self.pid)
-        if own is not None and own.step:
-            return own
-        return max(self.beacons.values(), key=lambda reading: reading.step, default=own)
+        stepped = [reading for reading in self.beacons.values() if reading.step_t is not None]
+        return max(stepped, key=lambda reading: reading.step_t, default=own)
 
     def counters(self) -> dict[str, object]:
         """The kernel's counts of OOM kills: this cgroup's, its ancestors' and the machine's."""

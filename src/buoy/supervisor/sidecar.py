@@ -59,6 +59,7 @@ class Sidecar:
         self._poll.register(self._pidfd, select.POLLIN)
         self._child_pidfds: dict[int, int] = {}  # descriptor -> pid
         self._last = time.monotonic()
+        self._failed_ticks = 0
         self._longest_gap = 0.0
         self._clock_offset = time.time() - time.monotonic()
         self._events.add(
@@ -74,7 +75,12 @@ class Sidecar:
         while True:
             now = time.monotonic()
             self._check_clock(now)
-            self._tick(now)
+            try:
+                self._tick(now)
+            except Exception:  # noqa: BLE001 - a sample is lost; the evidence at the death must not be
+                self._failed_ticks += 1
+                if self._failed_ticks == 1:
+                    _leave_word(self._folder)
             due = max(due + 1.0 / self._sampler.hz, now)
             if self._wait(due):
                 break
@@ -224,9 +230,8 @@ def _be_modest() -> None:
     except OSError:
         pass
     try:
-        with open(
-            "/proc/self/oom_score_adj", "w"
-        ) as file:  # allowed to root only; elsewhere it stays as it is
+        # Allowed to root only; elsewhere it stays as it is.
+        with open("/proc/self/oom_score_adj", "w") as file:
             file.write("-500")
     except OSError:
         pass

@@ -1,0 +1,62 @@
+"""The sampler on real processes: whose beacon leads, and children that come and go."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from buoy.flight.beacon import Beacon
+from buoy.flight.log import FIELDS
+from buoy.flight.sampler import Sampler
+from tests.processes import wait_until
+
+
+def beacon(folder: Path, pid: int) -> Beacon:
+    (folder / f"process-{pid}").mkdir()
+    return Beacon(str(folder / f"process-{pid}" / "beacon"))
+
+
+def test_the_process_that_stepped_last_leads_not_the_one_with_most_steps(tmp_path: Path) -> None:
+    """`sh -c 'python first.py; python second.py'`: the finished one must not look like a hang."""
+    first, second = beacon(tmp_path, 111), beacon(tmp_path, 222)
+    sampler = Sampler(os.getpid(), str(tmp_path), str(tmp_path))
+    for _ in range(1000):
+        first.step()
+    before = dict(zip(FIELDS, sampler.sample(time.monotonic()), strict=True))
+    second.step()
+    after = dict(zip(FIELDS, sampler.sample(time.monotonic()), strict=True))
+
+    assert (before["step"], after["step"]) == (1000, 1)
+
+
+def test_a_child_is_met_with_the_next_sample_and_its_memory_is_counted(tmp_path: Path) -> None:
+    sampler = Sampler(os.getpid(), str(tmp_path), str(tmp_path))
+    sampler.sample(time.monotonic())
+    child = subprocess.Popen([sys.executable, "-c", "import time; held = b'x' * (50 << 20); time.sleep(60)"])
+
+    def tree_grew() -> bool:
+        sample = dict(zip(FIELDS, sampler.sample(time.monotonic()), strict=True))
+        return sample["tree_rss"] - sample["rss"] > 50 << 20
+
+    try:
+        sampler.sample(time.monotonic())
+        met = child.pid in sampler.children
+        wait_until(tree_grew, "the child's memory")
+    finally:
+        child.kill()
+        child.wait()
+    sampler.forget(child.pid)
+
+    assert met
+    assert child.pid not in sampler.children and child.pid not in sampler.rss
+
+
+def test_every_field_has_a_value_or_none_and_the_common_ones_are_known(tmp_path: Path) -> None:
+    sampler = Sampler(os.getpid(), str(tmp_path), str(tmp_path))
+    sample = dict(zip(FIELDS, sampler.sample(time.monotonic()), strict=True))
+
+    assert sample["rss"] > 1 << 20 and sample["processes"] >= 1 and sample["disk_free"] > 0
+    assert sample["step"] is None and sample["gpu_used"] is None
