@@ -1,6 +1,7 @@
 """`make demo`: a training dies in a session made small for real, and buoy says why.
 
-1. A common training script is run under `buoy run` in a memory cgroup of 400 MiB (the way Colab and Kaggle confine
+0. `buoy check` reads a common training script and points at the line that will kill it. Nobody listens.
+1. The script is run under `buoy run` in a memory cgroup of 400 MiB (the way Colab and Kaggle confine
    a session). It leaks, and the kernel kills it without a word.
 2. `buoy why` says what killed it, how sure it is, and what to do.
 3. The same script with the leak mended finishes in the same small session.
@@ -23,6 +24,9 @@ def main() -> int:
     group = small_session()
     with tempfile.TemporaryDirectory(prefix="buoy-demo-") as folder:
         run = str(Path(folder) / "leaky")
+        say("0. Before it runs: `buoy check leaky_training.py`")
+        subprocess.run([*BUOY, "check", SCRIPT], check=False)
+        say("")
         say(
             f"1. A training that leaks, in a session of {LIMIT_MIB} MiB: `buoy run -- python leaky_training.py`"
         )

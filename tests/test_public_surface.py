@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import buoy
 
@@ -12,6 +15,20 @@ def test_the_public_names_are_exactly_these() -> None:
     assert sorted(buoy.__all__) == buoy.__all__ == sorted(buoy._HOMES)
     for name in buoy.__all__:
         assert getattr(buoy, name).__doc__, f"buoy.{name} has no docstring"
+
+
+@pytest.mark.parametrize("home", sorted(set(buoy._HOMES.values())))
+def test_the_examples_of_public_names_run(home: str, tmp_path: Path) -> None:
+    """In a process and a folder of their own: one of them starts to record."""
+    code = (
+        f"import doctest, importlib, sys; result = doctest.testmod(importlib.import_module({home!r}))\n"
+        "sys.exit(1 if result.failed or not result.attempted else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+
+    assert done.returncode == 0, done.stdout
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

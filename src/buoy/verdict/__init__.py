@@ -19,10 +19,13 @@ __all__ = ["Verdict", "settle", "why"]
 def why(run: str | None = None, attempt: int | None = None) -> Verdict:
     """What killed the last attempt of a run (by default the newest run here), how sure that is, and what to do.
 
-    >>> verdict = buoy.why("runs/train")                     # doctest: +SKIP
-    >>> verdict.cause.id, verdict.cause.claim.grade          # doctest: +SKIP
-    ('kernel-oom', 'certain')
-    >>> print(verdict)                                       # doctest: +SKIP
+    >>> import buoy, subprocess, sys
+    >>> command = ["-m", "buoy", "run", "--run", "runs/cats", "--", sys.executable, "-c", "import os; os._exit(3)"]
+    >>> subprocess.run([sys.executable, *command], stderr=subprocess.DEVNULL).returncode
+    3
+    >>> verdict = buoy.why("runs/cats")
+    >>> verdict.cause.id, verdict.cause.claim.grade
+    ('exit-code', 'certain')
     """
     from dataclasses import replace
 

@@ -57,8 +57,10 @@ def check(
 ) -> Findings:
     """Check scripts, notebooks or folders, and return what was found.
 
-    >>> len(check())
-    0
+    >>> with open("train.py", "w") as file:
+    ...     _ = file.write("import torch\\ntorch.save(modle.state_dict(), 'model.pt')\\n")
+    >>> [finding.code for finding in check("train.py")]
+    ['BY102']
     """
     target = target_for([on] if isinstance(on, str) else list(on))
     codes = rules.choose(list(select), list(ignore))

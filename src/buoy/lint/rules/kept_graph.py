@@ -32,9 +32,9 @@ def find(facts: Facts, target: Target) -> Iterator[Finding]:
             yield from _judge(node.value, node.target, seen.block, losses, roots, facts, seen, "+=")
     for call in facts.calls.get("append", ()):
         if call.receiver is not None and len(call.node.args) == 1 and dotted_name(call.receiver):
-            yield from _judge(
-                call.node.args[0], call.receiver, call.block, losses, roots, facts, call, "append"
-            )
+            kept = call.node.args[0]
+            for value in kept.elts if isinstance(kept, ast.Tuple | ast.List) else (kept,):
+                yield from _judge(value, call.receiver, call.block, losses, roots, facts, call, "append")
 
 
 def _losses(facts: Facts) -> list[tuple[str, Block]]:
