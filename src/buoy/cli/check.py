@@ -22,7 +22,8 @@ def execute(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     _take_back_paths(options)
     settings = config.load()
-    codes = rules.choose(options.select or settings.select, [*settings.ignore, *(options.ignore or [])])
+    selected = [code for word in options.select or () for code in word.split(",") if code]
+    codes = rules.choose(selected or settings.select, [*settings.ignore, *(options.ignore or [])])
     if options.rules:
         return _list_rules(codes)
     target = target_for(options.on or settings.on)

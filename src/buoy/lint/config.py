@@ -56,8 +56,10 @@ def _nearest(start: str) -> tuple[str, Any]:
                     expected="TOML",
                     hint="mend or remove the file",
                 ) from None
-            own = content if name == "buoy.toml" else content.get("tool", {}).get("buoy", {})
-            if name == "buoy.toml" or "buoy" in content.get("tool", {}):
+            tools = content.get("tool", {})
+            tools = tools if isinstance(tools, dict) else {}
+            own = content if name == "buoy.toml" else tools.get("buoy", {})
+            if name == "buoy.toml" or "buoy" in tools:
                 return path, own.get("check", {}) if isinstance(own, dict) else own
         parent = os.path.dirname(folder)
         if parent == folder:

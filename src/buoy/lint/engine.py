@@ -62,8 +62,11 @@ def find_files(paths: Sequence[str], exclude: Sequence[str] = ()) -> Iterator[st
                 if os.path.isabs(found) and found.startswith(os.getcwd() + os.sep)
                 else os.path.normpath(found)
             )
-            if shown not in seen and not _excluded(shown, exclude):
-                seen.add(shown)
+            real = os.path.realpath(
+                found
+            )  # a link and its target are one file: mended twice it would be damaged
+            if real not in seen and not _excluded(shown, exclude):
+                seen.add(real)
                 yield shown
 
 

@@ -7,16 +7,13 @@ from collections.abc import Iterator
 
 from buoy.lint.facts import Block, Call, Facts, Seen, dotted_name
 from buoy.lint.frameworks import uses_torch, without_gradients
-from buoy.lint.model import Edit, Finding, Fix, Rule, Safety, Severity, Span
+from buoy.lint.model import Edit, Finding, Fix, Rule, Severity, Span
 from buoy.lint.target import Target
 from buoy.lint.timing import timing_of
 
 RULE = Rule("BY401", "kept-graph", "a counter or list keeps the autograd graph of every step")
 
 _CUTS = frozenset({"item", "detach", "data", "tolist", "cpu_item", "numpy"})
-_TAKE_NUMBERS = frozenset(
-    {"print", "len", "sum", "float", "str", "round", "min", "max", "mean", "average", "plot", "format"}
-)
 _NUMBERS = frozenset({"float", "int", "str", "len", "round"})
 
 
@@ -170,7 +167,9 @@ def _finding(
         f"and step (500 nodes: 11 GiB in 50,000 steps)"
     )
     span = facts.document.span(where.node)
-    return Finding(span, severity, message, "keep the number: `loss.item()`", _fix(value, name, facts))
+    return Finding(
+        span, severity, message, "keep the number: `loss.item()`, or `loss.detach()`", _fix(value, facts)
+    )
 
 
 def _fix(value: ast.expr, keeper: str, facts: Facts) -> Fix | None:
@@ -180,39 +179,9 @@ def _fix(value: ast.expr, keeper: str, facts: Facts) -> Fix | None:
     if not isinstance(inner, ast.Name):
         return None
     span = facts.document.span(inner)
-    safety: Safety = "unsafe" if _used_as_tensor(keeper, facts) else "safe"
+    # `.detach()` and not `.item()`: it stays a tensor, so all that is done with the sum later still works, `backward` apart.
     return Fix(
-        "add `.item()`",
-        (Edit(Span(span.end_line, span.end_column, span.end_line, span.end_column), ".item()"),),
-        safety,
+        "add `.detach()`",
+        (Edit(Span(span.end_line, span.end_column, span.end_line, span.end_column), ".detach()"),),
+        "unsafe" if any(_root(call.receiver) == keeper for call in facts.calls["backward"]) else "safe",
     )
-
-
-def _used_as_tensor(keeper: str, facts: Facts) -> bool:
-    """Whether the sum or list may be used as a number could not be: any use that is not plainly fine counts."""
-    for cell in facts.document.cells:
-        if cell.tree is None:
-            continue
-        for parent in ast.walk(cell.tree):
-            for child in ast.iter_child_nodes(parent):
-                if (
-                    isinstance(child, ast.Name | ast.Attribute)
-                    and dotted_name(child) == keeper
-                    and not _plain_use(parent, child)
-                ):
-                    return True
-    return False
-
-
-def _plain_use(parent: ast.AST, child: ast.AST) -> bool:
-    """Arithmetic, comparison, printing, assignment, `append`, and functions that take numbers."""
-    if isinstance(
-        parent,
-        ast.BinOp | ast.UnaryOp | ast.Compare | ast.FormattedValue | ast.Assign | ast.AugAssign | ast.Tuple,
-    ):
-        return True
-    if isinstance(parent, ast.Attribute):
-        return parent.attr == "append"
-    if isinstance(parent, ast.Call) and child is not parent.func:
-        return (dotted_name(parent.func) or "").rpartition(".")[2] in _TAKE_NUMBERS
-    return False

@@ -43,7 +43,7 @@ def find(facts: Facts, target: Target) -> Iterator[Finding]:
             facts.document.span(save.call.node),
             "note",
             message,
-            "save `{'model': ..., 'optimizer': optimizer.state_dict(), 'epoch': epoch}`, or let `buoy.Run` do it",
+            "save `{'model': ..., 'optimizer': optimizer.state_dict(), 'epoch': epoch}`",
         )
         return
 
