@@ -179,7 +179,7 @@ def _fix(value: ast.expr, keeper: str, facts: Facts) -> Fix | None:
     if not isinstance(inner, ast.Name):
         return None
     span = facts.document.span(inner)
-    # `.detach()` and not `.item()`: it stays a tensor, so all that is done with the sum later still works, `backward` apart.
+    # `.detach()` and not `.item()`: it stays a tensor, so later uses of the sum still work (a backward apart).
     return Fix(
         "add `.detach()`",
         (Edit(Span(span.end_line, span.end_column, span.end_line, span.end_column), ".detach()"),),
