@@ -168,7 +168,11 @@ def _finding(
     )
     span = facts.document.span(where.node)
     return Finding(
-        span, severity, message, "keep the number: `loss.item()`, or `loss.detach()`", _fix(value, facts)
+        span,
+        severity,
+        message,
+        "keep the number: `loss.item()`, or `loss.detach()`",
+        _fix(value, name, facts),
     )
 
 
