@@ -73,4 +73,4 @@ def test_the_end_of_the_session_is_told(tmp_path: Path) -> None:
     late = run_python(tmp_path / "late", "import time; time.sleep(6)", "--time-limit", "5s")
 
     assert "Session time" not in done.stderr
-    assert late.stderr.count("Session time") == 1 and "Save a checkpoint before then." in late.stderr
+    assert late.stderr.count("Session time") == 1 and "Save a checkpoint" in late.stderr
