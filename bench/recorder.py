@@ -25,7 +25,7 @@ from pathlib import Path
 
 from bench.measure import interval, table
 
-ROUNDS = int(os.environ.get("BENCH_ROUNDS", "800"))
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "850"))
 PEERS_EVERY = 8
 """The peers' effect is larger: fewer pairs show it."""
 WINDOW_STEPS = 10
