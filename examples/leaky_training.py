@@ -8,7 +8,7 @@ import sys
 import torch
 
 torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
+model = torch.nn.Sequential(torch.nn.Linear(256, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 256))
 optimizer = torch.optim.AdamW(model.parameters())
 history = []
 
@@ -22,7 +22,7 @@ for step in range(400):
     if "--mended" in sys.argv:
         history.append(loss.item())
     else:
-        history.append((loss, outputs))  # keeps 0.5 MiB of outputs alive for every step
+        history.append((loss, outputs))  # keeps the outputs of every step alive
     if step % 100 == 0:
         print(f"step {step}: loss {loss.item():.4f}", flush=True)
 
