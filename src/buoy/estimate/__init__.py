@@ -1,0 +1,1 @@
+"""How much memory a training step takes, foreseen: a trace of the step, replayed through the allocator's model."""
