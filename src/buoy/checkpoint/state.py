@@ -1,0 +1,299 @@
+"""From what a training holds to what a file can hold, and back: plain values as JSON, arrays as named tensors.
+
+Nothing is pickled and nothing is executed on the way back. What is neither plain nor a tensor is refused by
+its path, so that it is refused at the start of a training and not at step 10,000.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+
+from buoy.errors import BuoyError
+
+ITEM_BYTES = {
+    "F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4,
+    "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
+    "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+}  # fmt: skip
+"""safetensors' word for a type, and the bytes of one element."""
+
+_TAG = "$"  # a JSON object with this key stands for something that JSON has no word for
+_DEEPEST = 100
+_SAFE_INT = 1 << 64  # longer ones go as hexadecimal: Python refuses very long decimals
+_INLINE_BYTES = 1024  # longer byte strings are stored as tensors, not as text
+_NUMPY_TYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "complex64": "C64", "bool": "BOOL",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
+}  # fmt: skip
+
+
+class CannotSave(BuoyError):  # noqa: N818 - says what happened
+    """Something tracked is neither a plain value nor a tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One array on its way to disk."""
+
+    dtype: str
+    """One of `ITEM_BYTES`."""
+    shape: tuple[int, ...]
+    copy_into: Callable[[memoryview], object]
+    """Fills exactly `nbytes` bytes, C order, little endian; called on the training's thread."""
+    key: Hashable | None = None
+    """Equal keys mean the same memory (tied weights): stored once."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it takes."""
+        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
+
+
+AsTensor = Callable[[object], Tensor | None]
+"""An adapter's: what it knows as a tensor; None for everything else."""
+
+
+@dataclass(slots=True)
+class Encoded:
+    """A value ready for disk."""
+
+    tree: object
+    """JSON: the value with names in place of its tensors."""
+    tensors: dict[str, Tensor]
+
+
+@dataclass(slots=True)
+class _Encoding:
+    """What several values of one checkpoint share: the names that are taken, the memory already stored."""
+
+    as_tensor: AsTensor
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    by_key: dict[object, str] = field(default_factory=dict)
+
+    def tensor_name(self, path: tuple[str, ...], tensor: Tensor) -> str:
+        same_memory = (tensor.key, tensor.dtype, tensor.shape)
+        if tensor.key is not None and same_memory in self.by_key:
+            return self.by_key[same_memory]
+        # A name must be a Unicode text and one of a kind: "a.b" may be one key or two.
+        plain = "/".join((path[0], ".".join(path[1:]))) if len(path) > 1 else path[0]
+        plain = plain.encode("utf-8", "backslashreplace").decode()
+        name, count = plain, 1
+        while name in self.tensors or name == "__metadata__":
+            count += 1
+            name = f"{plain}~{count}"
+        self.tensors[name] = tensor
+        if tensor.key is not None:
+            self.by_key[same_memory] = name
+        return name
+
+
+def encode(name: str, value: object, as_tensor: AsTensor) -> Encoded:
+    """One named value; refuses by path what cannot be saved.
+
+    >>> encode("scheduler", {"last_epoch": 3, "milestones": (10, 20)}, lambda value: None).tree
+    {'last_epoch': 3, 'milestones': {'$': 'tuple', 'v': [10, 20]}}
+    """
+    encoding = _Encoding(as_tensor)
+    return Encoded(_encode(value, (name,), encoding), encoding.tensors)
+
+
+def encode_all(items: Mapping[str, object], as_tensor: AsTensor) -> Encoded:
+    """All values of a checkpoint, as a tree by name; memory that they share is stored once."""
+    encoding = _Encoding(as_tensor)
+    trees = {name: _encode(value, (name,), encoding) for name, value in items.items()}
+    return Encoded(trees, encoding.tensors)
+
+
+def decode(
+    tree: object, tensor: Callable[[str], object], raw: Callable[[str], memoryview] | None = None
+) -> object:
+    """The exact inverse of `encode`: `tensor` turns a stored tensor's name into the adapter's own.
+
+    `raw` gives a stored tensor's bytes, for long byte strings and numpy arrays, which are stored as tensors too.
+
+    >>> decode({"$": "tuple", "v": [1, {"$": "float", "v": "7ff0000000000000"}]}, str)
+    (1, inf)
+    """
+    if isinstance(tree, list):
+        return [decode(item, tensor, raw) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if _TAG not in tree:
+        return {key: decode(value, tensor, raw) for key, value in tree.items()}
+    kind, value = tree[_TAG], tree.get("v")
+    if kind == "tensor":
+        return tensor(_text(value))
+    if kind in ("bytes", "bytearray"):
+        data = bytes.fromhex(_text(value)) if "v" in tree else _stored_bytes(raw, tree)
+        return data if kind == "bytes" else bytearray(data)
+    if kind == "array":
+        return _numpy_array(raw, tree)
+    if kind == "int":
+        return int(_text(value), 16)
+    if kind == "float":
+        return struct.unpack(">d", bytes.fromhex(_text(value)))[0]
+    if not isinstance(value, list):
+        raise ValueError(f"a {kind!r} without its list")
+    if kind == "dict":
+        return {_hashable(decode(key, tensor, raw)): decode(item, tensor, raw) for key, item in value}
+    items = [decode(item, tensor, raw) for item in value]
+    if kind == "complex":
+        real, imaginary = items
+        if isinstance(real, float) and isinstance(imaginary, float):
+            return complex(real, imaginary)
+    elif kind == "tuple":
+        return tuple(items)
+    elif kind in ("set", "frozenset"):
+        members = {_hashable(item) for item in items}
+        return members if kind == "set" else frozenset(members)
+    raise ValueError(f"an unknown kind of value, {kind!r}")
+
+
+def _encode(value: object, path: tuple[str, ...], encoding: _Encoding) -> object:
+    if value is None or value is True or value is False:
+        return value
+    kind = type(value)
+    if kind is str or (kind is int and -_SAFE_INT < value < _SAFE_INT):  # type: ignore[operator]
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else _tagged("float", struct.pack(">d", value).hex())  # type: ignore[arg-type]
+    tensor = encoding.as_tensor(value)
+    if tensor is not None:
+        if tensor.dtype not in ITEM_BYTES:
+            raise _refused(path, f"is a tensor of {tensor.dtype}, for which safetensors has no word")
+        return _tagged("tensor", encoding.tensor_name(path, tensor))
+    if len(path) > _DEEPEST:
+        raise _refused(path[:6], f"is nested more than {_DEEPEST} deep, or contains itself")
+    if isinstance(value, Mapping):
+        return _encode_mapping(value, path, encoding)
+    if isinstance(value, (list, tuple)):
+        items = [_encode(item, (*path, str(place)), encoding) for place, item in enumerate(value)]
+        return items if isinstance(value, list) else _tagged("tuple", items)
+    return _encode_rare(value, path, encoding)
+
+
+def _encode_mapping(value: Mapping[object, object], path: tuple[str, ...], encoding: _Encoding) -> object:
+    if _TAG not in value and all(type(key) is str for key in value):
+        return {str(key): _encode(item, (*path, str(key)), encoding) for key, item in value.items()}
+    pairs = []
+    for key, item in value.items():
+        if encoding.as_tensor(key) is not None:
+            raise _refused(path, "has a tensor for a key")
+        pairs.append([_encode(key, path, encoding), _encode(item, (*path, str(key)), encoding)])
+    return _tagged("dict", pairs)
+
+
+def _encode_rare(value: object, path: tuple[str, ...], encoding: _Encoding) -> object:
+    kind = type(value)
+    if isinstance(value, (set, frozenset)):
+        members = sorted(value, key=repr)  # the same set gives the same bytes in every process
+        items = [_encode(item, (*path, str(place)), encoding) for place, item in enumerate(members)]
+        return _tagged("set" if isinstance(value, set) else "frozenset", items)
+    if isinstance(value, (bytes, bytearray)):
+        word = "bytearray" if isinstance(value, bytearray) else "bytes"
+        if len(value) <= _INLINE_BYTES:
+            return _tagged(word, value.hex())
+        data = bytes(value)
+        tensor = Tensor("U8", (len(data),), lambda room: room.__setitem__(slice(None), data))
+        return {_TAG: word, "tensor": encoding.tensor_name(path, tensor)}
+    if kind.__module__ == "numpy":
+        return _encode_numpy(value, path, encoding)
+    if isinstance(value, complex):
+        return _tagged("complex", [_encode(part, path, encoding) for part in (value.real, value.imag)])
+    if kind is int:
+        return _tagged("int", hex(value))  # type: ignore[arg-type]
+    if isinstance(value, (int, float, str)):  # a subclass: what it is worth, as a plain value
+        if isinstance(value, str):
+            return str.__str__(value)
+        return _encode(int(value) if isinstance(value, int) else float(value), path, encoding)
+    raise _refused(path, f"is {_article(_kind_in_words(value))}")
+
+
+def _encode_numpy(value: object, path: tuple[str, ...], encoding: _Encoding) -> object:
+    """numpy's values without importing numpy: whoever has one has imported it."""
+    shape, word = getattr(value, "shape", None), str(getattr(value, "dtype", type(value).__name__))
+    if type(value).__name__ == "ndarray" and isinstance(shape, tuple):
+        if word not in _NUMPY_TYPES:
+            raise _refused(path, f"is a numpy array of {word}, for which safetensors has no word")
+
+        def copy_into(room: memoryview) -> None:
+            room[:] = memoryview(value.reshape(-1).view("uint8"))  # type: ignore[attr-defined]
+
+        tensor = Tensor(_NUMPY_TYPES[word], shape, copy_into)
+        return {
+            _TAG: "array",
+            "tensor": encoding.tensor_name(path, tensor),
+            "dtype": word,
+            "shape": list(shape),
+        }
+    item = getattr(value, "item", None)
+    plain = item() if callable(item) else None
+    if type(plain) in (bool, int, float, complex, str, bytes):
+        return _encode(plain, path, encoding)
+    raise _refused(path, f"is a numpy {word}")
+
+
+def _numpy_array(raw: Callable[[str], memoryview] | None, tree: Mapping[str, object]) -> object:
+    from importlib import import_module
+
+    dtype, shape = _text(tree.get("dtype")), tree.get("shape")
+    if dtype not in _NUMPY_TYPES or not isinstance(shape, list):
+        raise ValueError("an array without its type and shape")
+    flat = import_module("numpy").frombuffer(_stored_bytes(raw, tree), dtype=dtype)
+    return flat.reshape(shape).copy()  # its own, writable memory
+
+
+def _stored_bytes(raw: Callable[[str], memoryview] | None, tree: Mapping[str, object]) -> bytes:
+    if raw is None:
+        raise ValueError("bytes kept as a tensor cannot be had without `raw`")
+    return bytes(raw(_text(tree.get("tensor"))))
+
+
+def _tagged(kind: str, value: object) -> dict[str, object]:
+    return {_TAG: kind, "v": value}
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("a text is missing")
+    return value
+
+
+def _hashable(value: object) -> Hashable:
+    if isinstance(value, Hashable):
+        return value
+    raise ValueError("a key that cannot be one")
+
+
+def _refused(path: tuple[str, ...], what: str) -> CannotSave:
+    return CannotSave(
+        f"{_shown(path)} {what}",
+        expected="tensors, numbers, texts, and lists, tuples, sets and dicts of them",
+        hint="keep it out of what is tracked, or give its owner a state_dict() without it",
+    )
+
+
+def _shown(path: tuple[str, ...]) -> str:
+    """The path as a person would write it: `scheduler.lr_lambdas[0]`."""
+    text = path[0]
+    for part in path[1:]:
+        if part.isdigit():
+            text += f"[{part}]"
+        else:
+            text += f".{part}" if part.isprintable() and len(part) < 200 else f"[{part[:40]!r}]"
+    return text
+
+
+def _kind_in_words(value: object) -> str:
+    kind = type(value)
+    if kind.__name__ in ("function", "method", "builtin_function_or_method", "generator", "module", "type"):
+        return {"builtin_function_or_method": "function", "type": "class"}.get(kind.__name__, kind.__name__)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _article(word: str) -> str:
+    return f"{'an' if word[:1].lower() in 'aeiou' else 'a'} {word}"
