@@ -167,9 +167,7 @@ def replay(events: Sequence[Event], capacity: int | None = None) -> Replay:
                 break
             if state.allocated > peak:
                 peak, peak_event = state.allocated, index
-    return Replay(
-        state.peak_allocated, state.peak_reserved, state.allocated, peak_event, state.retries, failure
-    )
+    return Replay(peak, state.peak_reserved, state.allocated, peak_event, state.retries, failure)
 
 
 def floor(events: Sequence[Event]) -> int:
