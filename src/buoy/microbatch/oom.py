@@ -1,0 +1,78 @@
+"""Is this exception a want of memory? One answer for torch, TensorFlow, JAX, numpy, Python and what wraps them."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+
+# Types that mean it whatever they say.
+_TYPES = {
+    "torch.OutOfMemoryError",
+    "torch.cuda.OutOfMemoryError",
+    "torch._C.OutOfMemoryError",
+    "builtins.MemoryError",  # numpy's _ArrayMemoryError and std::bad_alloc are of its family
+}
+_EXHAUSTED = "tensorflow.python.framework.errors_impl.ResourceExhaustedError"
+
+GPU_WORDS = (
+    "CUDA out of memory", "CUDA error: out of memory", "HIP out of memory", "XPU out of memory",
+    "MPS backend out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
+    "CUSOLVER_STATUS_ALLOC_FAILED", "CUFFT_ALLOC_FAILED", "CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation",
+    "hipErrorOutOfMemory", "would exceed allowed memory. (out of memory)", "failed to allocate memory on device",
+    "CUDA driver error: out of memory",
+    # What cuDNN says when no algorithm's workspace fits.
+    "Unable to find a valid cuDNN algorithm to run convolution",
+)  # fmt: skip
+HOST_WORDS = (
+    "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "std::bad_alloc",
+    "Cannot allocate memory",
+)  # fmt: skip
+_LIBRARIES = ("torch", "tensorflow", "jaxlib", "jax", "cupy", "numba")
+# TensorFlow says "exhausted" of disks and messages too.
+_OTHER_RESOURCES = ("No space left on device", "quota", "Received message larger than max", "Too many open files")
+
+
+def is_oom(error: BaseException) -> bool:
+    """Whether this exception, or one that it was raised from, says that memory ran out.
+
+    >>> is_oom(MemoryError()), is_oom(ValueError("CUDA out of memory")), is_oom(RuntimeError("CUDA out of memory."))
+    (True, False, True)
+    """
+    if not isinstance(error, Exception):
+        return False  # Ctrl-C while an OOM was handled is a Ctrl-C
+    return any(_says_oom(link) for link in chain(error))
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception, those in its group, and those it was raised from, each once."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        link = waiting.pop()
+        if link is None or id(link) in seen:
+            continue
+        seen.add(id(link))
+        yield link
+        waiting.append(link.__cause__ if link.__cause__ or link.__suppress_context__ else link.__context__)
+        if isinstance(link, BaseExceptionGroup):
+            waiting.extend(link.exceptions)
+
+
+def _says_oom(link: BaseException) -> bool:
+    family = {f"{base.__module__}.{base.__qualname__}" for base in type(link).__mro__}
+    if family & _TYPES:
+        return True
+    message = str(link)
+    if isinstance(link, OSError):
+        return link.errno == errno.ENOMEM
+    if _EXHAUSTED in family or "RESOURCE_EXHAUSTED" in message:
+        library = _EXHAUSTED in family or _is_library(link)
+        return library and not any(word in message for word in _OTHER_RESOURCES)
+    # A person's own exception may say anything; libraries raise RuntimeError or a type of their own.
+    if type(link) is RuntimeError or _is_library(link):
+        return any(word in message for word in GPU_WORDS + HOST_WORDS)
+    return False
+
+
+def _is_library(link: BaseException) -> bool:
+    return type(link).__module__.split(".")[0] in _LIBRARIES

@@ -1,0 +1,150 @@
+"""Cutting a batch along its samples, whatever it is made of: arrays, tuples, dicts, dataclasses, nested."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+from buoy.microbatch.errors import BadBatch, CannotSplit
+
+Split = tuple[int, Callable[[int, int], object]]
+"""A person's own way to cut: the number of samples, and a function from (start, stop) to that part."""
+
+
+class Batch:
+    """A batch that knows its samples and can give any range of them."""
+
+    __slots__ = ("arrays", "elements", "reason", "samples", "take", "value")
+
+    def __init__(self, value: object, split: Split | None = None) -> None:
+        self.value = value
+        found: list[tuple[str, Any]] = []
+        rows: list[tuple[str, int]] = []
+        _look(value, "batch", found, rows)
+        self.arrays = [array for _, array in found]
+        self.elements = sum(math.prod(array.shape) for array in self.arrays)
+        """Over all arrays: what memory grows with."""
+        self.reason: str | None = None
+        """Why it cannot be cut; None when it can."""
+        self.take: Callable[[int, int], object] = self._take
+        self.samples = _checked(split) if split is not None else self._count(found, rows)
+        if split is not None:
+            self.take = split[1]
+
+    @property
+    def each(self) -> float:
+        """Elements per sample."""
+        return max(1.0, self.elements / self.samples)
+
+    def _take(self, start: int, stop: int) -> object:
+        return _cut(self.value, start, stop, self.samples)
+
+    def pick(self, indices: list[int]) -> object:
+        """These samples in this order; only where no split of the person's own is used."""
+        return _cut(self.value, indices, None, self.samples)
+
+    def _count(self, found: list[tuple[str, Any]], rows: list[tuple[str, int]]) -> int:
+        lengths = {path: int(array.shape[0]) for path, array in found if len(array.shape)}
+        if not lengths and rows:
+            lengths = dict(rows)
+        if not lengths:
+            self.reason = f"a {type(self.value).__name__} in which no array was found"
+            return 1
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{path}: {length}" for path, length in list(lengths.items())[:8])
+            raise BadBatch("the parts of the batch have different numbers of samples", received=listed,
+                           expected="the same first dimension in each",
+                           hint="what belongs to no sample can reach the loss function by closure; or pass "
+                                "`split=(samples, lambda start, stop: ...)`")  # fmt: skip
+        samples = next(iter(lengths.values()))
+        if samples == 0:
+            raise BadBatch("the batch is empty", received="0 samples", expected="at least one",
+                           hint="`drop_last=True`, or a filter that dropped every sample?")  # fmt: skip
+        return samples
+
+
+def even(samples: int, most: int) -> list[int]:
+    """Sizes of the fewest nearly equal parts of at most so many samples: never a tiny tail.
+
+    >>> even(60, 32), even(10, 4), even(3, 8)
+    ([30, 30], [4, 3, 3], [3])
+    """
+    parts = math.ceil(samples / max(1, most))
+    size, larger = divmod(samples, parts)
+    return [size + 1] * larger + [size] * (parts - larger)
+
+
+def _checked(split: Split) -> int:
+    if not (isinstance(split, tuple) and len(split) == 2 and callable(split[1]) and type(split[0]) is int):
+        raise BadBatch("`split` cannot be used", received=repr(split),
+                       expected="(samples, function of start and stop)",
+                       hint="split=(len(images), lambda start, stop: (images[start:stop], boxes[start:stop]))")  # fmt: skip
+    if split[0] < 1:
+        raise BadBatch("the batch is empty", received=f"split=({split[0]}, ...)", expected="at least one sample")
+    return split[0]
+
+
+def _is_array(value: object) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "__getitem__") and not isinstance(value, type)
+
+
+def _look(value: Any, path: str, found: list[tuple[str, Any]], rows: list[tuple[str, int]]) -> None:
+    if _is_array(value):
+        found.append((path, value))
+    elif isinstance(value, Mapping):
+        for key in value:
+            _look(value[key], f"{path}[{key!r}]", found, rows)
+    elif type(value).__name__ == "PackedSequence":
+        raise CannotSplit("a packed sequence has no first dimension of samples", received=path,
+                          expected="padded sequences", hint="pack them inside the loss function")  # fmt: skip
+    elif isinstance(value, (list, tuple)):
+        if _is_rows(value):
+            rows.append((path, len(value)))
+            return
+        names = getattr(value, "_fields", None)
+        for number, item in enumerate(value):
+            _look(item, f"{path}.{names[number]}" if names else f"{path}[{number}]", found, rows)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            _look(getattr(value, field.name), f"{path}.{field.name}", found, rows)
+
+
+def _is_rows(value: list[Any] | tuple[Any, ...]) -> bool:
+    """A list of strings or numbers is one value per sample; a list of arrays is a container."""
+    if not value or hasattr(value, "_fields"):
+        return False
+    return all(isinstance(item, (str, bytes, int, float, type(None))) for item in value[:8])
+
+
+def _cut(value: Any, start: Any, stop: int | None, samples: int) -> Any:
+    """`start` to `stop`; or, without `stop`, the samples whose numbers `start` lists."""
+    if _is_array(value):
+        if not len(value.shape) or (start == 0 and stop == samples):
+            return value
+        return value[start] if stop is None else value[start:stop]
+    if isinstance(value, Mapping):
+        parts = {key: _cut(value[key], start, stop, samples) for key in value}
+        if type(value) is dict or not isinstance(value, MutableMapping):
+            return parts
+        made = copy.copy(value)  # keeps a BatchEncoding's attributes
+        for key, part in parts.items():
+            made[key] = part
+        return made
+    if isinstance(value, (list, tuple)):
+        if _is_rows(value):
+            if len(value) != samples:
+                return value
+            return value[start:stop] if stop is not None else type(value)(value[index] for index in start)
+        items = [_cut(item, start, stop, samples) for item in value]
+        if hasattr(value, "_fields"):
+            return type(value)(*items)
+        return tuple(items) if isinstance(value, tuple) else items
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        made = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(made, field.name, _cut(getattr(value, field.name), start, stop, samples))
+        return made
+    return value
