@@ -1,0 +1,244 @@
+"""Writing one checkpoint so that it is there whole or not at all.
+
+Everything is written into a folder beside, fsynced, the manifest last; the manifest is read back; then one
+rename makes it a checkpoint. Nothing that was there before is touched. The writer process imports this file,
+so it stays with the cheap parts of the standard library.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+
+from buoy.checkpoint.manifest import MANIFEST, PIECE_BYTES, SCHEMA, STATE, VALUES, seal
+
+_PAGE = 4096
+_CHUNK = 8 << 20
+_NO_DIRECT_IO = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+_NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_MOST_SAME_STEP = 1000
+
+
+class Part:
+    """A checkpoint on its way: a folder that no reader takes for one."""
+
+    def __init__(self, checkpoints: str, name: str) -> None:
+        """`name`: what it will be called, `step-000001200`."""
+        self._checkpoints = checkpoints
+        self._name = name
+        self._folder = os.path.join(checkpoints, f".{name}.part-{os.getpid()}")
+        self._files: dict[str, object] = {}
+        self.bytes = 0
+        os.mkdir(self._folder)
+
+    def write_image(
+        self, image: memoryview, size: int, ends: Sequence[int], pace: Callable[[], object]
+    ) -> None:
+        """`state.safetensors` from its image in memory (which is whole pages), checksums cut at `ends`.
+
+        The checksums are counted by a second thread while the disk works: both release the interpreter.
+        """
+        spans = cut(ends)
+        sums = [0] * len(spans)
+        stop = threading.Event()
+
+        def count() -> None:
+            for number, (start, end) in enumerate(spans):
+                if stop.is_set():
+                    return
+                sums[number] = zlib.crc32(image[start:end])
+                pace()
+
+        counter = threading.Thread(target=count)
+        counter.start()
+        try:
+            _write_image(os.path.join(self._folder, STATE), image, size, pace)
+        except BaseException:
+            stop.set()
+            raise
+        finally:
+            counter.join()
+        self._note(STATE, [(end - start, crc) for (start, end), crc in zip(spans, sums, strict=True)])
+
+    def write_stream(self, parts: Iterable[memoryview]) -> None:
+        """`state.safetensors` part by part, each gone from memory before the next is asked for."""
+        pieces: list[tuple[int, int]] = []
+        descriptor = os.open(os.path.join(self._folder, STATE), _NEW, 0o644)
+        try:
+            for part in parts:
+                for start in range(0, len(part), PIECE_BYTES):
+                    piece = part[start : start + PIECE_BYTES]
+                    pieces.append((len(piece), zlib.crc32(piece)))
+                    _write_all(descriptor, piece)
+            os.fsync(descriptor)
+            _forget_pages(descriptor)
+        finally:
+            os.close(descriptor)
+        self._note(STATE, pieces)
+
+    def write_values(self, data: bytes) -> None:
+        """`values.json`."""
+        _write_file(os.path.join(self._folder, VALUES), data)
+        spans = cut([len(data)])
+        self._note(VALUES, [(end - start, zlib.crc32(data[start:end])) for start, end in spans])
+
+    def commit(self, fields: dict[str, object]) -> str:
+        """Put the manifest in, prove it, and make it a checkpoint by one rename; the folder it is now."""
+        manifest = seal({"schema": SCHEMA, **fields, "files": self._files})
+        path = os.path.join(self._folder, MANIFEST)
+        _write_file(path, manifest)
+        sync_folder(self._folder)
+        if _read_back(path, len(manifest)) != manifest:
+            raise OSError(errno.EIO, "the manifest did not read back as it was written")
+        self.bytes += len(manifest)
+        final = self._rename()
+        sync_folder(self._checkpoints)
+        return final
+
+    def drop(self) -> None:
+        """Take away what was written; nothing else is touched."""
+        remove_folder(self._folder)
+
+    def _note(self, name: str, pieces: list[tuple[int, int]]) -> None:
+        size = sum(length for length, _ in pieces)
+        self.bytes += size
+        self._files[name] = {"size": size, "pieces": pieces}
+
+    def _rename(self) -> str:
+        """The same step may have been saved before: the new one then gets a name of its own."""
+        for count in range(1, _MOST_SAME_STEP):
+            final = os.path.join(self._checkpoints, self._name if count == 1 else f"{self._name}.{count}")
+            if os.path.lexists(final):
+                continue
+            try:
+                os.rename(self._folder, final)
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    continue
+                raise
+            return final
+        raise OSError(errno.EEXIST, f"{_MOST_SAME_STEP} checkpoints are called {self._name}")
+
+
+def cut(ends: Sequence[int]) -> list[tuple[int, int]]:
+    """Spans of at most one piece each, from 0, none across one of the ends.
+
+    >>> cut([3, 3, 5])
+    [(0, 3), (3, 5)]
+    """
+    spans, start = [], 0
+    for end in ends:
+        while start < end:
+            spans.append((start, min(start + PIECE_BYTES, end)))
+            start = spans[-1][1]
+    return spans
+
+
+def sync_folder(path: str) -> None:
+    """Make the names in a folder durable, where the file system knows how to."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FSYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def remove_folder(path: str, *, truncate: bool = False) -> None:
+    """Remove a checkpoint's folder and its files, never following a link; what is gone is fine.
+
+    `truncate`: empty the files first, for drives whose trash counts against the quota.
+    """
+    if os.path.islink(path):
+        os.unlink(path)
+        return
+    try:
+        names = os.listdir(path)
+    except FileNotFoundError:
+        return
+    for name in names:
+        file = os.path.join(path, name)
+        if os.path.isdir(file) and not os.path.islink(file):
+            remove_folder(file, truncate=truncate)
+            continue
+        if truncate and not os.path.islink(file):
+            os.truncate(file, 0)
+        os.unlink(file)
+    os.rmdir(path)
+
+
+def _write_image(path: str, image: memoryview, size: int, pace: Callable[[], object]) -> None:
+    for flags in (os.O_DIRECT, 0):
+        try:
+            descriptor = os.open(path, _NEW | flags, 0o644)
+        except OSError as error:
+            if flags and error.errno in _NO_DIRECT_IO:
+                if os.path.exists(path):  # some file systems make the file and then refuse
+                    os.unlink(path)
+                continue
+            raise
+        try:
+            _write_chunks(descriptor, image, size, whole_pages=bool(flags), pace=pace)
+            if os.fstat(descriptor).st_size != size:
+                raise OSError(errno.EIO, "the file has not the size that was written")
+            return
+        except OSError as error:
+            if not flags or error.errno not in _NO_DIRECT_IO:
+                raise
+            os.unlink(path)
+        finally:
+            os.close(descriptor)
+
+
+def _write_chunks(
+    descriptor: int, image: memoryview, size: int, *, whole_pages: bool, pace: Callable[[], object]
+) -> None:
+    until = -(-size // _PAGE) * _PAGE if whole_pages else size
+    at = 0
+    while at < until:
+        at += os.pwrite(descriptor, image[at : min(at + _CHUNK, until)], at)
+        pace()
+    if until != size:
+        os.ftruncate(descriptor, size)
+    os.fsync(descriptor)
+    if not whole_pages:
+        _forget_pages(descriptor)
+
+
+def _write_file(path: str, data: bytes) -> None:
+    descriptor = os.open(path, _NEW, 0o644)
+    try:
+        _write_all(descriptor, memoryview(data))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _read_back(path: str, most: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = b""
+        while chunk := os.read(descriptor, most + 1 - len(data)):
+            data += chunk
+        return data
+    finally:
+        os.close(descriptor)
+
+
+def _forget_pages(descriptor: int) -> None:
+    """What is on disk need not take up memory a second time."""
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    except OSError:
+        pass

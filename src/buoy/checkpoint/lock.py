@@ -1,0 +1,121 @@
+"""One writer for one run: a lock that dies with its holders, and a note in it of who that is."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable
+
+from buoy.errors import BuoyError
+from buoy.machine import host
+from buoy.machine.procfs import ProcessReader
+from buoy.units import format_duration
+
+_NAME = "lock"
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+_POLL = 0.05
+_SILENT = 0.5
+_PATIENCE_DEAD = 300.0
+"""Seconds for the writer of a trainer that has died: it has at most one checkpoint to finish."""
+_PATIENCE_UNKNOWN = 5.0
+
+
+class WriterBusy(BuoyError):  # noqa: N818 - says what happened
+    """Another process writes the checkpoints of this run."""
+
+
+def take(checkpoints: str, say: Callable[[str], object]) -> int:
+    """The run's lock as a descriptor, held until every copy of it is closed; `WriterBusy` says who has it.
+
+    A trainer that died may have left a writer that is still finishing its last checkpoint: that is waited for.
+    """
+    descriptor = os.open(
+        os.path.join(checkpoints, _NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644
+    )
+    try:
+        _take(descriptor, checkpoints, say)
+        note = {"pid": os.getpid(), "host": host.hostname(), "boot": host.boot_id(),
+                "start_ticks": _start_ticks(os.getpid()), "since": time.time()}  # fmt: skip
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(note).encode() + b"\n", 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _take(descriptor: int, checkpoints: str, say: Callable[[str], object]) -> None:
+    started, told = time.monotonic(), False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                _without_locks(descriptor, checkpoints, say)
+                return
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+        holder = _read_note(descriptor)
+        living = _lives(holder)
+        waited = time.monotonic() - started
+        patience = _PATIENCE_DEAD if living is False else _PATIENCE_UNKNOWN if living is None else 0.0
+        if waited >= patience:
+            raise _busy(checkpoints, holder)
+        if waited > _SILENT and not told:
+            told = True
+            say("the writer of the attempt before is finishing its checkpoint; waiting for it")
+        time.sleep(_POLL)
+
+
+def _without_locks(descriptor: int, checkpoints: str, say: Callable[[str], object]) -> None:
+    holder = _read_note(descriptor)
+    if _lives(holder) and holder.get("pid") != os.getpid():
+        raise _busy(checkpoints, holder)
+    say(f"{checkpoints} is on a file system without locks: nothing keeps a second machine from writing there")
+
+
+def _read_note(descriptor: int) -> dict[str, object]:
+    try:
+        note = json.loads(os.pread(descriptor, 4096, 0))
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
+def _lives(holder: dict[str, object]) -> bool | None:
+    """Whether the process that took the lock is alive; None when it cannot be told from here."""
+    pid = holder.get("pid")
+    if (
+        not isinstance(pid, int)
+        or holder.get("host") != host.hostname()
+        or holder.get("boot") != host.boot_id()
+    ):
+        return None
+    ticks = _start_ticks(pid)
+    return ticks is not None and ticks == holder.get("start_ticks")
+
+
+def _start_ticks(pid: int) -> int | None:
+    process = ProcessReader(pid)
+    found = process.stat()
+    process.close()
+    return None if found is None or found.state in ("Z", "X") else found.start_ticks
+
+
+def _busy(checkpoints: str, holder: dict[str, object]) -> WriterBusy:
+    since = holder.get("since")
+    age = format_duration(time.time() - since) if isinstance(since, (int, float)) else "n/a"
+    pid = holder.get("pid")
+    who = f"process {pid} on {holder.get('host')}, for {age}" if pid else "a process that left no name"
+    return WriterBusy(
+        f"another process writes the checkpoints of {os.path.dirname(checkpoints)}",
+        received=who,
+        expected="one training for one run folder",
+        hint=f"end it (`kill {pid}`), or give this one a folder of its own"
+        if pid
+        else "give this one a folder of its own",
+    )

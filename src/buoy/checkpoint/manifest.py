@@ -1,0 +1,114 @@
+"""`manifest.json`: what a checkpoint consists of, byte for byte, and a checksum of itself.
+
+It is the last file written and the first one read. The writer process imports this file, so it stays with the
+cheap parts of the standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+
+from buoy.errors import BuoyError
+
+FAMILY = "buoy.checkpoint/"
+SCHEMA = FAMILY + "1"
+MANIFEST = "manifest.json"
+STATE = "state.safetensors"
+VALUES = "values.json"
+MOST_MANIFEST_BYTES = 64 << 20
+PIECE_BYTES = 8 << 20
+"""The most bytes under one checksum."""
+
+_SEAL = ',\n "crc32": "%08x"\n}\n'
+_SEAL_BYTES = len(_SEAL % 0)
+
+
+class DamagedCheckpoint(BuoyError):  # noqa: N818 - says what happened
+    """A checkpoint is not what was written: cut short, changed, or not whole."""
+
+    def __init__(self, folder: str, file: str, what: str, tensor: str | None = None) -> None:
+        """`tensor`: the first tensor (or field of the manifest) that is not as it was written."""
+        where = f"{file}: {what}" if tensor is None else f"{file}: {what} (tensor {tensor!r})"
+        super().__init__(
+            f"damaged checkpoint {folder}",
+            received=where,
+            expected="every byte as it was written",
+            hint="`buoy ckpt list` shows the others; the newest good one is used when the run goes on",
+        )
+        self.folder, self.file, self.what, self.tensor = folder, file, what, tensor
+
+
+class NewerCheckpoint(BuoyError):  # noqa: N818 - says what happened
+    """A checkpoint of a format that this version of buoy does not know."""
+
+
+def seal(fields: dict[str, object]) -> bytes:
+    """The manifest as a file; its last line is the checksum of all that stands before it."""
+    body = json.dumps(fields, indent=1, allow_nan=False).encode()[:-2]  # without the closing brace
+    return body + (_SEAL % zlib.crc32(body)).encode()
+
+
+def unseal(data: bytes, folder: str) -> dict[str, object]:
+    """The fields of a manifest; `DamagedCheckpoint` if a single bit of it is not as written."""
+    body, seal_line = data[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
+    if seal_line != (_SEAL % zlib.crc32(body)).encode():
+        raise DamagedCheckpoint(folder, MANIFEST, "its checksum does not fit" if data else "it is empty")
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DamagedCheckpoint(folder, MANIFEST, f"not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise DamagedCheckpoint(folder, MANIFEST, "not a JSON object")
+    schema = fields.get("schema")
+    if schema != SCHEMA:
+        if isinstance(schema, str) and schema.startswith(FAMILY):
+            raise NewerCheckpoint(
+                f"checkpoint {folder} is of a format this buoy does not know",
+                received=schema[:80],
+                expected=SCHEMA,
+                hint="`pip install --upgrade buoy`",
+            )
+        raise DamagedCheckpoint(folder, MANIFEST, "not a checkpoint of buoy", "schema")
+    _check_fields(fields, folder)
+    return fields
+
+
+def pieces_of(fields: dict[str, object], file: str) -> list[tuple[int, int]]:
+    """(length, checksum) of a file's pieces, in order; of a manifest that `unseal` gave."""
+    return [(length, crc) for length, crc in fields["files"][file]["pieces"]]  # type: ignore[index]
+
+
+def size_of(fields: dict[str, object], file: str) -> int:
+    """A file's size in bytes by the manifest."""
+    return int(fields["files"][file]["size"])  # type: ignore[index]
+
+
+def _check_fields(fields: dict[str, object], folder: str) -> None:
+    if not _is_count(fields.get("step")):
+        raise DamagedCheckpoint(folder, MANIFEST, "no step number", "step")
+    if not isinstance(fields.get("about"), dict):
+        raise DamagedCheckpoint(folder, MANIFEST, "nothing about it", "about")
+    files = fields.get("files")
+    # Exactly these names: a manifest can then never lead to a path of its own making.
+    if not isinstance(files, dict) or set(files) != {STATE, VALUES}:
+        raise DamagedCheckpoint(folder, MANIFEST, f"its files are not {STATE} and {VALUES}", "files")
+    for name, file in files.items():
+        pieces = file.get("pieces") if isinstance(file, dict) else None
+        if not isinstance(pieces, list) or not all(_is_piece(piece) for piece in pieces):
+            raise DamagedCheckpoint(folder, MANIFEST, f"no checksums of {name}", "files")
+        if file.get("size") != sum(length for length, _ in pieces):
+            raise DamagedCheckpoint(folder, MANIFEST, f"the pieces of {name} are not its size", "files")
+
+
+def _is_piece(piece: object) -> bool:
+    return (
+        isinstance(piece, list)
+        and len(piece) == 2
+        and all(_is_count(number) for number in piece)
+        and 0 < piece[0] <= PIECE_BYTES
+    )
+
+
+def _is_count(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 0

@@ -1,0 +1,318 @@
+"""Saving: the training waits for one copy into the arena, a process of its own does the rest."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from buoy import __version__
+from buoy.checkpoint.arena import Arena, has_room, memory_room
+from buoy.checkpoint.commit import Part
+from buoy.checkpoint.layout import Layout, lay_out, signature_of
+from buoy.checkpoint.link import WriterLink
+from buoy.checkpoint.state import AsTensor, Encoded, Tensor, encode, encode_all
+from buoy.errors import BuoyError
+from buoy.units import format_bytes, format_duration
+
+_PATIENCE = 600.0
+"""Seconds for the checkpoint before; a disk that hangs longer must not take the training with it."""
+_END_SECONDS = 10.0
+_FRAMEWORKS = ("torch", "tensorflow", "keras", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of one save."""
+
+    step: int
+    folder: str
+    """Where it is, or will be once it is committed."""
+    bytes: int
+    stall_seconds: float
+    """How long the training waited."""
+    write_seconds: float | None
+    """None while it is being written."""
+    error: str | None = None
+    """Why there is no checkpoint; the training goes on."""
+    errno: int | None = None
+
+    @property
+    def committed(self) -> bool:
+        """Whether it is on disk, whole."""
+        return self.error is None and self.write_seconds is not None
+
+
+class Saver:
+    """Writes the checkpoints of one run; made by `Store.saver`, which takes the run's lock for it."""
+
+    def __init__(
+        self, checkpoints: str, lock: int, say: Callable[[str], object], event: Callable[..., object]
+    ) -> None:
+        self._checkpoints = checkpoints
+        self._lock = lock
+        self._say = say
+        self._event = event
+        self._pid = os.getpid()
+        self._link: WriterLink | None = None
+        self._arena: Arena | None = None
+        self._layout: Layout | None = None
+        self._in_flight: Receipt | None = None
+        self._last: Receipt | None = None
+        self._told: set[str] = set()
+        _savers.add(self)
+
+    def save(
+        self,
+        items: Mapping[str, object],
+        about: Mapping[str, object],
+        as_tensor: AsTensor,
+        *,
+        wait: bool = False,
+    ) -> Receipt:
+        """Save these values as the checkpoint of `about["step"]`.
+
+        Once this returns, the trainer's death loses nothing: the writer has all it needs. What goes wrong on
+        disk is in a receipt's `error` (this one's, or a later `last()`), never raised.
+        """
+        started = time.perf_counter()
+        if self._lock < 0 or self._pid != os.getpid():
+            raise BuoyError("this run's checkpoints are closed here", received=self._checkpoints,
+                            expected="one open Run for one folder, in one process",
+                            hint="make a new Run to go on")  # fmt: skip
+        step = about["step"]
+        assert isinstance(step, int)
+        if self._in_flight is not None and self._settle(_PATIENCE) is None:
+            text = f"the checkpoint before is not written after {format_duration(_PATIENCE)}; this one is left out"
+            return self._failed(step, started, text, errno.EBUSY)
+        encoded = encode_all(items, as_tensor)
+        layout = self._layout_of(encoded.tensors)
+        values = json.dumps(encoded.tree, separators=(",", ":"), allow_nan=False).encode()
+        described = encode("about", dict(about), lambda value: None).tree
+        fields: dict[str, object] = {"step": step, "about": described, "versions": _versions()}
+        name = f"step-{step:09d}"
+        if not self._ready(layout):
+            return self._stream(name, layout, encoded, values, fields, started)
+        assert self._arena is not None
+        self._fill(self._arena.memory, layout, encoded)
+        request = {"checkpoints": self._checkpoints, "name": name, "size": layout.size,
+                   "ends": layout.ends, "fields": fields}  # fmt: skip
+        if not self._hand_over(self._arena.descriptor, request, values):
+            return self._stream(name, layout, encoded, values, fields, started)
+        size = layout.size + len(values)
+        folder = self._free_name(name)
+        self._in_flight = Receipt(step, folder, size, time.perf_counter() - started, None)
+        if wait:
+            return self.wait() or self._in_flight
+        return self._in_flight
+
+    def size(self, items: Mapping[str, object], as_tensor: AsTensor) -> int:
+        """Bytes that a checkpoint of these values takes; the arena is made ready meanwhile.
+
+        Refuses, as `save` would, what cannot be saved.
+        """
+        encoded = encode_all(items, as_tensor)
+        layout = self._layout_of(encoded.tensors)
+        if self._lock >= 0 and self._pid == os.getpid() and self._in_flight is None:
+            self._ready(layout)
+        return layout.size + len(json.dumps(encoded.tree, separators=(",", ":")))
+
+    def last(self) -> Receipt | None:
+        """How the newest finished save went, as far as the writer has told; never blocks."""
+        if self._in_flight is not None:
+            self._settle(0.0)
+        return self._last
+
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._in_flight is not None and self._settle(0.0) is None
+
+    def wait(self) -> Receipt | None:
+        """Wait until nothing is being written; how the newest save went."""
+        if self._in_flight is not None:
+            self._settle(_PATIENCE)
+        return self._last
+
+    def close(self) -> None:
+        """Wait for the writer, let it go, release the lock; twice is as good as once."""
+        if self._lock < 0 or self._pid != os.getpid():
+            return
+        self.wait()
+        if self._link is not None:
+            self._link.end(_END_SECONDS)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Close what is open without a word to the writer."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+        if self._link is not None:
+            self._link.forget()
+        if self._arena is not None:
+            self._arena.close()
+        self._link = self._arena = None
+
+    def _layout_of(self, tensors: Mapping[str, Tensor]) -> Layout:
+        if self._layout is None or self._layout.signature != signature_of(tensors):
+            self._layout = lay_out(tensors)
+        return self._layout
+
+    def _ready(self, layout: Layout) -> bool:
+        """Make the arena and the writer ready; False when the state must be streamed instead."""
+        if self._arena is None or self._arena.size < layout.size:
+            if self._arena is not None:
+                self._arena.close()
+                self._arena = None
+            if not has_room(layout.size):
+                self._tell_once(
+                    f"no memory for a copy of the state ({format_bytes(layout.size)}, {format_bytes(memory_room())} "
+                    "are left): checkpoints are written while the training waits"
+                )
+                return False
+            try:
+                self._arena = Arena(layout.size)
+            except OSError as error:
+                self._tell_once(
+                    f"no shared memory ({error}): checkpoints are written while the training waits"
+                )
+                return False
+            self._arena.touch()
+        return self._started()
+
+    def _started(self) -> bool:
+        if self._link is None:
+            try:
+                self._link = WriterLink(self._lock)
+            except OSError as error:
+                self._tell_once(f"{error}: checkpoints are written while the training waits")
+                return False
+        return True
+
+    def _fill(self, memory: memoryview, layout: Layout, encoded: Encoded) -> None:
+        memory[: len(layout.header)] = layout.header
+        for name, (start, end) in layout.places.items():
+            if end > start:
+                encoded.tensors[name].copy_into(memory[start:end])
+
+    def _hand_over(self, arena: int, request: dict[str, object], values: bytes) -> bool:
+        for _ in range(2):
+            if not self._started():
+                return False
+            assert self._link is not None
+            try:
+                self._link.send(arena, request, values)
+                return True
+            except OSError:  # it died while idle: another one
+                self._link.forget()
+                self._link = None
+        return False
+
+    def _stream(
+        self,
+        name: str,
+        layout: Layout,
+        encoded: Encoded,
+        values: bytes,
+        fields: dict[str, object],
+        started: float,
+    ) -> Receipt:
+        """Write here and now, with memory for one tensor only."""
+        step = fields["step"]
+        assert isinstance(step, int)
+
+        def parts() -> Iterator[memoryview]:
+            yield memoryview(layout.header)
+            largest = max((end - start for start, end in layout.places.values()), default=0)
+            room = memoryview(bytearray(largest))
+            for tensor_name, (start, end) in layout.places.items():
+                if end > start:
+                    encoded.tensors[tensor_name].copy_into(room[: end - start])
+                    yield room[: end - start]
+
+        try:
+            part = Part(self._checkpoints, name)
+            try:
+                part.write_stream(parts())
+                part.write_values(values)
+                folder = part.commit(fields)
+            except BaseException:
+                part.drop()
+                raise
+        except OSError as error:
+            return self._failed(step, started, error.strerror or str(error), error.errno)
+        seconds = time.perf_counter() - started
+        self._last = Receipt(step, folder, part.bytes, seconds, seconds)
+        return self._last
+
+    def _settle(self, timeout: float) -> Receipt | None:
+        """The receipt of what is in flight, once the writer has told; None while it has not."""
+        asked = self._in_flight
+        assert asked is not None
+        try:
+            reply = self._link.reply(timeout) if self._link is not None else {"error": "the writer is gone"}
+            if reply is None:
+                return None
+        except (OSError, ValueError) as error:
+            reply = {"error": str(error)}
+            if self._link is not None:
+                self._link.forget()
+                self._link = None
+            self._event("trouble", what=f"checkpoint of step {asked.step}: {error}")
+        self._in_flight = None
+        told, number, seconds, size = (reply.get(key) for key in ("error", "errno", "seconds", "bytes"))
+        self._last = Receipt(
+            asked.step,
+            str(reply.get("folder", asked.folder)),
+            size if isinstance(size, int) else asked.bytes,
+            asked.stall_seconds,
+            seconds if isinstance(seconds, float) else None,
+            None if told is None else str(told),
+            number if isinstance(number, int) else None,
+        )
+        return self._last
+
+    def _failed(self, step: int, started: float, text: str, number: int | None) -> Receipt:
+        self._last = Receipt(step, self._checkpoints, 0, time.perf_counter() - started, None, text, number)
+        return self._last
+
+    def _free_name(self, name: str) -> str:
+        path = os.path.join(self._checkpoints, name)
+        count = 1
+        while os.path.lexists(path):
+            count += 1
+            path = os.path.join(self._checkpoints, f"{name}.{count}")
+        return path
+
+    def _tell_once(self, text: str) -> None:
+        if text[:20] not in self._told:
+            self._told.add(text[:20])
+            self._say(text)
+
+
+_savers: weakref.WeakSet[Saver] = weakref.WeakSet()
+
+
+def _versions() -> dict[str, str]:
+    """What wrote it; only of what is loaded anyway."""
+    found = {"buoy": __version__, "python": platform.python_version()}
+    for name in _FRAMEWORKS:
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if isinstance(version, str):
+            found[name] = version
+    return found
+
+
+def _forget_after_fork() -> None:
+    """A data-loading worker must hold neither the lock nor the writer's connection: both would outlive the trainer."""
+    for saver in list(_savers):
+        saver._let_go()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

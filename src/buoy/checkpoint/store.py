@@ -1,0 +1,170 @@
+"""The checkpoints of one run folder: which there are, the newest good one, and who may write another."""
+
+from __future__ import annotations
+
+import os
+import re
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from buoy.checkpoint import lock
+from buoy.checkpoint.commit import remove_folder, sync_folder
+from buoy.checkpoint.lock import WriterBusy
+from buoy.checkpoint.manifest import STATE, VALUES, DamagedCheckpoint, NewerCheckpoint, size_of
+from buoy.checkpoint.reader import (
+    Checkpoint,
+    StoredTensor,
+    open_checkpoint,
+    read_manifest,
+    sizes_fit,
+)
+from buoy.checkpoint.saver import Receipt, Saver
+from buoy.checkpoint.state import decode
+from buoy.errors import BuoyError, RunFolderError
+from buoy.machine import disk
+
+__all__ = [
+    "Checkpoint", "DamagedCheckpoint", "Entry", "NewerCheckpoint", "Receipt", "Saver", "Store", "StoredTensor",
+    "WriterBusy",
+]  # fmt: skip
+
+_NAME = re.compile(r"step-(\d{9,})(?:\.(\d+))?")
+_LEFTOVER = re.compile(r"\.step-\d{9,}(\.\d+)?\.(part|gone)-\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A checkpoint as its folder and manifest tell, its bytes not verified."""
+
+    step: int
+    folder: str
+    time: float | None
+    """When it was saved, in seconds since 1970."""
+    bytes: int
+    about: dict[str, object]
+    complete: bool
+    """Whether the manifest is as written and every file has its size."""
+
+
+class Store:
+    """The checkpoints in `<folder>/checkpoints/`."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        """`folder`: the run folder."""
+        self.folder = os.path.abspath(os.path.expanduser(os.fspath(folder)))
+        self.checkpoints = os.path.join(self.folder, "checkpoints")
+        self._good: set[str] = set()
+
+    def list(self) -> list[Entry]:
+        """Every checkpoint, the highest step first, as cheaply as can be: nothing is verified."""
+        try:
+            names = os.listdir(self.checkpoints)
+        except OSError:
+            return []
+        found = []
+        for name in names:
+            matched = _NAME.fullmatch(name)
+            if matched:
+                order = (int(matched[1]), int(matched[2] or 1))
+                found.append((order, _entry(os.path.join(self.checkpoints, name), order[0])))
+        return [entry for _, entry in sorted(found, key=lambda pair: pair[0], reverse=True)]
+
+    def newest(self, say: Callable[[str], object]) -> Checkpoint | None:
+        """The newest checkpoint whose every byte is as written; damaged ones are named, skipped and kept."""
+        for entry in self.list():
+            try:
+                return self.open(entry)
+            except DamagedCheckpoint as error:
+                say(f"{error.message}: {error.received}; trying the one before")
+        return None
+
+    def open(self, entry: Entry, progress: Callable[[int], object] | None = None) -> Checkpoint:
+        """A checkpoint with every byte verified; `DamagedCheckpoint` names the file and the tensor."""
+        checkpoint = open_checkpoint(entry.folder, progress)
+        self._good.add(entry.folder)
+        return checkpoint
+
+    def saver(self, say: Callable[[str], object], event: Callable[..., object]) -> Saver:
+        """The one who may write: takes the run's lock (`WriterBusy` says who has it) and tidies up after the dead."""
+        before = _open_savers.get(self.checkpoints)
+        if before is not None:
+            before.close()  # a notebook's cell run again: the newer Run of this process takes over
+        try:
+            if not os.path.isdir(self.checkpoints):
+                os.makedirs(self.checkpoints)
+                sync_folder(self.folder)
+                sync_folder(os.path.dirname(self.folder))
+            held = lock.take(self.checkpoints, say)
+        except OSError as error:
+            raise RunFolderError(
+                "cannot write checkpoints",
+                received=f"{error.filename or self.checkpoints}: {error.strerror}",
+                expected="a folder that can be written",
+                hint="give the Run another folder",
+            ) from error
+        self._tidy()
+        saver = Saver(self.checkpoints, held, say, event)
+        _open_savers[self.checkpoints] = saver
+        return saver
+
+    def remove(self, entry: Entry) -> None:
+        """Remove a checkpoint; refused when no other good one would be left.
+
+        It vanishes by one rename, so that no death leaves half of it under its name.
+        """
+        if os.path.dirname(os.path.abspath(entry.folder)) != self.checkpoints:
+            raise BuoyError("not a checkpoint of this run", received=entry.folder, expected=self.checkpoints)
+        if not self._another_good(entry):
+            raise BuoyError(
+                f"{entry.folder} is the last good checkpoint of this run",
+                expected="another one whose every byte is as written",
+                hint="`buoy ckpt verify` tells which are good",
+            )
+        name = os.path.basename(entry.folder)
+        gone = os.path.join(self.checkpoints, f".{name}.gone-{os.getpid()}")
+        os.rename(entry.folder, gone)
+        self._good.discard(entry.folder)
+        remove_folder(gone, truncate=disk.is_remote(self.checkpoints) is True)
+
+    def trust(self, receipt: Receipt) -> None:
+        """This process saw the checkpoint being committed: it need not be read again to be known as good."""
+        if receipt.committed:
+            self._good.add(receipt.folder)
+
+    def _another_good(self, entry: Entry) -> bool:
+        others = [other for other in self.list() if other.folder != entry.folder and other.complete]
+        if any(other.folder in self._good for other in others):
+            return True
+        for other in others:
+            try:
+                self.open(other)
+                return True
+            except BuoyError:
+                continue
+        return False
+
+    def _tidy(self) -> None:
+        """Remove what dead writers left half-way; the lock says that none is alive."""
+        for name in os.listdir(self.checkpoints):
+            if _LEFTOVER.fullmatch(name):
+                try:
+                    remove_folder(os.path.join(self.checkpoints, name))
+                except OSError:
+                    continue  # it does no harm where it is
+
+
+_open_savers: weakref.WeakValueDictionary[str, Saver] = weakref.WeakValueDictionary()
+
+
+def _entry(folder: str, step: int) -> Entry:
+    try:
+        fields, size = read_manifest(folder)
+        about = decode(fields["about"], str)
+        assert isinstance(about, dict)
+        whole = sizes_fit(folder, fields) and fields["step"] == step
+        size += sum(size_of(fields, name) for name in (STATE, VALUES))
+        saved = about.get("time")
+        return Entry(step, folder, saved if isinstance(saved, (int, float)) else None, size, about, whole)
+    except (BuoyError, ValueError, AssertionError):
+        return Entry(step, folder, None, 0, {}, complete=False)
