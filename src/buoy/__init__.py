@@ -16,12 +16,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "BuoyError": "buoy.errors",
     "ExitCode": "buoy.errors",
+    "Keep": "buoy.checkpoint.retention",
     "check": "buoy.view.findings_notebook",
     "watch": "buoy.supervisor.watch",
     "why": "buoy.verdict",
 }
 
-__all__ = ["BuoyError", "ExitCode", "check", "watch", "why"]
+__all__ = ["BuoyError", "ExitCode", "Keep", "check", "watch", "why"]
 
 
 def __getattr__(name: str) -> object:

@@ -54,9 +54,19 @@ class LastWords:
         faulthandler.register(STACKS_SIGNAL, self._open("stacks.txt"), all_threads=True, chain=False)
         for number in WATCHED:
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP: leave it ignored
-                faulthandler.register(number, self._open(f"{number.name}.txt"), all_threads=True, chain=True)
-                self._files[number] = 1
-        self._files[STACKS_SIGNAL] = 1
+                self._files[number] = self._open(f"{number.name}.txt")
+                faulthandler.register(number, self._files[number], all_threads=True, chain=True)
+
+    def set_handler(self, number: int, handler: object) -> None:
+        """`signal.signal` beneath our dump: the stacks are still written, in C, before the handler is called."""
+        watched = self._attached and number in self._files
+        if watched:
+            faulthandler.unregister(number)
+        try:
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        finally:
+            if watched:
+                faulthandler.register(number, self._files[number], all_threads=True, chain=True)
 
     def _open(self, name: str) -> int:
         """A descriptor with a high number: a script that closes all and opens its own is given low ones."""
@@ -99,7 +109,7 @@ class LastWords:
 
     def _detach(self) -> None:
         self._attached = False
-        for number in self._files:
+        for number in (STACKS_SIGNAL, *self._files):
             faulthandler.unregister(number)
         faulthandler.disable()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,6 +86,13 @@ class Recorder:
             log.close()
         except OSError:
             pass
+
+    def set_handler(self, number: int, handler: object) -> None:
+        """`signal.signal`, with the stacks that buoy dumps on this signal still dumped first."""
+        if self.attempt is None:
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        else:
+            self._last_words.set_handler(number, handler)
 
     def _count_steps(self, counter: str) -> None:
         from importlib import import_module

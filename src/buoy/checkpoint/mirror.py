@@ -1,0 +1,291 @@
+"""A run's second home, seen from the training and the command line: started, watched, asked for what it holds.
+
+Everything that touches the home happens in a process of its own (`mirror_worker.py`): a drive that hangs, vanishes
+or fills up stops that process and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from importlib.util import find_spec
+from typing import Any
+
+from buoy.checkpoint.homes import is_missing_drive, is_url, mount_point
+from buoy.checkpoint.mirror_worker import STATUS
+from buoy.checkpoint.retention import Keep
+from buoy.errors import BuoyError, UsageError
+from buoy.flight.attempt import read_json
+from buoy.units import format_duration, format_share
+
+_WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "mirror_worker.py")
+_LOOK_SECONDS = 2.0
+_SILENCE = 120.0
+"""Seconds without a byte after which a home is said not to answer."""
+_FINISH_SECONDS = 600.0
+# Package that speaks a protocol, where it is not called like it.
+_SPEAKERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs",
+             "hf": "huggingface_hub", "oci": "ocifs", "oss": "ossfs", "gdrive": "gdrive_fsspec"}  # fmt: skip
+
+Trouble = Callable[[str, str], object]
+Say = Callable[[str], object]
+
+
+class MirrorFailed(BuoyError):  # noqa: N818 - says what happened
+    """The second home could not be read."""
+
+
+class Mirror:
+    """One run's second home. `where` holds a folder per run, as the flight log's mirror does."""
+
+    def __init__(self, run_folder: str, where: str, keep: Keep, name: str | None = None) -> None:
+        self._run = os.path.abspath(run_folder)
+        self._name = name or os.path.basename(self._run)
+        self._keep = keep
+        self.where = where if is_url(where) else os.path.abspath(os.path.expanduser(where))
+        self.shown = re.sub(r"://[^/@]*@", "://***@", self.where)
+        """The home without a password, for people and files."""
+        self.log_folder = None if is_url(where) else self.where
+        """Where the flight log's tail goes too; None when only fsspec reaches it."""
+        self._mount: str | None = None
+        self._look = 0.0
+        self._told_first = False
+        self._in_trouble = False
+        self._started = False
+        _check(self.where)
+        if self.log_folder is not None:
+            mount = mount_point(self.where)
+            self._mount = mount if mount != mount_point(self._run) and mount != "/" else None
+
+    @property
+    def seconds_to_copy(self) -> float:
+        """What the last copy took; 0 when none was made yet."""
+        seconds = self.status().get("copy_seconds")
+        return float(seconds) if isinstance(seconds, int | float) else 0.0
+
+    def status(self) -> dict[str, Any]:
+        """What the mirror's process last said; empty before it said anything."""
+        return read_json(os.path.join(self._run, STATUS)) or {}
+
+    def start(self) -> None:
+        """Start the process that copies. It belongs to nobody and ends by itself."""
+        try:
+            os.unlink(os.path.join(self._run, STATUS))  # what an earlier one said is no longer so
+        except OSError:
+            pass
+        starter = self._spawn("keep", stdout=subprocess.DEVNULL, pid=os.getpid())
+        starter.wait(_SILENCE)  # it forks at once
+        self._started = True
+
+    def tell(self, now: float, trouble: Trouble, say: Say) -> None:
+        """Look every few seconds at what it says, and pass on what a person should know."""
+        if now < self._look:
+            return
+        self._look = now + _LOOK_SECONDS
+        status = self.status()
+        copying = status.get("copying") or {}
+        words = status.get("trouble")
+        silent = time.time() - copying["moved"] if copying else 0.0
+        if words is None and silent > _SILENCE:
+            words = f"it has not answered for {format_duration(silent)}"
+        if words is not None:
+            self._in_trouble = True
+            there = (
+                f"step {status['newest']} is the newest there"
+                if status.get("newest") is not None
+                else "it has none"
+            )
+            trouble(
+                "mirror",
+                f"the mirror {self.shown} takes no checkpoint: {words}; {there}; the training goes on",
+            )
+        elif status.get("newest_safe") is not None and (self._in_trouble or not self._told_first):
+            again = "again " if self._in_trouble else ""
+            self._told_first, self._in_trouble = True, False
+            lag = format_duration(max(0.0, status["newest_safe"] - status["newest_made"]))
+            say(f"step {status['newest']} is {again}safe in the mirror {self.shown}, {lag} after it was made")
+
+    def finish(self, newest: int | None, say: Say) -> None:
+        """Wait until the newest checkpoint is there, for as long as it moves; the copying goes on without us."""
+        if not self._started or newest is None:
+            return
+        until = time.monotonic() + _FINISH_SECONDS
+        moved, done = time.monotonic(), -1
+        told = False
+        try:
+            while time.monotonic() < until:
+                status = self.status()
+                copying = status.get("copying") or {}
+                if status.get("newest") is not None and status["newest"] >= newest and not copying:
+                    return
+                if copying.get("done", 0) != done:
+                    moved, done = time.monotonic(), copying.get("done", 0)
+                if status.get("trouble") is not None or time.monotonic() - moved > _LOOK_SECONDS * 10:
+                    break
+                if not told and time.monotonic() - moved > _LOOK_SECONDS:
+                    told = True
+                    say(
+                        f"copying step {newest} to the mirror {self.shown}; Ctrl-C leaves that to the background"
+                    )
+                time.sleep(0.05)
+        except KeyboardInterrupt:
+            pass
+        say(f"step {newest} is not yet in the mirror {self.shown}; the copying goes on in the background")
+
+    def copies(self) -> list[dict[str, Any]]:
+        """The complete checkpoints there, newest first."""
+        for answer in self._ask("list"):
+            if "copies" in answer:
+                return list(answer["copies"])
+        return []
+
+    def bring_back(
+        self,
+        newer_than: int | None,
+        say: Say,
+        step: int | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> int | None:
+        """Fetch the newest good one that is newer than what is here; its step, or None when there is none."""
+        for answer in self._ask("fetch", newer_than=newer_than, step=step):
+            if "say" in answer:
+                say(str(answer["say"]))
+            elif "progress" in answer and progress is not None:
+                progress(*answer["progress"])
+            elif answer.get("step") is not None:
+                say(f"step {answer['step']} was brought back from the mirror {self.shown}")
+                return int(answer["step"])
+        return None
+
+    def _ask(self, mode: str, **orders: object) -> Iterator[dict[str, Any]]:
+        """The answers of a process that reads the home; given up when it is silent for too long."""
+        process = self._spawn(mode, stdout=subprocess.PIPE, **{"newer_than": None, "step": None, **orders})
+        lines: queue.Queue[bytes] = queue.Queue()
+        assert process.stdout is not None
+        threading.Thread(target=_pump, args=(process.stdout, lines), daemon=True).start()
+        try:
+            while line := lines.get(timeout=_SILENCE):
+                answer = json.loads(line)
+                if "error" in answer:
+                    raise self._failed(str(answer["error"]))
+                yield answer
+        except queue.Empty:
+            raise self._failed(f"no answer for {format_duration(_SILENCE)}") from None
+        finally:
+            process.kill()
+            threading.Thread(target=process.wait, daemon=True).start()  # a hanging drive may not let it go
+
+    def _failed(self, words: str) -> MirrorFailed:
+        return MirrorFailed(
+            "the mirror cannot be read",
+            received=f"{self.shown}: {words}",
+            expected="a folder or a store that answers",
+            hint="look whether it is mounted, or its credentials are set",
+        )
+
+    def _spawn(self, mode: str, stdout: int, **orders: object) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", _WORKER, mode],
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        path = sys.path if is_url(self.where) else []
+        orders = {**orders, "run": self._run, "name": self._name, "where": self.where, "shown": self.shown,
+                  "mount": self._mount, "keep": asdict(self._keep), "path": path}  # fmt: skip
+        try:
+            process.stdin.write(json.dumps(orders).encode())
+            process.stdin.close()
+        except BrokenPipeError:
+            pass
+        return process
+
+
+def lag_in_words(status: dict[str, Any], newest_here: int | None, now: float) -> str | None:
+    """`step 1150 safe in s3://runs 41 s ago, 50 steps behind`; None when nothing is known of a mirror."""
+    if not status:
+        return None
+    home = str(status.get("home"))
+    newest, safe = status.get("newest"), status.get("newest_safe")
+    if not isinstance(newest, int):
+        words = f"nothing in the mirror {home} yet"
+    else:
+        age = f" {format_duration(max(0.0, now - safe))} ago" if isinstance(safe, int | float) else ""
+        behind = (
+            f", {newest_here - newest} steps behind"
+            if newest_here is not None and newest_here > newest
+            else ""
+        )
+        words = f"step {newest} safe in the mirror {home}{age}{behind}"
+    copying = status.get("copying")
+    if isinstance(copying, dict) and copying.get("bytes"):
+        words += f"; copying step {copying['step']}: {format_share(copying['done'], copying['bytes'])}"
+    if status.get("trouble"):
+        words += f"; in trouble: {status['trouble']}"
+    return words
+
+
+def _pump(stream: Any, lines: queue.Queue[bytes]) -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put(b"")
+
+
+def _check(where: str) -> None:
+    """What can be known at once: said before training, not after the first checkpoint."""
+    if not is_url(where):
+        if is_missing_drive(where):
+            raise UsageError(
+                "Google Drive is not mounted",
+                received=f"mirror={where!r}",
+                expected="a mounted drive",
+                hint="`from google.colab import drive; drive.mount('/content/drive')`",
+            )
+        try:
+            os.makedirs(where, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                "the mirror cannot be written",
+                received=f"mirror={where!r} ({error.strerror})",
+                expected="a folder that can be made, or a URL such as s3://bucket/runs",
+                hint="look whether the drive is mounted",
+            ) from None
+        return
+    protocol = where.partition("://")[0]
+    if protocol == "memory":
+        raise UsageError(
+            "a mirror in memory is none",
+            received=f"mirror={where!r}",
+            expected="a place that outlives this machine",
+            hint="`s3://bucket/runs` or a mounted folder",
+        )
+    speaker = _SPEAKERS.get(
+        protocol, f"{protocol}fs" if protocol not in ("file", "local", "http", "https") else ""
+    )
+    missing = [name for name in ("fsspec", speaker) if name and find_spec(name) is None]
+    if "fsspec" in missing or (protocol in _SPEAKERS and missing):
+        raise UsageError(
+            f"the mirror needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed",
+            received=f"mirror={where!r}",
+            expected="fsspec and the package that speaks this protocol",
+            hint=f"`pip install {' '.join(missing)}`",
+        )
+    from fsspec.registry import known_implementations, registry  # type: ignore[import-untyped,unused-ignore]
+
+    if protocol not in registry and protocol not in known_implementations:
+        raise UsageError(
+            "unknown kind of mirror",
+            received=f"mirror={where!r}",
+            expected="a folder, or a URL that fsspec knows",
+            hint="`s3://bucket/runs`, `gs://bucket/runs`, `hf://...`",
+        )

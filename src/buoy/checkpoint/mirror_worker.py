@@ -1,0 +1,358 @@
+"""The mirror's own process: copies committed checkpoints to a second home, so that the training never waits for it.
+
+Run as `python -I -S mirror_worker.py MODE` with its orders as JSON on stdin. `keep` detaches and copies until the
+training is gone and its newest checkpoint is safe; `list` and `fetch` answer with JSON lines on stdout and end.
+It looks at the run folder itself: nothing has to be handed over, and a checkpoint that the detached writer finishes
+after the training's death is copied too.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import select
+import sys
+import time
+from typing import Any
+
+if __name__ == "__main__":  # started by path: make `import buoy` find the package this file belongs to, last
+    sys.path[0:1] = []
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from buoy.checkpoint.commit import remove_folder, sync_folder
+from buoy.checkpoint.homes import GiveUp, Home, open_home
+from buoy.checkpoint.manifest import MANIFEST, MOST_MANIFEST_BYTES, STATE, VALUES, pieces_of, size_of, unseal
+from buoy.checkpoint.reader import open_checkpoint, read_manifest
+from buoy.checkpoint.retention import Keep, surplus, to_make_room
+from buoy.checkpoint.state import decode
+from buoy.checkpoint.store import Store
+from buoy.errors import BuoyError
+from buoy.flight.attempt import write_json
+
+STATUS = "mirror.json"
+STATUS_SCHEMA = "buoy.mirror/1"
+_LOOK_SECONDS = 1.0
+_STATUS_SECONDS = 1.0
+_BACKOFF, _BACKOFF_MOST = 5.0, 300.0
+_AFTER_DEATH = 600.0
+"""So long a home in trouble is tried again after the training has ended."""
+
+
+class Copy:
+    """A checkpoint, here or in the second home, as retention sees it."""
+
+    def __init__(self, name: str, fields: dict[str, Any], size: int) -> None:
+        about = decode(fields["about"], str)
+        if not isinstance(about, dict):
+            raise ValueError("nothing about it")
+        self.name = name
+        self.fields = fields
+        self.step = int(fields["step"])
+        self.about: dict[str, object] = about
+        saved = about.get("time")
+        self.time = float(saved) if isinstance(saved, int | float) else None
+        self.bytes = size
+        self.complete = True
+
+    @property
+    def age(self) -> tuple[int, float]:
+        """The newest is the greatest."""
+        return self.step, self.time or 0.0
+
+    def to_json(self) -> dict[str, object]:
+        """For `list`."""
+        return {
+            "name": self.name,
+            "step": self.step,
+            "time": self.time,
+            "bytes": self.bytes,
+            "about": self.about,
+        }
+
+
+def local_copies(run: str) -> list[Copy]:
+    """The committed checkpoints of the run folder, newest first."""
+    found = []
+    for entry in Store(run).list():
+        if entry.complete:
+            try:
+                fields, _ = read_manifest(entry.folder)
+                found.append(Copy(os.path.basename(entry.folder), fields, entry.bytes))
+            except (OSError, BuoyError, ValueError):
+                continue
+    return found  # the store lists the newest first
+
+
+def remote_copies(home: Home) -> list[Copy]:
+    """The complete checkpoints of the second home, newest first."""
+    found = []
+    for name, sizes in home.sizes().items():
+        if MANIFEST not in sizes:
+            continue
+        try:
+            fields = unseal(home.read(name, MANIFEST, MOST_MANIFEST_BYTES), name)
+            if all(sizes.get(file) == size_of(fields, file) for file in (STATE, VALUES)):
+                found.append(Copy(name, fields, sum(sizes.values())))
+        except (BuoyError, ValueError):
+            continue  # damaged there: no reason to trust it, nor to copy over it
+    return sorted(found, key=lambda copy: copy.age, reverse=True)
+
+
+class Status:
+    """`mirror.json` in the run folder: what is safe there, what is on its way, what is wrong."""
+
+    def __init__(self, run: str, shown: str) -> None:
+        self._path = os.path.join(run, STATUS)
+        self._due = 0.0
+        self.values: dict[str, Any] = {
+            "schema": STATUS_SCHEMA, "home": shown, "pid": os.getpid(), "there": [], "newest": None,
+            "newest_made": None, "newest_safe": None, "copy_seconds": None, "copying": None, "trouble": None,
+        }  # fmt: skip
+
+    def set(self, **values: object) -> None:
+        """Change and write at once."""
+        self.values.update(values)
+        self._due = 0.0
+        self.beat()
+
+    def beat(self) -> None:
+        """Write now and then, so that a reader sees that it moves."""
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + _STATUS_SECONDS
+        try:
+            write_json(self._path, {**self.values, "wall": time.time()})
+        except OSError:
+            pass  # the local disk is full: the copies matter more than the words
+
+
+class Worker:
+    """Copies until its training is gone and the newest checkpoint is safe."""
+
+    def __init__(self, orders: dict[str, Any]) -> None:
+        self._orders = orders
+        self._run = str(orders["run"])
+        self._keep = Keep(**orders["keep"])
+        self._home: Home | None = None
+        self._there: dict[str, Copy] = {}
+        self._status = Status(self._run, str(orders["shown"]))
+        self._retry = _BACKOFF
+        self._ended: float | None = None
+        try:
+            self._training = os.pidfd_open(int(orders["pid"]))
+        except OSError:
+            self._training = -1
+            self._ended = time.monotonic()
+
+    def run(self) -> None:
+        """The loop of this process."""
+        while True:
+            pause = _LOOK_SECONDS
+            try:
+                done = self._round()
+                if self._status.values["trouble"] is not None:
+                    self._status.set(trouble=None)
+                self._retry = _BACKOFF
+            except GiveUp:
+                continue
+            except Exception as error:  # noqa: BLE001 - a home that fails is tried again; nobody waits for it
+                done, pause = False, self._retry
+                self._retry = min(_BACKOFF_MOST, 2 * self._retry)
+                self._home, self._there = None, {}
+                self._status.set(trouble=_in_words(error), copying=None)
+            if self._training_ended() and (done or time.monotonic() - (self._ended or 0.0) > _AFTER_DEATH):
+                return
+            self._wait(pause)
+
+    def _round(self) -> bool:
+        """Copy what is missing, newest first; True when nothing was left to do."""
+        if self._home is None:
+            self._home = open_home(
+                str(self._orders["where"]), os.path.basename(self._run), self._orders["mount"]
+            )
+            self._there = {copy.name: copy for copy in remote_copies(self._home)}
+            self._tell_there()
+        here = local_copies(self._run)
+        everything = {**self._there, **{copy.name: copy for copy in here}}
+        unwanted = {copy.name for copy in surplus(list(everything.values()), self._keep)}
+        missing = [copy for copy in here if copy.name not in self._there and copy.name not in unwanted]
+        if not missing:
+            self._forget(self._home)
+            self._status.beat()
+            return True
+        self._copy(self._home, missing[0], newest=missing[0] is here[0])
+        self._forget(self._home)
+        return False
+
+    def _copy(self, home: Home, copy: Copy, newest: bool) -> None:
+        folder = os.path.join(self._run, "checkpoints", copy.name)
+        began = time.monotonic()
+        moved = {"step": copy.step, "done": 0, "bytes": copy.bytes, "moved": time.time()}
+        self._status.set(copying=moved)
+        checked = began
+
+        def progress(count: int) -> None:
+            nonlocal checked
+            moved["done"] += count
+            moved["moved"] = time.time()
+            self._status.beat()
+            if time.monotonic() - checked > _LOOK_SECONDS:
+                checked = time.monotonic()
+                self._still_wanted(copy, newest)
+
+        try:
+            sizes = home.sizes().get(copy.name, {})
+            for file in (STATE, VALUES):
+                if sizes.get(file) != size_of(copy.fields, file):
+                    pieces = pieces_of(copy.fields, file)
+                    home.put(os.path.join(folder, file), copy.name, file, pieces, progress)
+            with open(os.path.join(folder, MANIFEST), "rb") as opened:
+                manifest = opened.read()
+            home.write(copy.name, MANIFEST, manifest)
+            if home.read(copy.name, MANIFEST, len(manifest) + 1) != manifest:
+                raise OSError(errno.EIO, "the manifest did not read back as it was written")
+        except FileNotFoundError:
+            if os.path.isdir(folder):
+                raise
+            raise GiveUp from None  # removed here while it was copied
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                self._make_room(home, copy)
+            raise
+        self._there[copy.name] = copy
+        self._status.set(copying=None, copy_seconds=time.monotonic() - began)
+        self._tell_there()
+
+    def _still_wanted(self, copy: Copy, newest: bool) -> None:
+        """An old one gives way to a new one; what was sent of it is gone on from later."""
+        if newest:
+            return
+        here = local_copies(self._run)
+        if here and here[0].name not in self._there and here[0].name != copy.name:
+            raise GiveUp
+
+    def _forget(self, home: Home) -> None:
+        """Retention there, never touching the newest."""
+        for copy in surplus(list(self._there.values()), self._keep):
+            home.remove(copy.name)
+            del self._there[copy.name]
+            self._tell_there()
+
+    def _make_room(self, home: Home, copy: Copy) -> None:
+        for old in to_make_room(list(self._there.values()), self._keep, copy.bytes):
+            home.remove(old.name)
+            del self._there[old.name]
+
+    def _tell_there(self) -> None:
+        newest = max(self._there.values(), key=lambda copy: copy.age, default=None)
+        if newest is None:
+            self._status.set(there=[])
+            return
+        known = self._status.values["newest"]
+        self._status.set(
+            there=sorted(self._there),
+            newest=newest.step,
+            newest_made=newest.time,
+            newest_safe=self._status.values["newest_safe"] if known == newest.step else time.time(),
+        )
+
+    def _training_ended(self) -> bool:
+        if self._ended is None and select.select([self._training], [], [], 0)[0]:
+            self._ended = time.monotonic()
+        return self._ended is not None
+
+    def _wait(self, seconds: float) -> None:
+        if self._ended is None:
+            select.select([self._training], [], [], seconds)
+        else:
+            time.sleep(seconds)
+
+
+def keep(orders: dict[str, Any]) -> None:
+    """Detach, wait for the run's mirror before this one to end, and copy."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    os.chdir("/")
+    os.nice(10)
+    lock = os.open(os.path.join(orders["run"], "mirror.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError:
+        pass  # a file system without locks: two mirrors copy the same files to the same names
+    Worker(orders).run()
+
+
+def fetch(orders: dict[str, Any]) -> None:
+    """Bring the newest good checkpoint (or the step asked for) back into the run folder, verified."""
+    home = open_home(str(orders["where"]), str(orders["name"]), orders["mount"])
+    checkpoints = os.path.join(str(orders["run"]), "checkpoints")
+    for copy in remote_copies(home):
+        if orders["step"] is not None and copy.step != orders["step"]:
+            continue
+        if orders["newer_than"] is not None and copy.step <= orders["newer_than"]:
+            break
+        os.makedirs(checkpoints, exist_ok=True)
+        part = os.path.join(checkpoints, f".{copy.name}.part-{os.getpid()}")
+        os.mkdir(part)
+        done = 0
+
+        def progress(count: int, total: int = copy.bytes) -> None:
+            nonlocal done
+            done += count
+            _answer(progress=[done, total])
+
+        try:
+            for file in (STATE, VALUES, MANIFEST):
+                home.get(copy.name, file, os.path.join(part, file), progress)
+            open_checkpoint(part)
+            final = os.path.join(checkpoints, copy.name)
+            while os.path.lexists(final):  # a damaged one of that name may be here: it is not touched
+                final += ".2"
+            sync_folder(part)
+            os.rename(part, final)
+            sync_folder(checkpoints)
+        except BuoyError as error:
+            remove_folder(part)
+            _answer(say=f"step {copy.step} in the mirror is damaged ({getattr(error, 'received', error)})")
+            continue
+        except OSError:
+            remove_folder(part)
+            raise
+        _answer(step=copy.step, folder=final)
+        return
+    _answer(step=None)
+
+
+def _answer(**values: object) -> None:
+    sys.stdout.write(json.dumps(values) + "\n")
+    sys.stdout.flush()
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return str(error.strerror)
+    return f"{type(error).__name__}: {error}"[:300]
+
+
+def main(mode: str) -> None:
+    """Read the orders and carry them out."""
+    orders = json.loads(sys.stdin.read())
+    sys.path.extend(path for path in orders["path"] if path not in sys.path)
+    if mode == "keep":
+        keep(orders)
+        return
+    try:
+        if mode == "list":
+            home = open_home(str(orders["where"]), str(orders["name"]), orders["mount"])
+            _answer(copies=[copy.to_json() for copy in remote_copies(home)])
+        else:
+            fetch(orders)
+    except Exception as error:  # noqa: BLE001 - told to whoever asked
+        _answer(error=_in_words(error))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

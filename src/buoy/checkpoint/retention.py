@@ -1,0 +1,162 @@
+"""Which checkpoints stay: the last few, the best, one every few hours, and what was pinned. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import isnan
+from typing import Protocol, TypeVar
+
+from buoy.errors import UsageError
+from buoy.units import parse_duration
+
+SAFE = 2
+"""So many good checkpoints stay when room is made before a write."""
+
+
+class Kept(Protocol):
+    """What retention needs to know of a checkpoint; `store.Entry` is one, and so is a copy in a mirror."""
+
+    @property
+    def step(self) -> int: ...  # noqa: D102
+    @property
+    def time(self) -> float | None: ...  # noqa: D102
+    @property
+    def bytes(self) -> int: ...  # noqa: D102
+    @property
+    def about(self) -> dict[str, object]: ...  # noqa: D102
+    @property
+    def complete(self) -> bool: ...  # noqa: D102
+
+
+Entry = TypeVar("Entry", bound=Kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Which checkpoints a run keeps: the `last` few, the `best` by a metric, one `every` so many hours.
+
+    >>> Keep(last=3, best="val_loss", every="6h")
+    Keep(last=3, best='val_loss', every='6h')
+    >>> Keep(best="max:accuracy").metric
+    ('accuracy', True)
+
+    Pinned checkpoints (`run.save(pin="before the new data")`) and the newest one always stay.
+    """
+
+    last: int = 3
+    best: str | None = None
+    """`"val_loss"` (the lowest), `"min:val_loss"` or `"max:accuracy"`."""
+    every: str | None = None
+    """`"6h"`: the first one of each six hours stays."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.last, int) or isinstance(self.last, bool) or self.last < 1:
+            raise UsageError(
+                "cannot keep so few checkpoints",
+                received=f"last={self.last!r}",
+                expected="a number of at least 1",
+                hint="`buoy.Keep(last=3)`",
+            )
+        if self.best is not None and not self.metric[0]:
+            raise UsageError(
+                "cannot read which metric is best",
+                received=f"best={self.best!r}",
+                expected="the name of a metric",
+                hint='`best="val_loss"` or `best="max:accuracy"`',
+            )
+        if self.every is not None and not self.seconds > 0:
+            raise UsageError(
+                "cannot keep one every no time",
+                received=f"every={self.every!r}",
+                expected="a time, more than 0",
+                hint='`every="6h"`',
+            )
+
+    @property
+    def metric(self) -> tuple[str, bool]:
+        """The metric's name, and whether more of it is better."""
+        direction, colon, name = (self.best or "").partition(":")
+        if colon and direction in ("min", "max"):
+            return name, direction == "max"
+        return self.best or "", False
+
+    @property
+    def seconds(self) -> float:
+        """The hours of `every`, in seconds."""
+        return parse_duration(str(self.every)) if self.every is not None else 0.0
+
+
+def as_keep(keep: Keep | int | None) -> Keep:
+    """The user's `keep=`: a number is `Keep(last=number)`."""
+    if keep is None:
+        return Keep()
+    return keep if isinstance(keep, Keep) else Keep(last=keep)
+
+
+def best_of(entries: Iterable[Entry], keep: Keep) -> Entry | None:
+    """The best complete one by the metric asked for; the earlier of two equals. None when none has the metric."""
+    if keep.best is None:
+        return None
+    name, more = keep.metric
+    chosen: Entry | None = None
+    best = 0.0
+    for entry in sorted(entries, key=_age):
+        metrics = entry.about.get("metrics")
+        value = metrics.get(name) if isinstance(metrics, dict) else None
+        if not entry.complete or not isinstance(value, int | float) or isnan(value):
+            continue
+        if chosen is None or (value > best if more else value < best):
+            chosen, best = entry, float(value)
+    return chosen
+
+
+def surplus(entries: Sequence[Entry], keep: Keep) -> list[Entry]:
+    """What need not stay, oldest first. Never the newest, a pinned one, or one that is not complete."""
+    good = sorted((entry for entry in entries if entry.complete), key=_age)
+    stays = [*good[-keep.last :], *_pinned(good), *_history(good, keep)]
+    best = best_of(good, keep)
+    if best is not None:
+        stays.append(best)
+    return [entry for entry in good if not any(entry is other for other in stays)]
+
+
+def to_make_room(entries: Sequence[Entry], keep: Keep, bytes_needed: int) -> list[Entry]:
+    """What to remove before a write that needs so many bytes more, at least two good ones staying.
+
+    Sacrificed in this order: what is surplus, the history of `every`, older ones of the last few, the best one.
+    Empty when even all of these would not do: then removing them would lose something and gain nothing.
+    """
+    good = sorted((entry for entry in entries if entry.complete), key=_age)
+    safe = [*good[-SAFE:], *_pinned(good)]
+    best = best_of(good, keep)
+    history = _history(good, keep)
+    order = [*surplus(entries, keep), *history, *good]
+    chosen: list[Entry] = []
+    freed = 0
+    for entry in [*(entry for entry in order if entry is not best), *([best] if best else [])]:
+        if freed >= bytes_needed:
+            break
+        if any(entry is other for other in (*safe, *chosen)):
+            continue
+        chosen.append(entry)
+        freed += entry.bytes
+    return chosen if freed >= bytes_needed else []
+
+
+def _age(entry: Kept) -> tuple[int, float]:
+    return entry.step, entry.time or 0.0
+
+
+def _pinned(entries: Iterable[Entry]) -> list[Entry]:
+    return [entry for entry in entries if entry.about.get("pin")]
+
+
+def _history(good: Sequence[Entry], keep: Keep) -> list[Entry]:
+    """The first of each period, counted from the epoch so that what once stayed goes on to stay."""
+    if keep.every is None:
+        return []
+    first: dict[int, Entry] = {}
+    for entry in good:
+        first.setdefault(int((entry.time or 0.0) // keep.seconds), entry)
+    return list(first.values())

@@ -1,0 +1,1 @@
+"""What a training loop holds: the run, its position, and the keeper of its checkpoints."""

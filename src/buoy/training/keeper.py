@@ -1,0 +1,380 @@
+"""The keeper of one run's checkpoints: when to save, what to keep, and what to say. Knows no framework.
+
+`buoy.Run` (PyTorch) and `buoy.keras.Guard` hold one each. They ask `due` between two steps, hand over what is to be
+saved, and let `stop_if_asked` end the process when a signal wanted that. What fails here is said and survived;
+only what the person must mend before training begins is raised.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from math import inf, isfinite
+
+from buoy.checkpoint import budget, schedule
+from buoy.checkpoint.mirror import Mirror
+from buoy.checkpoint.retention import Keep, as_keep, surplus, to_make_room
+from buoy.checkpoint.state import AsTensor
+from buoy.checkpoint.store import Checkpoint, Receipt, Saver, Store
+from buoy.errors import BuoyError, UsageError
+from buoy.flight import recorder
+from buoy.flight.recorder import Recorder
+from buoy.supervisor.start import limit_seconds
+from buoy.supervisor.watch import watch
+from buoy.training import deadline
+from buoy.training.alarms import Alarms
+from buoy.training.rhythm import Interval, Pace
+from buoy.training.signals import Signals
+from buoy.units import format_bytes, format_duration, parse_bytes
+
+_LOOK_SECONDS = 2.0
+_LOOK_WHILE_WRITING = 0.05
+_RETRY_SECONDS = 60.0
+_RETRY_MOST = 900.0
+_NAG_SECONDS = 900.0
+"""A trouble that lasts is told again this rarely."""
+_ENDING = ("sigterm", "interrupt")
+
+
+class Keeper:
+    """Keeps one run's checkpoints; one per process and run folder."""
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        mirror: str | None = None,
+        time_limit: str | float | None = None,
+        disk: str | None = None,
+        save: str | int | None = None,
+        keep: Keep | int | None = None,
+    ) -> None:
+        self.folder = os.path.abspath(os.path.expanduser(folder))
+        self._rule = schedule.parse_rule(save)
+        self._keep = self._wished = as_keep(keep)
+        self._allowed = parse_bytes(disk) if disk is not None else None
+        given = limit_seconds(time_limit)
+        self._mirror = Mirror(self.folder, mirror, self._wished) if mirror is not None else None
+        self.recorder = self._record(given)
+        self.store = Store(self.folder)
+        self._saver: Saver = self.store.saver(say, self.recorder.event)
+        if self._mirror is not None:
+            self._mirror.start()
+        self._signals = Signals(self.recorder, say)
+        self._deadline = deadline.find(self.recorder.attempt, given)
+        self._alarms = Alarms(self.recorder.attempt)
+        self._pace = Pace()
+        self._interval = Interval(self._rule, self._mean_life())
+        self._last_step = 0
+        self._step_due: float = inf if self._rule.steps is None else 0
+        self._look = 0.0
+        self._began: float | None = None
+        self._saved: float | None = None
+        self._not_before = 0.0
+        self._failures = 0
+        self._seen: Receipt | None = None
+        self._size = 0
+        self._troubles: dict[str, float] = {}
+        self._told_deadline = False
+        self._tidying: threading.Thread | None = None
+        self._loops = 0
+        self._finished = False
+
+    # -- the start --------------------------------------------------------------------------------------------
+
+    def newest(self) -> Checkpoint | None:
+        """The checkpoint to go on from: the newest good one here or in the mirror, brought back if it is there."""
+        here = self.store.newest(say)
+        if self._mirror is None:
+            return here
+        if self._mirror.bring_back(here.step if here is not None else None, say) is None:
+            return here
+        return self.store.newest(say)
+
+    def expect(self, items: Mapping[str, object], as_tensor: AsTensor) -> None:
+        """Before the first step: refuse what cannot be saved, and say what the checkpoints will take."""
+        self._size = size = self._saver.size(items, as_tensor)
+        used = sum(entry.bytes for entry in self.store.list())
+        here = budget.room(self.folder, self._allowed, used)
+        left = self._deadline.left(time.monotonic()) / 3600 if self._deadline is not None else None
+        plan = budget.plan(size, here, self._wished, left)
+        if plan.fits == 0:
+            raise UsageError(
+                "there is no room for one checkpoint",
+                received=plan.words,
+                expected=f"{format_bytes(size)} and the same again for the next one",
+                hint="free some space, name another folder, or allow more with `disk=`",
+            )
+        self._keep = plan.keep
+        say(plan.words)
+
+    # -- between two steps ------------------------------------------------------------------------------------
+
+    @contextmanager
+    def loop(self) -> Iterator[None]:
+        """Around the iteration over batches: only inside are SIGTERM and Ctrl-C held back until the step is done."""
+        self._loops += 1
+        self._signals.arm()
+        try:
+            yield
+        finally:
+            self._loops -= 1
+            if not self._loops:
+                self._signals.disarm()
+
+    def due(self, step: int) -> str | None:
+        """The reason to save now, between two steps, or None. Costs less than a microsecond when there is none."""
+        if self._signals.asked is None and step < self._step_due and time.monotonic() < self._look:
+            return None
+        try:
+            return self._look_closely(step)
+        except Exception as error:  # noqa: BLE001 - a guard that fails must not end the training
+            self._trouble("due", f"cannot tell whether a checkpoint is due: {error!r}")
+            self._look = time.monotonic() + _RETRY_SECONDS
+            return None
+
+    def _look_closely(self, step: int) -> str | None:
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+            self._pace.start(now, step)
+            if self._rule.steps is not None:
+                self._step_due = (step // self._rule.steps + 1) * self._rule.steps
+        if self._signals.asked is not None:
+            return self._signals.asked
+        self._signals.arm()
+        self._collect(now, step)
+        busy = self._saver.busy()
+        self._look = now + (_LOOK_WHILE_WRITING if busy else _LOOK_SECONDS)
+        if self._mirror is not None:
+            self._mirror.tell(now, self._trouble, say)
+        if now < self._not_before:
+            return None
+        if step >= self._step_due:
+            return "steps"
+        if busy:
+            return None  # the next one would have to wait for it
+        if self._before_the_end(now):
+            return "deadline"
+        if self._alarms.heard(now):
+            return "alarm"
+        next_save = self._interval.after(self._saved, self._began)
+        if now >= next_save:
+            return "interval"
+        self._look = min(self._look, next_save)
+        return None
+
+    def _before_the_end(self, now: float) -> bool:
+        if self._deadline is None:
+            return False
+        behind = self._mirror.seconds_to_copy if self._mirror is not None else 0.0
+        cost = self._interval.cost
+        if not self._deadline.due(now, self._saved, cost, behind, self._pace.usual or 0.0):
+            return False
+        if not self._told_deadline:
+            self._told_deadline = True
+            say(
+                f"the session ends in {format_duration(self._deadline.left(now))}: saving now and then every "
+                f"{format_duration(deadline.pause(cost))}; the training goes on until it is ended"
+            )
+        return True
+
+    # -- saving -----------------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        items: Mapping[str, object],
+        *,
+        step: int,
+        epoch: int,
+        reason: str,
+        as_tensor: AsTensor,
+        metrics: Mapping[str, float] | None = None,
+        pin: str | None = None,
+        finished: bool = False,
+        wait: bool = False,
+    ) -> Receipt:
+        """Make a checkpoint. Once it returns without an error, a SIGKILL of this process loses nothing."""
+        about: dict[str, object] = {
+            "step": step,
+            "epoch": epoch,
+            "reason": reason,
+            "metrics": {name: _plain_number(value) for name, value in (metrics or {}).items()},
+            "pin": pin,
+            "finished": finished,
+            "time": time.time(),
+        }
+        began = time.monotonic()
+        # The end of the main process may be the end of its container, and of the writer with it.
+        wait = wait or finished or reason in _ENDING
+        with self.recorder.phase("checkpoint"):
+            try:
+                self._collect(began, step)
+                receipt = self._make_room(step) or self._saver.save(items, about, as_tensor, wait=wait)
+            except BuoyError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the training goes on without this checkpoint
+                receipt = Receipt(step, "", 0, time.monotonic() - began, None, repr(error))
+        now = time.monotonic()
+        self._saved, self._last_step = now, step
+        if self._rule.steps is not None:
+            self._step_due = (step // self._rule.steps + 1) * self._rule.steps
+        self._look = 0.0
+        if receipt.error is not None:
+            self._seen = self._saver.last()
+            self._failed(receipt, now)
+            return receipt
+        self._pace.saved(began, now, step)
+        self.recorder.event("save", what="buoy", path=receipt.folder, step=step, reason=reason)
+        self._collect(now, step)
+        return receipt
+
+    def stop_if_asked(self) -> None:
+        """After the save that a signal asked for: end as that signal would have ended it. Does nothing otherwise."""
+        self._signals.answer()
+
+    def finish(self) -> None:
+        """The training is over: wait for the writer, tidy up, put the signal handlers back."""
+        if self._finished:
+            return
+        self._finished = True
+        self._signals.disarm()
+        try:
+            self._saver.wait()
+            self._collect(time.monotonic(), self._last_step)
+            if self._tidying is not None:
+                self._tidying.join(_RETRY_SECONDS)
+            self._saver.close()
+            if self._mirror is not None:
+                self._mirror.finish(
+                    next((entry.step for entry in self.store.list() if entry.complete), None), say
+                )
+        except Exception as error:  # noqa: BLE001 - what was committed is safe; the training is done
+            self._trouble("finish", f"the last checkpoint could not be finished: {error!r}")
+
+    # -- what became of it ------------------------------------------------------------------------------------
+
+    def _collect(self, now: float, step: int) -> None:
+        """Take note of a write that has ended since the last look."""
+        receipt = self._saver.last()
+        if receipt is None or receipt is self._seen:
+            return
+        self._seen = receipt
+        if receipt.error is not None:
+            self._failed(receipt, now)
+            return
+        self._failures, self._not_before = 0, 0.0
+        self._size = receipt.bytes
+        self.store.trust(receipt)
+        words = self._interval.learn(self._pace.cost(receipt, now, step))
+        if words is not None:
+            say(words)
+        self._tidy()
+
+    def _failed(self, receipt: Receipt, now: float) -> None:
+        self._failures += 1
+        pause = min(_RETRY_MOST, _RETRY_SECONDS * 2 ** (self._failures - 1))
+        self._not_before = now + pause
+        if receipt.errno in (errno.ENOSPC, errno.EDQUOT):
+            self._tidy()
+        newest = next((entry.step for entry in self.store.list() if entry.complete), None)
+        stands = f"step {newest} is the newest that is safe" if newest is not None else "nothing is saved yet"
+        self._trouble(
+            "save",
+            f"step {receipt.step} is not saved: {receipt.error}; {stands}; "
+            f"the training goes on, the next try is in {format_duration(pause)}",
+        )
+
+    def _make_room(self, step: int) -> Receipt | None:
+        """Free what the next one needs, if two good ones remain; a refusal when it cannot fit."""
+        size = self._size
+        if not size:
+            return None
+        entries = self.store.list()
+        used = sum(entry.bytes for entry in entries)
+        left = budget.room(self.folder, self._allowed, used).left(used)
+        if left is None or left >= size:
+            return None
+        if self._tidying is not None:
+            self._tidying.join(_RETRY_SECONDS)
+        going = to_make_room(entries, self._keep, size - left)
+        for entry in going:
+            self.store.remove(entry)
+        if going or self._physically_fits(size, used):
+            return None
+        words = f"{format_bytes(size)} do not fit: {format_bytes(left)} of the budget are left"
+        return Receipt(step, "", 0, 0.0, None, words, errno.ENOSPC)
+
+    def _physically_fits(self, size: int, used: int) -> bool:
+        """A checkpoint is worth more than the reserve, but not more than the user's own budget."""
+        if self._allowed is not None and used + size > self._allowed:
+            return False
+        free = budget.free(self.folder)
+        return free is None or free > size
+
+    def _tidy(self) -> None:
+        """Apply retention, beside the training: deleting gigabytes takes a while on some disks."""
+        if self._tidying is not None and self._tidying.is_alive():
+            return
+        self._tidying = threading.Thread(target=self._remove_surplus, name="buoy-retention", daemon=True)
+        self._tidying.start()
+
+    def _remove_surplus(self) -> None:
+        try:
+            for entry in surplus(self.store.list(), self._keep):
+                self.store.remove(entry)
+        except Exception as error:  # noqa: BLE001 - more is kept than need be; nothing is lost
+            self._trouble("retention", f"an old checkpoint could not be removed: {error}")
+
+    def _trouble(self, topic: str, text: str) -> None:
+        """Say it once, then rarely; the log has it each time."""
+        self.recorder.event("trouble", what=text)
+        now = time.monotonic()
+        if now - self._troubles.get(topic, -inf) >= _NAG_SECONDS:
+            self._troubles[topic] = now
+            say(text)
+
+    # -- what is known at the start ---------------------------------------------------------------------------
+
+    def _record(self, limit: float | None) -> Recorder:
+        there = recorder.current()
+        attempt = there.attempt if there is not None else recorder.attempt_of_environment()
+        mirror = self._mirror.log_folder if self._mirror is not None else None
+        if attempt is not None and os.path.realpath(attempt.run_folder) != os.path.realpath(self.folder):
+            say(f"checkpoints go to {self.folder}, the recording to {attempt.run_folder}")
+            return watch()
+        return watch(self.folder, mirror=mirror, time_limit=limit)
+
+    def _mean_life(self) -> float:
+        attempt = self.recorder.attempt
+        lives = schedule.lives_of(self.folder, attempt.folder if attempt is not None else None)
+        return schedule.mean_life(self._deadline.limit if self._deadline is not None else None, lives)
+
+
+def _plain_number(value: object) -> float | None:
+    """A metric as a number that JSON has; what is not finite is not known."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    return number if isfinite(number) else None
+
+
+def say(text: str) -> None:
+    """One line to the person, on stderr; from a signal handler too."""
+    line = f"buoy: {text}\n"
+    try:
+        sys.stderr.write(line)
+        sys.stderr.flush()
+    except RuntimeError:  # the signal came in the middle of another write
+        try:
+            os.write(2, line.encode())
+        except OSError:
+            pass
+    except (OSError, AttributeError, ValueError):
+        pass  # stderr is closed
