@@ -1,3 +1,4 @@
+# ruff: noqa: N818 - these read as the sentence that they are: `except CannotSplit`
 """What can be wrong with a step, in words.
 
 BuoyError

@@ -29,7 +29,12 @@ HOST_WORDS = (
 )  # fmt: skip
 _LIBRARIES = ("torch", "tensorflow", "jaxlib", "jax", "cupy", "numba")
 # TensorFlow says "exhausted" of disks and messages too.
-_OTHER_RESOURCES = ("No space left on device", "quota", "Received message larger than max", "Too many open files")
+_OTHER_RESOURCES = (
+    "No space left on device",
+    "quota",
+    "Received message larger than max",
+    "Too many open files",
+)
 
 
 def is_oom(error: BaseException) -> bool:

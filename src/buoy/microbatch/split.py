@@ -37,7 +37,7 @@ class Batch:
     @property
     def each(self) -> float:
         """Elements per sample."""
-        return max(1.0, self.elements / self.samples)
+        return max(1.0, float(self.elements) / self.samples)
 
     def _take(self, start: int, stop: int) -> object:
         return _cut(self.value, start, stop, self.samples)
@@ -83,7 +83,9 @@ def _checked(split: Split) -> int:
                        expected="(samples, function of start and stop)",
                        hint="split=(len(images), lambda start, stop: (images[start:stop], boxes[start:stop]))")  # fmt: skip
     if split[0] < 1:
-        raise BadBatch("the batch is empty", received=f"split=({split[0]}, ...)", expected="at least one sample")
+        raise BadBatch(
+            "the batch is empty", received=f"split=({split[0]}, ...)", expected="at least one sample"
+        )
     return split[0]
 
 
@@ -129,10 +131,10 @@ def _cut(value: Any, start: Any, stop: int | None, samples: int) -> Any:
         parts = {key: _cut(value[key], start, stop, samples) for key in value}
         if type(value) is dict or not isinstance(value, MutableMapping):
             return parts
-        made = copy.copy(value)  # keeps a BatchEncoding's attributes
+        mapping = copy.copy(value)  # keeps a BatchEncoding's attributes
         for key, part in parts.items():
-            made[key] = part
-        return made
+            mapping[key] = part
+        return mapping
     if isinstance(value, (list, tuple)):
         if _is_rows(value):
             if len(value) != samples:

@@ -1,0 +1,174 @@
+"""How much memory the training's device has left, and how much a piece of work took at its worst."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Protocol
+
+import torch
+
+from buoy.machine import cgroup, host
+from buoy.machine.procfs import FileReader, to_int
+
+_RESERVE = 0.04  # of the limit: what the kernel and other processes need at the same time
+_PATIENCE = 0.05  # seconds for which a reading of the host is good
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Memory(Protocol):
+    """A device's memory. `buoy.testing` puts its own in place of the real one."""
+
+    def free(self) -> int | None:
+        """Bytes that can still be had; None when nothing tells."""
+
+    def used(self) -> int | None:
+        """Bytes in use now."""
+
+    def mark(self) -> None:
+        """Begin to watch the highest use."""
+
+    def highest(self) -> int | None:
+        """The most that was in use at once since `mark`."""
+
+
+pretended: Memory | None = None
+"""Set by buoy.testing while a test stands in for the device."""
+
+
+def memory_of(device: torch.device) -> Memory:
+    """The memory behind a device; for the CPU that of this session."""
+    if pretended is not None:
+        return pretended
+    if device.type == "cuda":
+        return CudaMemory(device)
+    if device.type == "cpu":
+        return host_memory()
+    return UnknownMemory()
+
+
+class UnknownMemory:
+    """A device that tells nothing."""
+
+    def free(self) -> int | None:
+        """Not known."""
+        return None
+
+    def used(self) -> int | None:
+        """Not known."""
+        return None
+
+    def mark(self) -> None:
+        """Nothing to watch."""
+
+    def highest(self) -> int | None:
+        """Not known."""
+        return None
+
+
+class CudaMemory:
+    """What the driver has free and what torch's allocator holds in reserve, less what is live."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def free(self) -> int | None:
+        """Free at the driver, plus cached by torch and unused."""
+        free, _ = torch.cuda.mem_get_info(self._device)
+        cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return int(free + cached)
+
+    def used(self) -> int | None:
+        """Bytes of live tensors."""
+        return torch.cuda.memory_allocated(self._device)
+
+    def mark(self) -> None:
+        """Begin a new peak."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def highest(self) -> int | None:
+        """The allocator's own peak."""
+        return torch.cuda.max_memory_allocated(self._device)
+
+
+class HostMemory:
+    """The session's RAM: the memory group's limit, else the machine's, less a reserve; or a cap set by us."""
+
+    def __init__(self) -> None:
+        self._group = cgroup.find(os.getpid())
+        self._machine = host.MemoryReader()
+        self._status = FileReader("/proc/self/status")
+        self._statm = FileReader("/proc/self/statm")
+        self._total = host.memory().total
+        self._read_at = 0.0
+        self._free: int | None = None
+        self.data_limit: int | None = None
+        """RLIMIT_DATA, where `memory_cap` set one."""
+
+    def free(self) -> int | None:
+        """Bytes until the budget, by a reading that is at most a few hundredths of a second old."""
+        now = time.monotonic()
+        if now - self._read_at > _PATIENCE:
+            self._free, self._read_at = self.free_now(), now
+        return self._free
+
+    def free_now(self) -> int | None:
+        """The same, read now."""
+        rooms = [self._group_room(), self._machine_room(), self._cap_room()]
+        known = [room for room in rooms if room is not None]
+        return max(0, min(known)) if known else None
+
+    def used(self) -> int | None:
+        """Resident bytes of this process."""
+        words = self._statm.read(256).split()
+        pages = to_int(words[1]) if len(words) > 1 else None
+        return None if pages is None else pages * _PAGE
+
+    def mark(self) -> None:
+        """Begin a new high-water mark of resident memory."""
+        try:
+            with open("/proc/self/clear_refs", "w") as file:
+                file.write("5")
+        except OSError:
+            pass  # the mark is then as old as the process, and `highest` an upper bound
+
+    def highest(self) -> int | None:
+        """The high-water mark."""
+        return self._status_bytes(b"VmHWM:")
+
+    def _group_room(self) -> int | None:
+        if self._group is None:
+            return None
+        limit, used = self._group.limit(), self._group.used()
+        return None if limit is None or used is None else int(limit * (1 - _RESERVE)) - used
+
+    def _machine_room(self) -> int | None:
+        available = self._machine.available()
+        return None if available is None else available - int((self._total or 0) * _RESERVE)
+
+    def _cap_room(self) -> int | None:
+        if self.data_limit is None:
+            return None
+        data = self.data_bytes()
+        return None if data is None else self.data_limit - data
+
+    def data_bytes(self) -> int | None:
+        """What RLIMIT_DATA counts: private writable memory, touched or not."""
+        return self._status_bytes(b"VmData:")
+
+    def _status_bytes(self, name: bytes) -> int | None:
+        _, found, rest = self._status.read(8192).partition(b"\n" + name)
+        words = rest.split(None, 1)
+        kib = to_int(words[0]) if found and words else None
+        return None if kib is None else kib * 1024
+
+
+_host: tuple[int, HostMemory] | None = None
+
+
+def host_memory() -> HostMemory:
+    """This process's one reader of the host's memory."""
+    global _host
+    if _host is None or _host[0] != os.getpid():  # a forked child has a memory of its own
+        _host = (os.getpid(), HostMemory())
+    return _host[1]

@@ -1,0 +1,291 @@
+"""An optimizer's step that happens whole or has not happened.
+
+With room to spare the step runs as it is. Where memory is short, it is done parameter by parameter, each with a
+copy to go back to. Copies of everything at every step would cost more than the step itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from itertools import chain
+from types import MethodType
+from typing import Any, Protocol
+
+import torch
+from torch.optim import Optimizer
+from torch.optim import optimizer as hooks
+
+from buoy.microbatch.errors import BadLoss, OutOfMemory, TornStep
+from buoy.microbatch.oom import is_oom
+from buoy.torch.release import release
+
+_TRIES = 3
+
+
+class Guard(Protocol):
+    """What the step needs to know of the transaction it is a part of."""
+
+    inside: bool
+    """A loss is being computed: nobody may step now."""
+
+    def has_room(self, device: torch.device, need: int) -> bool:
+        """Whether so many bytes can surely be had."""
+
+    def recovered(self, what: str) -> None:
+        """A failed step was undone and done again."""
+
+
+def make_atomic(optimizer: Optimizer, guard: Guard) -> None:
+    """Replace this optimizer's `step`; a second time changes nothing."""
+    plain = optimizer.step
+    if getattr(plain, "is_atomic", False):
+        return
+    atomic = _AtomicStep(optimizer, plain, guard)
+
+    # A method, since schedulers take `step.__func__`; and with the attributes by which they know their own wrapper.
+    @functools.wraps(getattr(plain, "__func__", plain))
+    def step(self: Optimizer, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        return atomic(closure, args, kwargs)
+
+    step.is_atomic = True  # type: ignore[attr-defined]
+    optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+
+
+class _AtomicStep:
+    def __init__(self, optimizer: Optimizer, plain: Callable[..., Any], guard: Guard) -> None:
+        self._optimizer = optimizer
+        self._plain = plain
+        self._guard = guard
+        self._known: tuple[int, int] = (0, -1)
+        self._tensors: list[torch.Tensor] = []
+        self._keys: set[torch.Tensor] = set()
+        # Somebody else's wrapper does more than the class's step: it is only ever called whole.
+        self._foreign = "step" in vars(optimizer) and not hasattr(plain, "_wrapped_by_lr_sched")
+
+    def __call__(self, closure: Callable[[], Any] | None, args: Any, kwargs: Any) -> Any:
+        optimizer, guard = self._optimizer, self._guard
+        if guard.inside:
+            raise BadLoss("the loss function steps the optimizer itself",
+                          received=f"{type(optimizer).__name__}.step() inside the loss function",
+                          expected="only the loss", hint="step after run.backward(...)")  # fmt: skip
+        separable = _is_separable(optimizer)
+        loss = None
+        if closure is not None and separable:  # these call it once, at the start
+            with torch.enable_grad():
+                loss = closure()
+            closure = None
+        passed = () if closure is None else (closure,)
+        hooked = False
+        if guard.has_room(_device(optimizer), _need(optimizer)):
+            tensors, versions, known = self._before()
+            error: BaseException
+            try:
+                made = self._plain(*passed, *args, **kwargs)
+                return loss if loss is not None else made
+            except Exception as caught:  # handled below, outside, where its frames can be let go
+                if not is_oom(caught):
+                    raise
+                error = caught
+            if versions != [tensor._version for tensor in tensors]:
+                raise TornStep(
+                    f"{type(optimizer).__name__}.step() ran out of memory half-way, although there was room before",
+                    received=str(error).split("\n")[0], expected="a step that is done whole",
+                    hint="weights and optimizer state are partly updated: go on from the last checkpoint",
+                ) from error  # fmt: skip
+            for parameter in [parameter for parameter in optimizer.state if parameter not in known]:
+                del optimizer.state[parameter]
+            hooked = not self._foreign  # the hooks before the step have run; those after it have not
+            release(error)
+            guard.recovered("optimizer step")
+            del error
+        if self._foreign:
+            made = self._tried(list(_parameters(optimizer)), optimizer.param_groups,
+                               functools.partial(self._plain, *passed, *args, **kwargs))  # fmt: skip
+        else:
+            made = self._unwrapped(passed, args, kwargs, separable, hooked)
+        return loss if loss is not None else made
+
+    def _before(self) -> tuple[list[torch.Tensor], list[int], set[torch.Tensor]]:
+        """What the step may change, and by version counters whether it did: far cheaper than a copy."""
+        state = self._optimizer.state
+        key = (id(state), len(state))
+        if key != self._known:
+            kept = [v for values in state.values() for v in values.values() if isinstance(v, torch.Tensor)]
+            self._tensors, self._known = [*_parameters(self._optimizer), *kept], key
+            self._keys = set(state)
+        return self._tensors, [tensor._version for tensor in self._tensors], self._keys
+
+    def _unwrapped(self, passed: Any, args: Any, kwargs: Any, separable: bool, hooked: bool) -> Any:
+        """The class's own step between its hooks, which run once however often the step is tried."""
+        optimizer = self._optimizer
+        optimizer._opt_called = True  # type: ignore[attr-defined] # what a scheduler's wrapper would have noted
+        if not hooked:
+            _run_hooks(optimizer, "pre", args, kwargs)
+        raw = functools.partial(_raw_step(optimizer), optimizer, *passed, *args, **kwargs)
+        if separable:
+            made = self._by_parameter(raw)
+        else:  # parameters that depend on each other, or code that we do not know
+            made = self._tried(list(_parameters(optimizer)), optimizer.param_groups, raw)
+        _run_hooks(optimizer, "post", args, kwargs)
+        return made
+
+    def _by_parameter(self, step: Callable[[], Any]) -> Any:
+        """Each parameter alone, with a copy of it and its state while it is changed."""
+        optimizer = self._optimizer
+        groups = optimizer.param_groups
+        self._reserve()
+        made = None
+        for group in groups:
+            parameters = group["params"]
+            try:
+                optimizer.param_groups = [group]
+                for parameter in parameters:
+                    if parameter.grad is not None:
+                        group["params"] = [parameter]
+                        made = self._tried([parameter], [group], step)
+            finally:
+                group["params"] = parameters
+                optimizer.param_groups = groups
+        return made
+
+    def _tried(
+        self, parameters: list[torch.Tensor], groups: list[dict[str, Any]], step: Callable[[], Any]
+    ) -> Any:
+        for number in range(_TRIES):
+            undo = None
+            error: BaseException
+            try:
+                undo = _Undo(self._optimizer, parameters, groups)
+                return step()
+            except BaseException as caught:  # noqa: BLE001 - Ctrl-C must not leave half a step either
+                error = caught
+            if undo is not None:
+                undo()
+            del undo
+            if not is_oom(error):
+                raise error
+            release(error)
+            if number < _TRIES - 1:
+                self._guard.recovered("optimizer step")
+        raise OutOfMemory(f"{type(self._optimizer).__name__}.step() does not fit, not even for one parameter",
+                          received=str(error).split("\n")[0], expected="room for one parameter's update and a copy",
+                          hint="a smaller optimizer (SGD, Adafactor), or fewer trained parameters") from error  # fmt: skip
+
+    def _reserve(self) -> None:
+        """Fail before the first change, not after some: ask for what the largest parameter and new state will need."""
+        sizes = [
+            _bytes(parameter) for parameter in _parameters(self._optimizer) if parameter.grad is not None
+        ]
+        if not sizes:
+            return
+        need = 4 * max(sizes) + (0 if self._optimizer.state else _expected_state(self._optimizer))
+        for number in range(_TRIES):
+            error: BaseException
+            try:
+                torch.empty(need, dtype=torch.uint8, device=_device(self._optimizer))
+                return
+            except Exception as caught:
+                if not is_oom(caught):
+                    raise
+                error = caught
+            release(error)
+            if number < _TRIES - 1:
+                self._guard.recovered("optimizer step")
+        raise OutOfMemory(f"the state of {type(self._optimizer).__name__} does not fit",
+                          received=str(error).split("\n")[0], expected="room for the optimizer's state",
+                          hint="a smaller optimizer (SGD, Adafactor), or fewer trained parameters") from error  # fmt: skip
+
+
+class _Undo:
+    """Copies of some parameters and their state, and the way back."""
+
+    def __init__(
+        self, optimizer: Optimizer, parameters: list[torch.Tensor], groups: list[dict[str, Any]]
+    ) -> None:
+        self._state = optimizer.state
+        self._options = [(group, {key: group[key] for key in group if key != "params"}) for group in groups]
+        # A fused step with a gradient scale divides the gradients too.
+        grads = getattr(optimizer, "grad_scale", None) is not None
+        self._tensors = [
+            (tensor, tensor.detach().clone())
+            for parameter in parameters
+            for tensor in ((parameter, parameter.grad) if grads else (parameter,))
+            if tensor is not None
+        ]
+        self._values: list[tuple[torch.Tensor, dict[str, Any] | None]] = []
+        for parameter in parameters:
+            known = self._state.get(parameter)
+            self._values.append((parameter, None if known is None else dict(known)))
+            for value in (known or {}).values():
+                if isinstance(value, torch.Tensor):
+                    self._tensors.append((value, value.detach().clone()))
+
+    def __call__(self) -> None:
+        with torch.no_grad():
+            for tensor, copy in self._tensors:
+                tensor.copy_(copy)
+        for parameter, values in self._values:
+            if values is None:
+                self._state.pop(parameter, None)
+            else:
+                self._state[parameter].clear()
+                self._state[parameter].update(values)
+        for group, options in self._options:
+            group.update(options)
+
+
+def _is_separable(optimizer: Optimizer) -> bool:
+    """Whether stepping one parameter after the other is the same as stepping all: torch's own, but for LBFGS."""
+    code = inspect.unwrap(type(optimizer).step)
+    return code.__module__.startswith("torch.optim.") and type(optimizer).__name__ != "LBFGS"
+
+
+def _raw_step(optimizer: Optimizer) -> Callable[..., Any]:
+    """The class's own step without torch's wrapper that runs the hooks."""
+    step = type(optimizer).step
+    return getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
+
+
+def _run_hooks(optimizer: Optimizer, when: str, args: Any, kwargs: Any) -> None:
+    everywhere = getattr(hooks, f"_global_optimizer_{when}_hooks", {})
+    own = getattr(optimizer, f"_optimizer_step_{when}_hooks", {})
+    for hook in chain(list(everywhere.values()), list(own.values())):
+        hook(optimizer, (optimizer, *args), kwargs)
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _device(optimizer: Optimizer) -> torch.device:
+    return next(_parameters(optimizer)).device
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _need(optimizer: Optimizer) -> int:
+    """An upper bound of what a step allocates."""
+    sizes = [_bytes(parameter) for parameter in _parameters(optimizer) if parameter.grad is not None]
+    together = optimizer.defaults.get("foreach") or (
+        optimizer.defaults.get("foreach") is None and _device(optimizer).type != "cpu"
+    )
+    need = 4 * max(sizes, default=0) + (3 * sum(sizes) if together else 0)
+    return need + (0 if optimizer.state else _expected_state(optimizer))
+
+
+def _expected_state(optimizer: Optimizer) -> int:
+    """Bytes of state that the first step will make; three times the parameters where nothing is known."""
+    total = sum(_bytes(parameter) for parameter in _parameters(optimizer) if parameter.grad is not None)
+    name, defaults = type(optimizer).__name__, optimizer.defaults
+    if name == "SGD":
+        return total if defaults.get("momentum") else 0
+    if name == "Adafactor":
+        return total // 8
+    return total * (
+        3 if defaults.get("amsgrad") or name not in ("Adam", "AdamW", "RMSprop", "Adagrad") else 2
+    )

@@ -1,0 +1,175 @@
+"""What a failed try must put back: random number generators, buffers and gradients. Never weights: a try changes none."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+
+Restore = Callable[[], object]
+
+
+class Snapshot:
+    """The buffers of some modules and every generator in sight, copied into memory that is kept for the next time."""
+
+    def __init__(self) -> None:
+        self._modules: list[torch.nn.Module] = []
+        self._homes: list[tuple[dict[str, Any], str]] = []
+        self._buffers: list[torch.Tensor] = []
+        self._copies: list[torch.Tensor] = []
+        self._statistics: list[torch.Tensor] = []
+        self._statistics_copies: list[torch.Tensor] = []
+        self._generators: list[torch.Generator] = []
+        self._restore_random: list[Restore] = []
+        self.taken = False
+
+    def watch(self, modules: Iterable[torch.nn.Module]) -> None:
+        """The modules whose buffers count."""
+        for module in modules:
+            for part in module.modules():
+                self._modules.append(part)
+                self._generators += [v for v in vars(part).values() if isinstance(v, torch.Generator)]
+
+    def take(self) -> None:
+        """Copy what a try may change."""
+        self.taken = False
+        if self._changed():
+            self._find_buffers()
+        _copy(self._copies, self._buffers)
+        self._restore_random = [*_random_states(), *map(_generator_state, self._generators)]
+        self.taken = True
+
+    def restore(self) -> None:
+        """Everything as it was when it was taken."""
+        if not self.taken:
+            return
+        known = {(id(home), name) for home, name in self._homes}
+        for module in self._modules:  # a buffer made by the failed try goes
+            for name in [name for name in module._buffers if (id(module._buffers), name) not in known]:
+                module._buffers[name] = None
+        for (home, name), buffer in zip(self._homes, self._buffers, strict=True):
+            home[name] = buffer
+        _copy(self._buffers, self._copies)
+        for restore in self._restore_random:
+            restore()
+
+    def keep_statistics(self) -> None:
+        """Remember batch statistics as the forward pass left them."""
+        if self._statistics:
+            _copy(self._statistics_copies, self._statistics)
+
+    def put_statistics_back(self) -> None:
+        """Activation checkpointing runs a forward pass again in backward; its batch counts once."""
+        if self._statistics:
+            _copy(self._statistics, self._statistics_copies)
+
+    def _changed(self) -> bool:
+        current = zip(self._homes, self._buffers, self._copies, strict=True)
+        return not self._homes or any(
+            home.get(name) is not buffer or buffer.shape != copy.shape
+            for (home, name), buffer, copy in current
+        )
+
+    def _find_buffers(self) -> None:
+        homes: list[tuple[dict[str, Any], str]] = []
+        statistics: list[torch.Tensor] = []
+        for module in self._modules:
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    homes.append((module._buffers, name))
+                    if isinstance(module, _NormBase):
+                        statistics.append(buffer)
+        buffers = [home[name] for home, name in homes]
+        copies = [buffer.detach().clone() for buffer in buffers]
+        kept = [buffer.detach().clone() for buffer in statistics]
+        self._homes, self._buffers, self._copies = homes, buffers, copies
+        self._statistics, self._statistics_copies = statistics, kept
+
+
+class Gradients:
+    """The gradients that were there before a try, set aside while it makes its own."""
+
+    def __init__(self) -> None:
+        self._parameters: list[torch.Tensor] = []
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._begun = False
+        self._merged = False
+
+    def begin(self, parameters: list[torch.Tensor]) -> None:
+        """Start from none."""
+        self._begun, self._merged, self._parameters = True, False, parameters
+        self._before = []
+        for parameter in parameters:
+            if parameter.grad is not None:
+                self._before.append((parameter, parameter.grad))
+                parameter.grad = None
+
+    def merge(self) -> None:
+        """Bring copies of the old ones in already now: DDP exchanges what it finds."""
+        for parameter, before in self._before:
+            if parameter.grad is None:
+                parameter.grad = before.clone()
+            else:
+                parameter.grad = parameter.grad.add_(before)
+        self._merged = True
+
+    def commit(self) -> None:
+        """The new ones on top of the old."""
+        if not self._merged:
+            sums = [
+                before + parameter.grad if _needs_memory(before, parameter.grad) else before
+                for parameter, before in self._before
+            ]
+            for (parameter, before), total in zip(self._before, sums, strict=True):
+                if total is before and parameter.grad is not None:
+                    before.add_(parameter.grad)  # allocates nothing, so it cannot fail half-way
+                parameter.grad = total
+        self._before, self._begun = [], False
+
+    def undo(self) -> None:
+        """As before the try."""
+        if not self._begun:
+            return
+        for parameter in self._parameters:
+            parameter.grad = None
+        for parameter, before in self._before:
+            parameter.grad = before
+        self._before, self._begun = [], False
+
+
+def _needs_memory(before: torch.Tensor, after: torch.Tensor | None) -> bool:
+    return after is not None and not before.layout == after.layout == torch.strided
+
+
+def _copy(into: list[torch.Tensor], source: list[torch.Tensor]) -> None:
+    if not into:
+        return
+    with torch.no_grad():
+        torch._foreach_copy_(into, source)
+
+
+def _random_states() -> list[Restore]:
+    """One function per generator of this process, which puts it back."""
+    state = torch.get_rng_state()
+    python = random.getstate()
+    found: list[Restore] = [lambda: torch.set_rng_state(state), lambda: random.setstate(python)]
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        array = numpy.random.get_state(legacy=False)
+        found.append(lambda: numpy.random.set_state(array))
+    if torch.cuda.is_initialized():
+        states = torch.cuda.get_rng_state_all()
+        found.append(lambda: torch.cuda.set_rng_state_all(states))
+    if torch.backends.mps.is_available():
+        mps = torch.mps.get_rng_state()
+        found.append(lambda: torch.mps.set_rng_state(mps))
+    return found
+
+
+def _generator_state(generator: torch.Generator) -> Restore:
+    state = generator.get_state()
+    return lambda: generator.set_state(state)
