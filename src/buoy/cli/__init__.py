@@ -14,6 +14,8 @@ VERBS = {
         "buoy.cli.check",
         "read training code for the lines that will kill the session: `buoy check train.py`",
     ),
+    "report": ("buoy.cli.report", "write one HTML page about a run: timelines, checkpoints, verdicts"),
+    "ckpt": ("buoy.cli.ckpt", "list, verify, export, prune and bring back the checkpoints of a run"),
     "run": ("buoy.cli.run", "run a training under the flight recorder: `buoy run -- python train.py`"),
     "why": ("buoy.cli.why", "say what killed the last attempt, how sure we are, and how to go on"),
 }

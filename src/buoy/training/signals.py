@@ -36,6 +36,8 @@ class Signals:
         self._owner = os.getpid()
         self._number: int | None = None
         self._since = 0.0
+        self._late = False
+        self._timer: threading.Timer | None = None
         self.asked: str | None = None
         """`sigterm` or `interrupt` once one has come, else None: the reason to save at the next safe point."""
 
@@ -74,7 +76,7 @@ class Signals:
             self._number, self._since = number, now
             self.asked = _REASONS[signal.Signals(number)]
             self._announce(number)
-        elif number != self._number or now - self._since > _ECHO[signal.Signals(number)]:
+        elif self._late or number != self._number or now - self._since > _ECHO[signal.Signals(number)]:
             self._act(number, frame)
 
     def _in_child(self, number: int, frame: FrameType | None) -> None:
@@ -89,20 +91,24 @@ class Signals:
             self._say("saving after this step; press Ctrl-C again to stop at once")
             return
         self._say("told to stop (SIGTERM): saving after this step")
-        timer = threading.Timer(self._grace, self._too_late)
-        timer.daemon = True
-        timer.start()
+        self._timer = threading.Timer(self._grace, self._too_late)
+        self._timer.daemon = True
+        self._timer.start()
 
     def _too_late(self) -> None:
         if self._number == signal.SIGTERM:
             self._say(
                 f"no step ended within {format_duration(self._grace)} of SIGTERM: stopping without a new checkpoint"
             )
-            os.kill(os.getpid(), signal.SIGTERM)  # the second one acts at once
+            self._late = True
+            os.kill(os.getpid(), signal.SIGTERM)  # to the main thread, where handlers may be put back
 
     def _act(self, number: int, frame: FrameType | None) -> None:
         before = self._before.get(number, signal.SIG_DFL)
         self._number = self.asked = None
+        self._late = False
+        if self._timer is not None:
+            self._timer.cancel()
         self.disarm()
         if callable(before):
             before(number, frame)

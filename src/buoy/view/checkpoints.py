@@ -1,0 +1,138 @@
+"""Checkpoints as text and as JSON: the list, what is in one, and whether its bytes are good."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from buoy.checkpoint.mirror import lag_in_words
+from buoy.checkpoint.reader import Checkpoint
+from buoy.checkpoint.store import Entry
+from buoy.units import format_bytes, format_duration
+
+SCHEMA = "buoy.checkpoints/1"
+_METRICS_SHOWN = 3
+
+
+def listed(run: str, entries: Sequence[Entry], mirror: dict[str, Any], now: float | None = None) -> str:
+    """The list for people, the newest first."""
+    now = time.time() if now is None else now
+    rows = [("step", "age", "size", "saved because", "metrics", "state", "mirror")]
+    there = set(mirror.get("there") or ())
+    for entry in entries:
+        age = format_duration(max(0.0, now - entry.time)) if entry.time is not None else "n/a"
+        state = "complete" if entry.complete else "damaged"
+        copied = ("yes" if os.path.basename(entry.folder) in there else "no") if mirror else "-"
+        size = format_bytes(entry.bytes or None)
+        rows.append((str(entry.step), age, size, _reason(entry.about), _metrics(entry.about), state, copied))
+    good = [entry for entry in entries if entry.complete]
+    lines = [f"{run}: {_count(len(good))}, {format_bytes(sum(entry.bytes for entry in good))}", *_table(rows)]
+    lag = lag_in_words(mirror, good[0].step if good else None, now)
+    if lag is not None:
+        lines.append(lag)
+    return "\n".join(lines)
+
+
+def listed_json(run: str, entries: Sequence[Entry], mirror: dict[str, Any]) -> dict[str, object]:
+    """The list for programs."""
+    there = set(mirror.get("there") or ())
+    return {
+        "schema": SCHEMA,
+        "run": run,
+        "checkpoints": [
+            {
+                "step": entry.step,
+                "folder": entry.folder,
+                "time": entry.time,
+                "bytes": entry.bytes if entry.complete else None,
+                "complete": entry.complete,
+                "about": entry.about,
+                "mirrored": os.path.basename(entry.folder) in there if mirror else None,
+            }
+            for entry in entries
+        ],
+        "mirror": mirror or None,
+    }
+
+
+def shown(checkpoint: Checkpoint) -> str:
+    """What is in one checkpoint, for people."""
+    about = checkpoint.about
+    lines = [f"step {checkpoint.step} in {checkpoint.folder}", f"  saved because  {_reason(about)}"]
+    saved = about.get("time")
+    if isinstance(saved, int | float):
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(saved))
+        lines.append(f"  saved          {stamp}, {format_duration(max(0.0, time.time() - saved))} ago")
+    lines.append(f"  epoch          {about.get('epoch', 'n/a')}")
+    if metrics := _metrics(about, None):
+        lines.append(f"  metrics        {metrics}")
+    lines.append(
+        f"  made with      {', '.join(f'{name} {word}' for name, word in checkpoint.versions.items())}"
+    )
+    groups = _groups(checkpoint)
+    rows = [("name", "tensors", "values", "size")]
+    for name, (tensors, size) in groups.items():
+        rows.append((name, str(tensors), "yes" if name in checkpoint.names else "-", format_bytes(size)))
+    lines += ["", *_table(rows), ""]
+    rows = [("tensor", "type", "shape", "size")]
+    for name, stored in checkpoint.tensors.items():
+        shape = " x ".join(map(str, stored.shape)) or "scalar"
+        rows.append((name, stored.dtype, shape, format_bytes(len(stored.memory))))
+    return "\n".join([*lines, *_table(rows)])
+
+
+def shown_json(checkpoint: Checkpoint) -> dict[str, object]:
+    """What is in one checkpoint, for programs."""
+    return {
+        "schema": SCHEMA,
+        "step": checkpoint.step,
+        "folder": checkpoint.folder,
+        "about": checkpoint.about,
+        "versions": checkpoint.versions,
+        "names": checkpoint.names,
+        "tensors": [
+            {"name": name, "dtype": stored.dtype, "shape": list(stored.shape), "bytes": len(stored.memory)}
+            for name, stored in checkpoint.tensors.items()
+        ],
+    }
+
+
+def _groups(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
+    groups = dict.fromkeys(checkpoint.names, (0, 0))
+    for name, stored in checkpoint.tensors.items():
+        group = name.partition("/")[0]
+        tensors, size = groups.get(group, (0, 0))
+        groups[group] = (tensors + 1, size + len(stored.memory))
+    return groups
+
+
+def _count(number: int) -> str:
+    return f"{number} checkpoint{'' if number == 1 else 's'}"
+
+
+def _reason(about: dict[str, Any]) -> str:
+    words = str(about.get("reason") or "n/a")
+    if about.get("finished"):
+        words = "finished"
+    return f"{words}, pinned: {about['pin']}" if about.get("pin") else words
+
+
+def _metrics(about: dict[str, Any], most: int | None = _METRICS_SHOWN) -> str:
+    metrics = about.get("metrics")
+    if not isinstance(metrics, dict):
+        return ""
+    return " ".join(
+        f"{name}={value:.4g}" if isinstance(value, int | float) else f"{name}=n/a"
+        for name, value in list(metrics.items())[:most]
+    )
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns side by side; those without a word below their head are left out."""
+    columns = [
+        column for column in zip(*rows, strict=True) if any(cell not in ("", "-") for cell in column[1:])
+    ]
+    padded = [[cell.ljust(max(map(len, column))) for cell in column] for column in columns]
+    return ["  " + "  ".join(cells).rstrip() for cells in zip(*padded, strict=True)]
