@@ -68,10 +68,13 @@ def test_what_is_no_notebook_is_said_to_be_none(data: bytes) -> None:
         {"cell_type": "code", "source": {"a": 1}},
     ],
 )
-def test_odd_cells_are_skipped_and_the_rest_is_checked(cell: object) -> None:
+def test_odd_cells_are_named_and_the_rest_is_checked(cell: object) -> None:
     good = {"cell_type": "code", "source": "print(missing)"}
+    data = json.dumps({"cells": [cell, good], "metadata": 3}).encode()
+    odd, found = engine.check_source("a.ipynb", data, TARGET, ALL)
 
-    assert check(json.dumps({"cells": [cell, good], "metadata": 3}).encode(), "a.ipynb") == ["BY102"]
+    assert (odd.code, odd.start.cell, found.code, found.start.cell) == ("BY001", 1, "BY102", 2)
+    assert "this cell was not checked: its source is not text" in odd.message
 
 
 @pytest.mark.parametrize(
@@ -116,8 +119,18 @@ def test_a_huge_notebook_is_read_in_a_few_seconds() -> None:
     assert mended == data.replace(b"np.float", b"float")
 
 
-def test_a_huge_script_is_refused_not_parsed() -> None:
-    assert check(b"x = 1\n" * 1_000_000, "a.py") == ["BY981"]
+@pytest.mark.parametrize(
+    ("data", "words"), [(b"x = 1\n" * 1_000_000, "6,000,000 characters"), (b"(" * 5000, "nested too deeply")]
+)
+def test_what_is_too_much_to_parse_is_said_to_be_unread_not_wrong(data: bytes, words: str) -> None:
+    (found,) = engine.check_source("a.py", data, TARGET, ALL)
+
+    assert found.code == "BY001" and words in found.message and found.source
+
+
+@pytest.mark.parametrize("name", ["table.csv", "notes.txt", "run.sh"])
+def test_a_file_that_is_no_code_by_its_name_is_not_silently_clean(name: str) -> None:
+    assert check(b"print(1)\n", name) == ["BY001"]
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:

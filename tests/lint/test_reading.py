@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -55,6 +56,9 @@ def broken(source: bytes | str, name: str = "a.ipynb") -> list[Diagnostic]:
         "get_ipython().system('ls')\ndisplay(_)",
         "if True:\n    %load_ext autoreload",
         "# comment first\n%%time\nx = 1\nprint(x)",
+        "%%time\n%%capture out\nx = 1\nprint(x, out)",
+        "%%capture\n\n# and then\n%%time\nx = 1\nprint(x)",
+        "%%time\n%%bash\nls -l | wc",
     ],
 )
 def test_magics_are_understood(cell: str) -> None:
@@ -136,6 +140,62 @@ def test_markdown_fences_are_checked_and_a_placeholder_makes_missing_names_notes
     assert [item.severity for item in check(announced, "page.md")] == ["note"]
 
 
+def test_fences_in_lists_are_read_at_their_own_depth() -> None:
+    page = "1. do this\n\n   ```python\n   import os\n   def f():\n       return os\n   f(missing)\n   ```\n"
+    page += "2. then\n    - ```py\n      x = 1\n      print(other, x)\n      ```\n"
+
+    assert [(item.message.split("`")[1], str(item.start)) for item in check(page, "page.md")] == [
+        ("missing", "7:6"),
+        ("other", "12:13"),
+    ]
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="this Python reads it")
+@pytest.mark.parametrize(
+    "line",
+    [
+        'print(f"{d["key"]}")',
+        'print(f"{", ".join(d)}")',
+        "type Pair = tuple[int, int]",
+        "def first[T](x: T) -> T: ...",
+        "class Box[T]: ...",
+        "try: pass\nexcept ValueError, TypeError: pass",
+    ],
+)
+def test_syntax_of_a_later_python_is_a_note_that_names_both(line: str) -> None:
+    (found,) = broken(f"d = {{}}\n{line}\n", "a.py")
+
+    assert found.severity == "note"
+    assert f"Python 3.{sys.version_info[1]}, which runs buoy" in found.message and "Python 3.1" in found.hint
+
+
+def test_a_syntax_error_shows_a_line_with_text_and_the_python_that_read_it() -> None:
+    (found,) = broken("for x in range(3):\n\n\n", "a.py")
+
+    assert (found.source, found.severity) == (("for x in range(3):",), "error")
+    assert f"in Python {sys.version_info[0]}.{sys.version_info[1]}" in found.message
+
+
+@pytest.mark.parametrize(
+    ("source", "places"),
+    [
+        ("import os\nx = 1\ndel x\nprint(x, os)\n", [4]),
+        ("import os\nx = 1\ndel x\nx = 2\nprint(x, os)\n", []),
+        ("import os\nx = 1\nprint(x, os)\ndel x\n", []),
+        ("import os\nx = 1\nif os:\n    del x\nprint(x)\n", []),
+        ("import os\nx = 1\ndel x\ny = [x for _ in os.environ]\n", [4]),
+        ("import os\ndef f(x):\n    del x\n    return x, os\nf(1)\n", [4]),
+        ("import os\nlist = 1\ndel list\nprint(list, os)\n", []),
+        ("import os\nx = 1\ndef f():\n    return x, os\nf()\ndel x\n", []),
+        ("import os\nx = 1\ndel x\nfor x in os.environ:\n    print(x)\n", []),
+    ],
+)
+def test_a_deleted_name_is_gone_until_it_is_set_again(source: str, places: list[int]) -> None:
+    found = [item for item in check(source) if "`del` in line 3" in item.message]
+
+    assert [item.start.line for item in check(source)] == places and len(found) == len(places)
+
+
 def test_names_are_resolved_as_python_does() -> None:
     """Scopes, comprehensions, classes, globals, walrus, match, except, lambda, star arguments."""
     source = """
@@ -172,8 +232,11 @@ with open("x") as handle:
 
 
 def test_a_script_that_imports_nothing_is_a_fragment_whose_names_come_from_elsewhere() -> None:
-    """Solutions that a notebook takes in with `%load`: nobody runs them by themselves."""
-    assert undefined(b"loss = K.mean(y - target)\n", "solution.py") == set()
+    """Solutions that a notebook takes in with `%load`: one note, whether by name or on standard input."""
+    for name in ("solution.py", "-"):
+        (found,) = check("loss = K.mean(y - target)\nprint(K)\n", name)
+        assert (found.severity, found.start.line) == ("note", 1)
+        assert "uses 3 names that it does not define (`K`, `y`, `target`)" in found.message
     assert undefined(b"import numpy\nloss = K.mean(y - target)\n", "solution.py") == {"K", "y", "target"}
 
 

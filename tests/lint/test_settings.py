@@ -49,7 +49,11 @@ def test_exit_codes(folder: Path) -> None:
         (["--select", "kept-grph"], "kept-graph"),
         (["--on", "colab-t5"], "colab-t4"),
         (["--baseline", "none.json"], "--write-baseline"),
-        (["-", "--fix"], "standard input"),
+        (["-", "--fix"], "`-` with --fix"),
+        (["-", "--diff"], "`-` with --diff"),
+        (["-", "good.py"], "checked alone"),
+        (["--form", "json"], "buoy check --help"),
+        (["--select", "BY1", "nowhere.py"], "no such file or folder"),
     ],
 )
 def test_wrong_usage_says_what_to_do(folder: Path, arguments: list[str], words: str) -> None:
@@ -74,7 +78,7 @@ def test_a_folder_is_searched_and_hidden_ones_are_not(
 
 def test_standard_input_is_a_script_or_a_notebook(folder: Path) -> None:
     notebook = json.dumps({"cells": [{"cell_type": "code", "source": "print(missing)"}]})
-    for text, place in (("print(missing)", "-:1:7"), (notebook, "stdin.ipynb:cell 1:1:7")):
+    for text, place in (("import os\nprint(missing)", "-:2:7"), (notebook, "stdin.ipynb:cell 1:1:7")):
         done = subprocess.run(
             [sys.executable, "-m", "buoy.cli.check", "-", "--format", "concise"],
             input=text,
@@ -127,6 +131,83 @@ def test_every_mistake_in_the_settings_is_named_at_once(folder: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "text"), [("buoy.toml", "[chek]\n"), ("pyproject.toml", "[tool.buoy.chek]\n")]
+)
+def test_an_unknown_section_is_an_error_with_the_nearest_name(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+
+    with pytest.raises(UsageError, match=r"did you mean `\[(tool\.buoy\.)?check\]`"):
+        config.load()
+
+
+def test_what_is_excluded_does_not_depend_on_the_working_folder(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Patterns of a settings file are seen from its folder, those of the command line from here."""
+    (folder / "buoy.toml").write_text('[check]\nexclude = ["src/old", "bad.py"]\non = ["colab-t4"]\n')
+    for name in ("src/old", "src/new"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "x.py").write_text(BAD)
+
+    for here, path in ((folder, "."), (folder / "src", "."), (folder / "src" / "old", "../..")):
+        monkeypatch.chdir(here)
+        execute([path, "--format", "json"])
+        found = json.loads(capsys.readouterr().out)["findings"]
+        assert [Path(item["path"]).resolve() for item in found] == [folder / "src" / "new" / "x.py"]
+    monkeypatch.chdir(folder / "src")
+    execute(["--exclude", "new", "--format", "json"])
+    assert codes(capsys) == []
+
+
+def test_the_baseline_means_the_same_from_every_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "src").mkdir()
+    (folder / "src" / "bad.py").write_text(BAD)
+    assert execute([".", "--on", "colab-t4", "--write-baseline", "known.json"]) == 0
+    monkeypatch.chdir(folder / "src")
+
+    assert execute(["bad.py", "--on", "colab-t4", "--baseline", "../known.json"]) == 0
+    (folder / "src" / "other.py").write_text(BAD)
+    assert execute(["other.py", "--on", "colab-t4", "--baseline", "../known.json"]) == 1
+
+
+def test_known_findings_are_neither_mended_nor_reported_after_mending(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(["bad.py", "--on", "colab-t4", "--write-baseline", "known.json"])
+    (folder / "bad.py").write_text(BAD + "other = np.int(3)\n")
+
+    assert execute(["bad.py", "--on", "colab-t4", "--baseline", "known.json", "--fix"]) == 0
+    assert (folder / "bad.py").read_text() == BAD + "other = int(3)\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--on", "colab-t4,kaggle-t4x2", "bad.py"],
+        ["--select", "BY206", "bad.py", "--on", "colab-t4"],
+        ["--select", "BY206,BY1", "bad.py", "--on", "colab-t4"],
+        ["--ignore", "BY1", "bad.py", "--on", "colab-t4"],
+    ],
+)
+def test_lists_take_commas_and_leave_the_path_behind_them(
+    folder: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "also.py").write_text(BAD)
+    execute([*arguments, "--format", "json"])
+
+    assert codes(capsys) == ["BY206"]
+
+
+def test_an_empty_folder_is_not_passed_over_in_silence(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "empty").mkdir()
+
+    assert execute(["empty"]) == 0
+    assert "no script and no notebook to check in empty" in capsys.readouterr().err
+
+
 def test_broken_settings_are_an_error_with_the_path(folder: Path) -> None:
     (folder / "pyproject.toml").write_text("[tool.buoy\n")
 
@@ -149,13 +230,66 @@ def test_ignore_comments_hide_their_line_and_unneeded_ones_are_reported() -> Non
     assert check("x = 'text # buoy: ignore[BY206]'\n") == []
 
 
-def test_an_unused_ignore_is_removed_by_its_fix() -> None:
+def test_an_ignore_hides_its_own_use_and_no_later_one() -> None:
+    """A removed or undefined name is one finding for all its uses: those that are hidden do not count."""
+    ignore = "  # buoy: ignore[BY206]"
+    three = "import numpy as np\na = np.float(1){}\nb = np.float(2){}\nc = np.float(3)\n"
+
+    def lines(source: str) -> list[tuple[str, int]]:
+        found = engine.check_source("a.py", source.encode(), TARGET, ALL)
+        return [(item.code, item.start.line) for item in found]
+
+    assert lines(three.format(ignore, "")) == [("BY206", 3)]
+    assert lines(three.format(ignore, ignore)) == [("BY206", 4)]
+    assert lines(three.format("", ignore)) == [("BY206", 2)]
+    assert lines("import os\nprint(x, os)  # buoy: ignore[BY102]\nprint(x)\n") == [("BY102", 3)]
+    late = "import torch\nprint(x)  # buoy: ignore[BY102]\nfor i in range(9):\n    torch.ones(1).backward()\nprint(x)\n"
+    assert lines(late) == [("BY101", 5)]
+
+
+def test_one_ignore_hides_code_of_another_age_as_a_whole() -> None:
+    source = "import tensorflow as tf\nx = tf.placeholder(1){}\ny = tf.log(x)\nprint(tf.Session().run(y))\n"
+
+    assert check(source.format("")) == ["BY201"]
+    assert check(source.format("  # buoy: ignore[BY201]")) == []
+
+
+@pytest.mark.parametrize("word", ["BY2", "removed-data-api", "BY206, BY4", "all"])
+def test_ignores_take_names_and_starts_of_codes(word: str) -> None:
+    found = check(f"import numpy as np\nx = np.float(3)  # buoy: ignore[{word}]\n")
+
+    assert found == (["BY002"] if "BY4" in word else [])
+
+
+@pytest.mark.parametrize("word", ["BY999", "kept-grph"])
+def test_an_unknown_rule_in_an_ignore_is_named(word: str) -> None:
+    (found,) = engine.check_source("a.py", f"x = 1  # buoy: ignore[{word}]\n".encode(), TARGET, ALL)
+
+    assert found.code == "BY002" and f"unknown rule in `# buoy: ignore`: {word}" in found.message
+
+
+def test_an_ignore_for_a_rule_that_did_not_run_is_not_called_unused() -> None:
+    source = b"import numpy as np\nx = np.float(3)  # buoy: ignore\n"
+
+    assert engine.check_source("a.py", source, TARGET, rules.choose([], ["BY206"])) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "mended"),
+    [
+        ("x = 1  # buoy: ignore[BY206]", "x = 1"),
+        ("x = 1  # buoy: ignore[BY206] because of X", "x = 1  # because of X"),
+        ("x = 1  # buoy: ignore[BY206]  # noqa", "x = 1  # noqa"),
+        ("x = 1  # noqa  # buoy: ignore", "x = 1  # noqa"),
+    ],
+)
+def test_an_unused_ignore_is_removed_by_its_fix(line: str, mended: str) -> None:
     from buoy.lint import fixer
 
-    data = b"x = 1  # buoy: ignore[BY206]\n"
-    mended, _ = fixer.apply("a.py", data, engine.check_source("a.py", data, TARGET, ALL), False)
+    data = f"{line}\n".encode()
+    changed, _ = fixer.apply("a.py", data, engine.check_source("a.py", data, TARGET, ALL), False)
 
-    assert mended == b"x = 1\n"
+    assert changed.decode() == f"{mended}\n"
 
 
 def test_the_baseline_hides_what_it_knows_and_nothing_new(

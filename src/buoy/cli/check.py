@@ -6,67 +6,65 @@ import argparse
 import os
 import sys
 
+from buoy.cli.arguments import Parser
 from buoy.errors import ExitCode, UsageError
-from buoy.lint import baseline, config, engine, fixer, rules
-from buoy.lint.model import Diagnostic
-from buoy.lint.sources import MAX_FILE, Unreadable
-from buoy.lint.target import Target, target_for
+from buoy.lint import baseline, config, engine, rules
+from buoy.lint.mender import Mender
+from buoy.lint.sources import MAX_FILE
+from buoy.lint.target import target_for
 
+_DESCRIPTION = "Find the lines that will kill a training session, before it starts."
+_EPILOG = """\
+exit codes: 0 nothing (or notes only), 1 findings, 2 error; with --diff: 0 nothing to change, 1 changes.
+Hide a finding with `# buoy: ignore[BY401]` on its line. Rules: docs/rules/."""
 FORMATS = ("full", "concise", "json", "github", "sarif")
-_MOST_ROUNDS = 10
 
 
 def execute(arguments: list[str]) -> int:
     """Run the verb: 0 clean (or notes only), 1 findings, 2 error."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     _take_back_paths(options)
     settings = config.load()
-    selected = [code for word in options.select or () for code in word.split(",") if code]
-    codes = rules.choose(selected or settings.select, [*settings.ignore, *(options.ignore or [])])
+    selected = options.select or settings.select
+    codes = rules.choose(selected, [*settings.ignore, *(options.ignore or [])])
     if options.rules:
         return _list_rules(codes)
     target = target_for(options.on or settings.on)
     mending = options.fix or options.unsafe_fixes or options.diff
-    if options.paths == ["-"]:
-        if mending:
-            raise UsageError(
-                "standard input cannot be mended",
-                received="`-` with --fix",
-                expected="a path",
-                hint="`buoy check FILE --fix`",
-            )
+    if "-" in options.paths:
+        _refuse_with_stdin(options, mending)
         data = sys.stdin.buffer.read(MAX_FILE + 1)
         name = options.stdin_name or ("-" if not data.lstrip().startswith(b"{") else "stdin.ipynb")
         report = engine.Report(engine.check_source(name, data, target, codes), files=1)
     else:
-        files = list(engine.find_files(options.paths or ["."], [*settings.exclude, *(options.exclude or [])]))
-        report = engine.check_files(files, target, codes)
+        paths = options.paths or ["."]
+        exclude = [engine.Exclude(word, settings.folder) for word in settings.exclude]
+        exclude += [engine.Exclude(word) for word in options.exclude or ()]
+        report = engine.check_files(engine.find_files(paths, exclude), target, codes)
+        if not report.files:
+            sys.stderr.write(f"buoy: no script and no notebook to check in {', '.join(paths)}\n")
     if options.write_baseline:
         baseline.write(options.write_baseline, report)
         sys.stderr.write(f"wrote {options.write_baseline}: {len(report.diagnostics)} known findings\n")
         return int(ExitCode.OK)
-    if known := options.baseline or settings.baseline:
-        baseline.hide(report, baseline.read(known))
+    path = options.baseline or settings.baseline
+    known = baseline.load(path) if path else lambda _: False
+    baseline.hide(report, known)
+    unwritten = False
     if mending:
-        report = _mend(report, target, codes, options.unsafe_fixes, options.diff)
+        mender = Mender(target, codes, known, unsafe=options.unsafe_fixes, diff=options.diff)
+        report = mender.mend(report)
         if options.diff:
-            return int(ExitCode.FOUND if report.failed else ExitCode.OK)
+            return int(ExitCode.FOUND if mender.mended and not options.exit_zero else ExitCode.OK)
+        unwritten = mender.unwritten
     _print(report, options.format)
-    if report.broken:
+    if report.broken or unwritten:
         return int(ExitCode.ERROR)
     return int(ExitCode.FOUND if report.failed and not options.exit_zero else ExitCode.OK)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="buoy check",
-        description="Find the lines that will kill a training session, before it starts.",
-        epilog=(
-            "exit codes: 0 nothing (or notes only), 1 findings, 2 error. Hide one with `# buoy: "
-            "ignore[BY401]`. Rules: docs/rules/."
-        ),
-    )
+def _parser() -> Parser:
+    parser = Parser("buoy check", "buoy check [PATH ...] [options]", _DESCRIPTION, _EPILOG)
     parser.add_argument(
         "paths",
         nargs="*",
@@ -74,18 +72,32 @@ def _parser() -> argparse.ArgumentParser:
         help="scripts, notebooks, Markdown files, folders; `-` for standard input (default: .)",
     )
     parser.add_argument(
-        "--on", nargs="+", metavar="ID", help="where it will run: colab-t4, kaggle-t4x2, ..., this (default)"
+        "--on",
+        nargs="+",
+        type=_words,
+        metavar="ID",
+        help="where it will run: colab-t4, kaggle-t4x2, ..., this (default)",
     )
     parser.add_argument("--format", choices=FORMATS, default="full", help="default: full")
     parser.add_argument("--fix", action="store_true", help="apply the safe fixes")
     parser.add_argument(
         "--unsafe-fixes", action="store_true", help="apply also those that change what the program does"
     )
-    parser.add_argument("--diff", action="store_true", help="show what --fix would change; change nothing")
     parser.add_argument(
-        "--select", nargs="+", metavar="RULE", help="codes, starts of codes, names, `default`, `all`"
+        "--diff",
+        action="store_true",
+        help="print the changes of --fix as a patch and make none; exit 1 if there are any",
     )
-    parser.add_argument("--ignore", type=_words, action="extend", metavar="RULE", help="leave these out")
+    parser.add_argument(
+        "--select",
+        nargs="+",
+        type=_words,
+        metavar="RULE",
+        help="codes, starts of codes, names, `default`, `all`",
+    )
+    parser.add_argument(
+        "--ignore", nargs="+", type=_words, action="extend", metavar="RULE", help="leave these out"
+    )
     parser.add_argument(
         "--exclude",
         type=_words,
@@ -108,15 +120,57 @@ def _words(text: str) -> list[str]:
 
 
 def _take_back_paths(options: argparse.Namespace) -> None:
-    """`--on colab-t4 train.py`: a list of ids also swallows the path behind it; what exists as a path
-    and is no id is one.
+    """`--on colab-t4 train.py`: a list also swallows the path behind it. What is no id or rule and looks like a
+    path is one.
     """
-    for word in [word for word in options.on or () if os.path.exists(word)]:
-        from buoy.machine import platforms
+    for name, known in (("on", _is_place), ("select", rules.matching), ("ignore", rules.matching)):
+        given = getattr(options, name)
+        if given is None:
+            continue
+        kept: list[str] = []
+        for words in given:
+            path = ",".join(words)
+            if (
+                len(words) == 1
+                and not known(path)
+                and (os.path.exists(path) or path.endswith((".py", ".ipynb")))
+            ):
+                options.paths.append(path)
+            else:
+                kept += words
+        setattr(options, name, kept)
 
-        if word != "this" and word not in {row.id for row in platforms.all_platforms()}:
-            options.on.remove(word)
-            options.paths.append(word)
+
+def _is_place(word: str) -> bool:
+    from buoy.machine import platforms
+
+    return word == "this" or word in {row.id for row in platforms.all_platforms()}
+
+
+def _refuse_with_stdin(options: argparse.Namespace, mending: bool) -> None:
+    asked = [
+        word
+        for word, given in (
+            ("--fix", options.fix),
+            ("--unsafe-fixes", options.unsafe_fixes),
+            ("--diff", options.diff),
+        )
+        if given
+    ]
+    if mending:
+        raise UsageError(
+            "standard input cannot be mended",
+            received=f"`-` with {' '.join(asked)}",
+            expected="a path",
+            hint=f"`buoy check FILE {' '.join(asked)}`",
+        )
+    if options.paths != ["-"]:
+        raise UsageError(
+            "standard input is checked alone",
+            received=" ".join(options.paths),
+            expected="`-`, or paths",
+            hint="run the command twice",
+        )
 
 
 def _list_rules(codes: set[str]) -> int:
@@ -124,54 +178,6 @@ def _list_rules(codes: set[str]) -> int:
         rule = rules.rule(code)
         sys.stdout.write(f"{code} {'on ' if code in codes else 'off'} {rule.name}: {rule.summary}\n")
     return int(ExitCode.OK)
-
-
-def _mend(report: engine.Report, target: Target, codes: set[str], unsafe: bool, diff: bool) -> engine.Report:
-    """Apply fixes file by file until none is left; with `diff` only show the change."""
-    mended = 0
-    by_path: dict[str, list[Diagnostic]] = {}
-    for item in report.diagnostics:
-        by_path.setdefault(item.path, []).append(item)
-    result = engine.Report(files=report.files, hidden=report.hidden)
-    for path, diagnostics in by_path.items():
-        if not fixer.fixable(diagnostics, unsafe):
-            result.diagnostics += diagnostics
-            continue
-        before = data = engine.read_file(path)
-        for _ in range(_MOST_ROUNDS):
-            try:
-                data, done = fixer.apply(path, data, diagnostics, unsafe)
-            except Unreadable:
-                break
-            if not done:
-                break
-            mended += len(done)
-            diagnostics = engine.check_source(path, data, target, codes)
-        if data != before:
-            _show_or_write(path, before, data, diff)
-        result.diagnostics += diagnostics
-    sys.stderr.write(f"{'would mend' if diff else 'mended'} {mended} finding{'s' if mended != 1 else ''}\n")
-    return result
-
-
-def _show_or_write(path: str, before: bytes, after: bytes, diff: bool) -> None:
-    if diff:
-        from difflib import unified_diff
-
-        old, new = (text.decode("utf-8", "replace").splitlines(keepends=True) for text in (before, after))
-        sys.stdout.writelines(
-            line if line.endswith("\n") else line + "\n" for line in unified_diff(old, new, path, path)
-        )
-        return
-    try:
-        fixer.write(path, after)
-    except OSError as error:
-        raise UsageError(
-            "cannot write the mended file",
-            received=f"{path}: {error.strerror}",
-            expected="a file that can be written",
-            hint=f"`buoy check {path} --diff` shows the change",
-        ) from None
 
 
 def _print(report: engine.Report, style: str) -> None:

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 
 from buoy.errors import UsageError
 from buoy.lint.engine import Report
+from buoy.lint.model import Diagnostic
 
-SCHEMA = "buoy.baseline/1"
+SCHEMA = "buoy.baseline/2"
 
 
-def read(path: str) -> set[str]:
-    """The fingerprints in a baseline file."""
+def load(path: str) -> Callable[[Diagnostic], bool]:
+    """Whether a baseline file knows a finding."""
+    known = _read(path)
+    return lambda item: (_seen_from(path, item), item.fingerprint) in known
+
+
+def _read(path: str) -> set[tuple[str, str]]:
+    """Paths, seen from the baseline's folder, with fingerprints."""
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
         if content["schema"] != SCHEMA:
             raise ValueError(f"schema {content['schema']!r}")
-        return {str(item["fingerprint"]) for item in content["findings"]}
+        return {(str(item["path"]), str(item["fingerprint"])) for item in content["findings"]}
     except OSError as error:
         raise UsageError(
             "cannot read the baseline",
@@ -38,7 +46,7 @@ def read(path: str) -> set[str]:
 def write(path: str, report: Report) -> None:
     """Write the findings of a report as the new baseline, whole or not at all."""
     findings = [
-        {"fingerprint": item.fingerprint, "path": item.path.replace(os.sep, "/"), "code": item.code}
+        {"path": _seen_from(path, item), "code": item.code, "fingerprint": item.fingerprint}
         for item in report.diagnostics
     ]
     text = json.dumps({"schema": SCHEMA, "findings": findings}, indent=1) + "\n"
@@ -56,8 +64,14 @@ def write(path: str, report: Report) -> None:
         ) from None
 
 
-def hide(report: Report, known: set[str]) -> None:
+def hide(report: Report, known: Callable[[Diagnostic], bool]) -> None:
     """Take known findings out of a report and count them."""
-    kept = [item for item in report.diagnostics if item.fingerprint not in known]
+    kept = [item for item in report.diagnostics if not known(item)]
     report.hidden += len(report.diagnostics) - len(kept)
     report.diagnostics = kept
+
+
+def _seen_from(baseline: str, item: Diagnostic) -> str:
+    """The finding's path as seen from the baseline's folder: the same wherever the command is run."""
+    folder = os.path.dirname(os.path.abspath(baseline))
+    return os.path.relpath(os.path.abspath(item.path), folder).replace(os.sep, "/")

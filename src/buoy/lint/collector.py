@@ -390,7 +390,9 @@ class _Collector:
 
     def delete(self, node: ast.Delete) -> None:
         for target in node.targets:
-            if not isinstance(target, ast.Name):
+            if isinstance(target, ast.Name):
+                self.facts.deleted.append((target.id, node, self.block))
+            else:
                 self.visit(target)
 
     def capture(self, node: Any) -> None:

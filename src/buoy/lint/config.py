@@ -10,6 +10,7 @@ from buoy.errors import UsageError
 
 LISTS = ("select", "ignore", "on", "exclude")
 KEYS = (*LISTS, "baseline")
+SECTIONS = ("check",)
 
 
 @dataclass(slots=True)
@@ -21,6 +22,8 @@ class Settings:
     on: list[str] = field(default_factory=list)
     exclude: list[str] = field(default_factory=list)
     baseline: str | None = None
+    folder: str = "."
+    """What `exclude` is relative to: the folder of the file that says it."""
 
 
 def load(start: str = ".", environ: dict[str, str] | None = None) -> Settings:
@@ -28,12 +31,15 @@ def load(start: str = ".", environ: dict[str, str] | None = None) -> Settings:
     settings = Settings()
     path, table = _nearest(start)
     if table is not None:
+        settings.folder = os.path.dirname(path)
         _apply(settings, table, path)
     variables = os.environ if environ is None else environ
     for key in LISTS:
         text = variables.get(f"BUOY_CHECK_{key.upper()}")
         if text is not None:
             setattr(settings, key, [word for word in text.replace(",", " ").split() if word])
+            if key == "exclude":
+                settings.folder = "."
     return settings
 
 
@@ -60,11 +66,27 @@ def _nearest(start: str) -> tuple[str, Any]:
             tools = tools if isinstance(tools, dict) else {}
             own = content if name == "buoy.toml" else tools.get("buoy", {})
             if name == "buoy.toml" or "buoy" in tools:
+                _refuse_unknown_sections(own, path)
                 return path, own.get("check", {}) if isinstance(own, dict) else own
         parent = os.path.dirname(folder)
         if parent == folder:
             return "", None
         folder = parent
+
+
+def _refuse_unknown_sections(table: Any, path: str) -> None:
+    from difflib import get_close_matches
+
+    unknown = [key for key in table if key not in SECTIONS] if isinstance(table, dict) else []
+    if unknown:
+        before = "" if path.endswith("buoy.toml") else "tool.buoy."
+        near = get_close_matches(unknown[0], SECTIONS, n=1)
+        raise UsageError(
+            f"{path} has a section that buoy does not know",
+            received=", ".join(f"[{before}{key}]" for key in unknown),
+            expected=" or ".join(f"[{before}{key}]" for key in SECTIONS),
+            hint=f"did you mean `[{before}{near[0]}]`?" if near else "docs/check.md shows an example",
+        )
 
 
 def _apply(settings: Settings, table: Any, path: str) -> None:

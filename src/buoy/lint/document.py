@@ -36,6 +36,8 @@ class Cell:
     problem: Problem | None = None
     binds: tuple[str, ...] = ()
     """Names that a magic assigns (`files = !ls`)."""
+    indented: bool = False
+    """It may stand further in as a whole: a notebook's cell, a fence in a list."""
     opaque: bool = False
     """It may define names that cannot be read here (`%run`, `%pylab`)."""
     shell: tuple[str, ...] = ()
@@ -56,6 +58,8 @@ class Problem:
     message: str
     line: int
     column: int
+    unread: bool = False
+    """Not a mistake in the code: it was too large, too deep or not text, and nobody looked at it."""
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from buoy.errors import UsageError
 from buoy.lint import ignores, rules
 from buoy.lint.collector import collect
-from buoy.lint.document import Document
+from buoy.lint.document import Document, Problem
 from buoy.lint.facts import Facts
 from buoy.lint.model import Diagnostic, Finding, Place, Rule, Span, fingerprint
 from buoy.lint.sources import MAX_FILE, Unreadable, read_document
@@ -23,6 +23,7 @@ INTERNAL = Rule("BY000", "internal-error", "a rule of buoy failed on this file; 
 _SUFFIXES = (".py", ".ipynb")
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "env", "build", "dist"})
 _SOURCE_LINES = 6
+_UNREAD_HINT = "exclude it, or repair it and run `buoy check` again"
 
 
 @dataclass(slots=True)
@@ -45,7 +46,24 @@ class Report:
         return any(item.code == INTERNAL.code for item in self.diagnostics)
 
 
-def find_files(paths: Sequence[str], exclude: Sequence[str] = ()) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class Exclude:
+    """A path, a pattern of one or the name of a folder to leave out, seen from the folder it was written for."""
+
+    pattern: str
+    folder: str = "."
+
+    def matches(self, path: str) -> bool:
+        """Whether it speaks of this file."""
+        from fnmatch import fnmatch
+
+        seen = os.path.relpath(os.path.abspath(path), os.path.abspath(self.folder))
+        pattern, parts = os.path.normpath(self.pattern), seen.split(os.sep)
+        above = [os.path.join(*parts[: index + 1]) for index in range(len(parts))]
+        return any(fnmatch(text, pattern) for text in (*parts, *above))
+
+
+def find_files(paths: Sequence[str], exclude: Sequence[Exclude] = ()) -> Iterator[str]:
     """Scripts and notebooks below the given paths, each once, in order; a path given by name is taken as it is."""
     seen: set[str] = set()
     for path in paths:
@@ -57,15 +75,12 @@ def find_files(paths: Sequence[str], exclude: Sequence[str] = ()) -> Iterator[st
                 hint="`buoy check .` reads everything below this folder",
             )
         for found in _walk(path) if os.path.isdir(path) else [path]:
-            shown = (
-                os.path.relpath(found)
-                if os.path.isabs(found) and found.startswith(os.getcwd() + os.sep)
-                else os.path.normpath(found)
-            )
+            below = os.path.isabs(found) and found.startswith(os.getcwd() + os.sep)
+            shown = os.path.relpath(found) if below else os.path.normpath(found)
             real = os.path.realpath(
                 found
             )  # a link and its target are one file: mended twice it would be damaged
-            if real not in seen and not _excluded(shown, exclude):
+            if real not in seen and not any(item.matches(shown) for item in exclude):
                 seen.add(real)
                 yield shown
 
@@ -74,18 +89,6 @@ def _walk(folder: str) -> Iterator[str]:
     for here, folders, files in os.walk(folder):  # does not follow links, so a loop of links cannot hold us
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _SKIPPED)
         yield from (os.path.join(here, name) for name in sorted(files) if name.endswith(_SUFFIXES))
-
-
-def _excluded(path: str, patterns: Sequence[str]) -> bool:
-    if not patterns:
-        return False
-    from fnmatch import fnmatch
-
-    parts = path.split(os.sep)
-    return any(
-        fnmatch(path, pattern) or any(fnmatch(part, pattern.rstrip("/")) for part in parts)
-        for pattern in patterns
-    )
 
 
 def read_file(path: str) -> bytes:
@@ -130,7 +133,12 @@ def check_source(path: str, data: bytes, target: Target, codes: set[str]) -> lis
     except RecursionError:
         return [_unreadable(path, "its code is nested too deeply")]
     found = list(_run(facts, target, codes))
-    found += _apply_ignores(found, document, codes)
+    found += [
+        (UNREADABLE, _unread(document, cell.problem))
+        for cell in document.cells
+        if cell.problem and cell.problem.unread
+    ]
+    found += _apply_ignores(found, facts, codes)
     diagnostics = _diagnostics(document, found)
     facts.release()
     return diagnostics
@@ -155,22 +163,16 @@ def _run(facts: Facts, target: Target, codes: set[str]) -> Iterator[tuple[Rule, 
 
 
 def _apply_ignores(
-    found: list[tuple[Rule, Finding]], document: Document, codes: set[str]
+    found: list[tuple[Rule, Finding]], facts: Facts, codes: set[str]
 ) -> list[tuple[Rule, Finding]]:
     """Take out of `found` what comments hide; return findings about comments that hide nothing."""
-    comments = ignores.find_ignores(document)
+    comments = facts.ignores
     if not comments:
         return []
-    by_line = {comment.line: comment for comment in comments}
-    kept = []
-    for rule, finding in found:
-        lines = range(finding.span.line, finding.span.end_line + 1)
-        if not any(line in by_line and by_line[line].hides(rule.code) for line in lines[:50]):
-            kept.append((rule, finding))
-    found[:] = kept
+    found[:] = [item for item in found if not comments.hides(item[0].code, item[1].span)]
     if ignores.RULE.code not in codes:
         return []
-    return [(ignores.RULE, finding) for finding in ignores.unused(comments, codes, document)]
+    return [(ignores.RULE, finding) for finding in comments.unused(codes)]
 
 
 def _diagnostics(document: Document, found: list[tuple[Rule, Finding]]) -> list[Diagnostic]:
@@ -199,13 +201,20 @@ def _diagnostics(document: Document, found: list[tuple[Rule, Finding]]) -> list[
                 document.place(span.line, span.column),
                 document.place(span.end_line, span.end_column),
                 lines,
-                fingerprint(document.path.replace(os.sep, "/"), *key, count[key]),
+                fingerprint(*key, count[key]),
                 span,
                 finding.fix,
             )
         )
         count[key] += 1
     return diagnostics
+
+
+def _unread(document: Document, problem: Problem) -> Finding:
+    """A cell or script that was not looked at; the rest of the file was."""
+    what = "cell" if document.kind == "notebook" else "code" if document.kind == "markdown" else "file"
+    span = Span(problem.line, 0, problem.line, 0)
+    return Finding(span, "error", f"this {what} was not checked: {problem.message}", _UNREAD_HINT)
 
 
 def _unreadable(path: str, why: str) -> Diagnostic:
@@ -216,10 +225,10 @@ def _unreadable(path: str, why: str) -> Diagnostic:
         UNREADABLE.name,
         "error",
         f"this file was not checked: {why}",
-        "exclude it, or repair it and run `buoy check` again",
+        _UNREAD_HINT,
         place,
         place,
         (),
-        fingerprint(path, UNREADABLE.code, why, 0),
+        fingerprint(UNREADABLE.code, why, 0),
         Span(1, 0, 1, 0),
     )

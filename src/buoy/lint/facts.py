@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from buoy.lint.document import Document
+from buoy.lint.ignores import Ignores
 
 _BUILTINS = frozenset(dir(builtins)) | {
     "__file__",
@@ -186,6 +187,13 @@ class Facts:
         """What rules worked out and share with each other."""
         self.packages: set[str] = set()
         """Top-level packages imported anywhere."""
+        self.deleted: list[tuple[str, ast.Delete, Block]] = []
+        """Names taken away by `del`."""
+        self.ignores = Ignores(document)
+
+    def hidden(self, code: str, node: ast.AST) -> bool:
+        """Whether a comment hides this rule at this place; a rule asks before it joins several places."""
+        return bool(self.ignores) and self.ignores.hides(code, self.document.span(node))
 
     def release(self) -> None:
         """Cut the circles between scopes, bindings and blocks, so that the trees go without a garbage collection."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import json.decoder
 import json.scanner
@@ -12,7 +13,7 @@ from typing import Any
 
 from buoy.lint.document import Document
 from buoy.lint.model import Diagnostic, Edit
-from buoy.lint.sources import Unreadable, code_sources, decode, load_notebook, read_document
+from buoy.lint.sources import Unreadable, code_sources, decode, encoding_of, load_notebook, read_document
 
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
@@ -27,37 +28,56 @@ def fixable(diagnostics: Sequence[Diagnostic], unsafe: bool) -> list[Diagnostic]
 def apply(
     path: str, data: bytes, diagnostics: Sequence[Diagnostic], unsafe: bool
 ) -> tuple[bytes, list[Diagnostic]]:
-    """The mended bytes, and what was mended; unchanged when the result would not parse as well as before.
+    """The mended bytes, and what was mended; a fix that would not parse as well as before is left out.
 
     Overlapping fixes wait for the next round: the caller checks again until nothing is left to mend.
     """
     document = read_document(path, data)
     chosen: list[Diagnostic] = []
-    edits: list[Edit] = []
     for item in fixable(diagnostics, unsafe):
-        assert item.fix is not None
-        if not any(_overlap(new, old) for new in item.fix.edits for old in edits):
+        if not any(_overlap(new, old) for new in _edits([item]) for old in _edits(chosen)):
             chosen.append(item)
-            edits += [edit for edit in item.fix.edits if edit not in edits]
+    return _soundest(document, data, [], chosen)
+
+
+def _soundest(
+    document: Document, data: bytes, good: list[Diagnostic], chosen: list[Diagnostic]
+) -> tuple[bytes, list[Diagnostic]]:
+    """As many of the chosen as can be applied together; halved until the one that cannot stands alone."""
+    mended = _mended(document, data, _edits([*good, *chosen]))
+    if mended is not None and _as_sound(document, mended):
+        return mended, [*good, *chosen]
+    if len(chosen) > 1:
+        half = len(chosen) // 2
+        _, good = _soundest(document, data, good, chosen[:half])
+        return _soundest(document, data, good, chosen[half:])
+    return (_mended(document, data, _edits(good)) or data, good) if chosen else (data, good)
+
+
+def _mended(document: Document, data: bytes, edits: list[Edit]) -> bytes | None:
     if not edits:
-        return data, []
-    mended = _notebook(document, data, edits) if document.kind == "notebook" else _text(data, edits)
-    if mended is None or not _as_sound(document, mended):
-        # One of several may be the culprit: try the first alone, so that one bad fix does not stop the good ones.
-        return apply(path, data, chosen[:1], unsafe) if len(chosen) > 1 else (data, [])
-    return mended, chosen
+        return data
+    return _notebook(document, data, edits) if document.kind == "notebook" else _text(data, edits)
+
+
+def _edits(diagnostics: list[Diagnostic]) -> list[Edit]:
+    """Their edits, each once: two findings may ask for the same import."""
+    return list(dict.fromkeys(edit for item in diagnostics if item.fix for edit in item.fix.edits))
 
 
 def write(path: str, data: bytes) -> None:
     """Replace a file whole or not at all, keeping its mode; a link stays a link."""
     real = os.path.realpath(path)
+    mode = os.stat(real).st_mode
+    if not mode & 0o222:  # a new file could take its place all the same: that is not what read-only means
+        raise PermissionError(errno.EACCES, "the file is read-only")
     beside = f"{real}.{os.getpid()}.tmp"
     try:
         with open(beside, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(beside, os.stat(real).st_mode & 0o7777)
+        os.chmod(beside, mode & 0o7777)
         os.replace(beside, real)
     except OSError:
         if os.path.exists(beside):
@@ -89,16 +109,13 @@ def _as_sound(before: Document, data: bytes) -> bool:
 
 
 def _text(data: bytes, edits: list[Edit]) -> bytes | None:
-    text = decode(data)
-    encoding = "utf-8"
+    text, encoding = decode(data), encoding_of(data)
     try:
-        plain = text.encode("utf-8")
-        if plain != data.removeprefix(_BOM):
-            return None  # another encoding: its bytes are not ours to rewrite
+        if text.encode(encoding) != data:
+            return None  # not every byte would come back as it was
+        return _edited(text, edits, first_line=1).encode(encoding)
     except UnicodeEncodeError:
         return None
-    prefix = _BOM if data.startswith(_BOM) else b""
-    return prefix + _edited(text, edits, first_line=1).encode(encoding)
 
 
 def _edited(text: str, edits: list[Edit], first_line: int) -> str:
@@ -137,13 +154,12 @@ def _notebook(document: Document, data: bytes, edits: list[Edit]) -> bytes | Non
     for cell, (_, parts) in zip(document.cells, sources, strict=True):
         last = cell.first_line + len(cell.lines()) - 1
         own = [edit for edit in edits if cell.first_line <= edit.span.line <= last]
-        if not own:
+        if not own or parts is None:
             continue
-        if not all(isinstance(part, _Located) for part in parts) or any(
-            edit.span.end_line > last for edit in own
-        ):
+        located = [part for part in parts if isinstance(part, _Located)]
+        if len(located) != len(parts) or any(edit.span.end_line > last for edit in own):
             return None
-        change = _replace_parts(text, parts, _edited(cell.text, own, cell.first_line))
+        change = _replace_parts(text, located, _edited(cell.text, own, cell.first_line))
         if change is None:
             return None
         changes.append(change)
@@ -155,33 +171,34 @@ def _notebook(document: Document, data: bytes, edits: list[Edit]) -> bytes | Non
 def _replace_parts(text: str, parts: list[_Located], source: str) -> tuple[int, int, str] | None:
     """The change that turns a cell's string literals into the new source, touching only the lines that differ."""
     ascii_only = text.isascii()
-    if (
-        len(parts) == 1
-        and "\n" not in parts[0].removesuffix("\n")
-        and "\n" in source
-        and text[: parts[0].start].rstrip().endswith("[")
-    ):
-        pass  # a list with one line that becomes several
-    elif len(parts) == 1:
+    in_list = text[: parts[0].start].rstrip().endswith("[")
+    if len(parts) == 1 and not (in_list and "\n" in source and "\n" not in parts[0].removesuffix("\n")):
         return parts[0].start, parts[0].end, json.dumps(source, ensure_ascii=ascii_only)
-    lines = source.splitlines(keepends=True)
-    if [str(part) for part in parts] != "".join(parts).splitlines(keepends=True):
-        return None
-    head = 0
-    while head < min(len(parts), len(lines)) and parts[head] == lines[head]:
+    # However the file cuts the source into strings: those at both ends that still fit stay as they are.
+    head, start = 0, 0
+    while head < len(parts) and source.startswith(parts[head], start):
+        start += len(parts[head])
         head += 1
-    tail = 0
-    while tail < min(len(parts), len(lines)) - head and parts[-1 - tail] == lines[-1 - tail]:
+    tail, end = 0, len(source)
+    while tail < len(parts) - head and end - len(parts[-1 - tail]) >= start:
+        if not source.endswith(parts[-1 - tail], start, end):
+            break
+        end -= len(parts[-1 - tail])
         tail += 1
-    old, new = parts[head : len(parts) - tail], lines[head : len(lines) - tail]
+    old = parts[head : len(parts) - tail]
+    new = [line + "\n" for line in source[start:end].split("\n")]
+    new[-1] = new[-1].removesuffix("\n")
+    new = [line for line in new if line]
     between = (
         text[parts[0].end : parts[1].start] if len(parts) > 1 else "," + _space_before(text, parts[0].start)
     )
     literals = between.join(json.dumps(line, ensure_ascii=ascii_only) for line in new)
     if old and new:
         return old[0].start, old[-1].end, literals
-    if new:  # nothing replaced: put in front of the part that follows
+    if new and head < len(parts):  # nothing replaced: put in front of the part that follows
         return parts[head].start, parts[head].start, literals + between
+    if new:
+        return parts[-1].end, parts[-1].end, between + literals
     if head + len(old) < len(parts):  # lines taken out: their separators go with them
         return old[0].start, parts[head + len(old)].start, ""
     return (parts[head - 1].end, old[-1].end, "") if head else None

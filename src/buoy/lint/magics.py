@@ -146,13 +146,10 @@ def strip_magics(source: str) -> Plain:
     ['pass', 'files = []', 'if 1: fit()']
     """
     lines = source.split("\n")
-    first = next(
-        (index for index, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")),
-        None,
-    )
     shell: list[str] = []
     opaque = False
-    if first is not None and (found := _CELL_MAGIC.match(lines[first])):
+    start = 0
+    while (first := _first_code(lines, start)) is not None and (found := _CELL_MAGIC.match(lines[first])):
         name, rest = found.group(1), found.group(2)
         shell.append(lines[first].strip())
         if name in _FOREIGN_CELLS or (name not in _CODE_CELLS and name not in _SCOPED_CELLS):
@@ -164,6 +161,7 @@ def strip_magics(source: str) -> Plain:
                 shell=tuple(line.strip() for line in lines),
             )
         lines[first] = "pass" if name != "capture" or not _words(rest) else f"{_words(rest)[0]} = None"
+        start = first + 1  # the body may begin with a cell magic of its own: `%%time`, then `%%capture`
     if not any(mark in source for mark in "!%?") and not any(_is_command(line) for line in lines):
         return Plain("\n".join(lines), shell=tuple(shell))
     out: list[str] = []
@@ -189,6 +187,18 @@ def strip_magics(source: str) -> Plain:
             scan.feed(line)
         out.append(plain)
     return Plain("\n".join(out), opaque=opaque, shell=tuple(shell))
+
+
+def _first_code(lines: list[str], start: int) -> int | None:
+    """The first line that is neither blank nor a comment."""
+    return next(
+        (
+            index
+            for index in range(start, len(lines))
+            if lines[index].strip() and not lines[index].lstrip().startswith("#")
+        ),
+        None,
+    )
 
 
 def _plain_line(line: str) -> tuple[str, bool, bool]:

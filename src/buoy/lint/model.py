@@ -101,17 +101,18 @@ class Diagnostic:
     source: tuple[str, ...]
     """The source lines the span touches (the first few)."""
     fingerprint: str
+    """With the path, tells this finding from all others, also after edits elsewhere in the file."""
     span: Span
     fix: Fix | None = field(default=None, compare=False)
 
 
-def fingerprint(path: str, code: str, text: str, occurrence: int) -> str:
-    """A name for a finding that survives edits elsewhere in the file: path, rule, text of its line, and which
-    of several.
+def fingerprint(code: str, text: str, occurrence: int) -> str:
+    """A name for a finding within its file that survives edits elsewhere in it: rule, text of the line, and which
+    of several. The path is not in it: that depends on where the command was run.
 
-    >>> fingerprint("a.py", "BY102", "x = np.ones(3)", 0) == fingerprint("a.py", "BY102", "  x = np.ones(3) ", 0)
+    >>> fingerprint("BY102", "x = np.ones(3)", 0) == fingerprint("BY102", "  x = np.ones(3) ", 0)
     True
     """
     from hashlib import sha256  # costs 6 ms to import, and most checks find nothing
 
-    return sha256("\0".join((path, code, text.strip(), str(occurrence))).encode()).hexdigest()[:16]
+    return sha256("\0".join((code, text.strip(), str(occurrence))).encode()).hexdigest()[:16]

@@ -23,21 +23,33 @@ def _names(libraries: tuple[str, ...]) -> tuple[dict[str, tuple[str, str]], froz
 
 @dataclass(slots=True)
 class Use:
-    """A removed name and where the file uses it."""
+    """A removed name and the places where the file uses it, in order."""
 
     name: str
     library: str
     since: str
-    node: ast.AST
-    block: Block
-    nodes: list[ast.AST]
-    """Every place, this one first."""
+    places: list[tuple[ast.AST, Block]]
+
+    @property
+    def node(self) -> ast.AST:
+        """Where the failure comes first."""
+        return self.places[0][0]
+
+    @property
+    def block(self) -> Block:
+        """The block of the first place."""
+        return self.places[0][1]
+
+    def hide(self, code: str, facts: Facts) -> bool:
+        """Drop the places that comments hide; False when none is left."""
+        self.places = [place for place in self.places if not facts.hidden(code, place[0])]
+        return bool(self.places)
 
     def message(self, facts: Facts) -> str:
         """What happens, and when."""
         failure = "ImportError" if isinstance(self.node, ast.Import | ast.ImportFrom) else "AttributeError"
         tried = removed()[self.library]["version"]
-        more = f" ({len(self.nodes)} uses)" if len(self.nodes) > 1 else ""
+        more = f" ({len(self.places)} uses)" if len(self.places) > 1 else ""
         when = strike(facts, self.block, getattr(self.node, "lineno", 1))
         gone = f"`{self.name}` is gone{more}: not in {self.library} {self.since} nor later (tried in {tried})"
         return f"{gone}; {failure}{when}"
@@ -58,10 +70,9 @@ def removed_uses(facts: Facts, target: Target, libraries: tuple[str, ...]) -> li
                 places.append((name, seen.node, seen.block))
     uses: dict[str, Use] = {}
     for name, node, block in sorted(places, key=_order):
-        if name in uses:
-            uses[name].nodes.append(node)
-        elif not is_guarded(block) and target.lacks(*names[name], facts):
-            uses[name] = Use(name, *names[name], node, block, [node])
+        if is_guarded(block) or not target.lacks(*names[name], facts):
+            continue
+        uses.setdefault(name, Use(name, *names[name], [])).places.append((node, block))
     return list(uses.values())
 
 

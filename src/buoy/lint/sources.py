@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import warnings
 from itertools import pairwise
@@ -15,8 +16,10 @@ from buoy.lint.document import MAX_SOURCE, Cell, Document, Problem, plain_newlin
 from buoy.lint.magics import strip_magics
 
 MAX_FILE = 64 << 20
+ENDINGS = ("", ".py", ".pyw", ".pyi", ".ipynb", ".md", ".markdown")
 _CODING = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)", re.MULTILINE)
-_FENCE = re.compile(r"^(?P<indent> {0,3})(?P<marks>`{3,}|~{3,})\s*(?P<info>[^`]*)$")
+# At any depth, since fences stand in lists of lists; `- ```python` opens one, too.
+_FENCE = re.compile(r"^[ \t]*(?:[-*+][ \t]+|\d+[.)][ \t]+)?(?P<marks>`{3,}|~{3,})\s*(?P<info>[^`]*)$")
 _PYTHON_FENCES = frozenset({"python", "py", "python3", "ipython", "ipython3"})
 # A line that can start a top-level statement, for reading on after a syntax error.
 _STATEMENT_START = re.compile(r"^(?!(?:else|elif|except|finally|case)\b)[A-Za-z_@(\[{\"'-]")
@@ -30,10 +33,13 @@ def read_document(path: str, data: bytes) -> Document:
     """Parse a file's bytes; raises only Unreadable."""
     if len(data) > MAX_FILE:
         raise Unreadable(f"the file has {len(data) >> 20} MiB; buoy reads up to {MAX_FILE >> 20} MiB")
-    if path.endswith(".ipynb"):
+    ending = os.path.splitext(path)[1].lower()
+    if ending == ".ipynb":
         return _notebook(path, data)
+    if ending not in ENDINGS:
+        raise Unreadable(f"`{ending}` is not the ending of a script, a notebook or a Markdown page")
     text = decode(data)
-    if path.endswith((".md", ".markdown")):
+    if ending in (".md", ".markdown"):
         return _markdown(path, text)
     return _script(path, text)
 
@@ -42,18 +48,29 @@ def decode(data: bytes) -> str:
     """The text of a source file: UTF-8, or what its coding line says."""
     if b"\0" in data[:8192]:
         raise Unreadable("this is a binary file")
-    encoding = "utf-8-sig" if data.startswith(b"\xef\xbb\xbf") else "utf-8"
+    encoding = encoding_of(data)
     try:
         return data.decode(encoding)
+    except (LookupError, UnicodeDecodeError):
+        pass
+    try:
+        data.decode("utf-8")
     except UnicodeDecodeError as error:
-        declared = _CODING.search(b"\n".join(data.split(b"\n", 2)[:2]))
-        if declared:
-            try:
-                return data.decode(declared.group(1).decode("ascii", "replace"))
-            except (LookupError, UnicodeDecodeError):
-                pass
         line = data.count(b"\n", 0, error.start) + 1
         raise Unreadable(f"it is not UTF-8 text (byte 0x{data[error.start]:02x} in line {line})") from None
+    return data.decode("utf-8")
+
+
+def encoding_of(data: bytes) -> str:
+    """UTF-8 where the bytes are that, else what the coding line says."""
+    if data.startswith(b"\xef\xbb\xbf"):
+        return "utf-8-sig"
+    try:
+        data.decode("utf-8")
+        return "utf-8"
+    except UnicodeDecodeError:
+        declared = _CODING.search(b"\n".join(data.split(b"\n", 2)[:2]))
+        return declared.group(1).decode("ascii", "replace") if declared else "utf-8"
 
 
 def _script(path: str, text: str) -> Document:
@@ -100,7 +117,7 @@ def _markdown(path: str, text: str) -> Document:
             index += 1
         language = re.split(r"[\s{},.:]+", found.group("info").strip().lstrip("{."))[0].lower()
         if language in _PYTHON_FENCES:
-            cell = Cell("\n".join(lines[start:index]), start + 1)
+            cell = Cell("\n".join(lines[start:index]), start + 1, indented=True)
             if ">>>" not in cell.text:  # a session with its printed results is not a program
                 _parse_notebook_cell(cell, cell.text)
             cells.append(cell)
@@ -118,8 +135,11 @@ def _notebook(path: str, data: bytes) -> Document:
     cells: list[Cell] = []
     line = 2  # leaves room above the first cell for the line that an indented cell needs
     for number, source in code_sources(content):
-        cell = Cell("".join(part for part in source if isinstance(part, str)), line, number)
-        _parse_notebook_cell(cell, plain_newlines(cell.text))
+        cell = Cell("".join(source or ()), line, number, indented=True)
+        if source is None:
+            cell.problem = Problem("its source is not text", line, 0, unread=True)
+        else:
+            _parse_notebook_cell(cell, plain_newlines(cell.text))
         cells.append(cell)
         line += len(cell.lines())
     metadata = content.get("metadata")
@@ -147,8 +167,11 @@ def load_notebook(data: bytes, decoder: json.JSONDecoder | None = None) -> dict[
     return content
 
 
-def code_sources(content: dict[str, Any]) -> list[tuple[int, list[Any]]]:
-    """Number and source parts of every Python code cell, in order; nbformat 3 keeps cells in worksheets."""
+def code_sources(content: dict[str, Any]) -> list[tuple[int, list[str] | None]]:
+    """Number and source parts of every Python code cell, in order; nbformat 3 keeps cells in worksheets.
+
+    The parts are None for what should be a cell and is not written like one.
+    """
     cells = content.get("cells")
     if not isinstance(cells, list):
         sheets = [sheet.get("cells") for sheet in content.get("worksheets", []) if isinstance(sheet, dict)]
@@ -158,15 +181,14 @@ def code_sources(content: dict[str, Any]) -> list[tuple[int, list[Any]]]:
     language = kernel.get("language") if isinstance(kernel, dict) else None
     if isinstance(language, str) and language.lower() not in ("python", "ipython", ""):
         return []
-    found: list[tuple[int, list[Any]]] = []
+    found: list[tuple[int, list[str] | None]] = []
     for number, cell in enumerate(cells, 1):
-        if (
-            isinstance(cell, dict)
-            and cell.get("cell_type") == "code"
-            and cell.get("language", "python") in ("python", "ipython")
-        ):
-            source = cell.get("source", cell.get("input", ""))
-            found.append((number, source if isinstance(source, list) else [source]))
+        if not isinstance(cell, dict) or not isinstance(cell.get("cell_type"), str):
+            found.append((number, None))
+        elif cell["cell_type"] == "code" and cell.get("language", "python") in ("python", "ipython"):
+            source = cell.get("source", cell.get("input"))
+            parts: list[Any] = source if isinstance(source, list) else [source]
+            found.append((number, parts if all(isinstance(part, str) for part in parts) else None))
     return found
 
 
@@ -190,7 +212,7 @@ def _tree(cell: Cell) -> ast.Module:
     try:
         return ast.parse("\n" * (cell.first_line - 1) + cell.python)
     except IndentationError as error:
-        if cell.number is None:
+        if not cell.indented:
             raise
         try:  # IPython runs a cell that is indented as a whole; so does this, in the columns it has
             tree = ast.parse("\n" * (cell.first_line - 2) + "if 1:\n" + cell.python)
@@ -206,9 +228,10 @@ def _parse(cell: Cell) -> None:
     """Fill `tree` or `problem`."""
     if len(cell.python) > MAX_SOURCE:
         cell.problem = Problem(
-            f"too long to read: {len(cell.python):,} characters (buoy reads up to {MAX_SOURCE:,})",
+            f"it has {len(cell.python):,} characters, and buoy reads up to {MAX_SOURCE:,} in one piece",
             cell.first_line,
             0,
+            unread=True,
         )
         return
     try:
@@ -216,11 +239,22 @@ def _parse(cell: Cell) -> None:
             warnings.simplefilter("ignore")  # invalid escapes in the code we read are not our business
             cell.tree = _tree(cell)
     except SyntaxError as error:
-        line = min(
-            max(error.lineno or cell.first_line, cell.first_line), cell.first_line + cell.python.count("\n")
-        )
-        cell.problem = Problem(error.msg or "invalid syntax", line, max(0, (error.offset or 1) - 1))
+        cell.problem = _problem(cell, error)
     except (RecursionError, MemoryError):
-        cell.problem = Problem("nested too deeply for Python's parser", cell.first_line, 0)
+        cell.problem = Problem("its code is nested too deeply", cell.first_line, 0, unread=True)
     except ValueError as error:  # null bytes
         cell.problem = Problem(str(error), cell.first_line, 0)
+
+
+def _problem(cell: Cell, error: SyntaxError) -> Problem:
+    """Where the parser stopped; behind the end (`for x in y:` and nothing more) the last line that has text."""
+    lines = cell.lines()
+    last = cell.first_line + len(lines) - 1
+    line = min(max(error.lineno or cell.first_line, cell.first_line), last)
+    column = max(0, (error.offset or 1) - 1)
+    if "too many nested" in (error.msg or "") or "too complex" in (error.msg or ""):
+        return Problem("its code is nested too deeply", line, column, unread=True)
+    while line > cell.first_line and not lines[line - cell.first_line].strip():
+        line -= 1
+        column = len(lines[line - cell.first_line].rstrip())
+    return Problem(error.msg or "invalid syntax", line, column)

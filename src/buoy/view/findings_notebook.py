@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from html import escape
 from typing import overload
 
+from buoy.errors import UsageError
 from buoy.lint import engine, rules
 from buoy.lint.model import Diagnostic
 from buoy.lint.target import target_for
@@ -53,15 +55,32 @@ class Findings(Sequence[Diagnostic]):
 
 
 def check(
-    *paths: str, on: str | Sequence[str] = (), select: Sequence[str] = (), ignore: Sequence[str] = ()
+    *paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    on: str | Sequence[str] = (),
+    select: str | Sequence[str] = (),
+    ignore: str | Sequence[str] = (),
 ) -> Findings:
-    """Check scripts, notebooks or folders, and return what was found.
+    """Check scripts, notebooks or folders, and return what was found. Settings files are not read.
 
     >>> with open("train.py", "w") as file:
     ...     _ = file.write("import torch\\ntorch.save(modle.state_dict(), 'model.pt')\\n")
     >>> [finding.code for finding in check("train.py")]
     ['BY102']
     """
-    target = target_for([on] if isinstance(on, str) else list(on))
-    codes = rules.choose(list(select), list(ignore))
-    return Findings(engine.check_files(engine.find_files([str(path) for path in paths]), target, codes))
+    named = [
+        os.fspath(path)
+        for given in paths
+        for path in ([given] if isinstance(given, str | os.PathLike) else given)
+    ]
+    if not named:
+        raise UsageError(
+            "nothing to check", expected="a script, a notebook or a folder", hint='`buoy.check("train.py")`'
+        )
+    target = target_for(_words(on))
+    codes = rules.choose(_words(select), _words(ignore))
+    return Findings(engine.check_files(engine.find_files(named), target, codes))
+
+
+def _words(given: str | Sequence[str]) -> list[str]:
+    """`"BY1, BY2"` and `["BY1", "BY2"]` alike."""
+    return given.replace(",", " ").split() if isinstance(given, str) else list(given)

@@ -81,23 +81,25 @@ def choose(select: list[str], ignore: list[str]) -> set[str]:
     """Codes from words: a code, the start of one (`BY4`), a rule's name, `default` or `all`."""
     wanted: set[str] = set()
     for word in select or ["default"]:
-        wanted |= _matching(word)
+        wanted |= _known(word)
     for word in ignore:
-        wanted -= _matching(word)
+        wanted -= _known(word)
     return wanted
 
 
-def _matching(word: str) -> set[str]:
+def matching(word: str) -> set[str]:
+    """The codes that a word stands for; none when it stands for nothing."""
     if word.lower() == "all":
         return set(all_codes())
     if word.lower() == "default":
         return {code for code in all_codes() if rule(code).default}
-    found = (
-        {code for code in all_codes() if code.startswith(word.upper())}
-        if word.upper().startswith("BY")
-        else set()
-    )
-    found = found or {code for code in all_codes() if rule(code).name == word}
+    if word.upper().startswith("BY") and len(word) > 2:
+        return {code for code in all_codes() if code.startswith(word.upper())}
+    return {code for code in all_codes() if rule(code).name == word}
+
+
+def _known(word: str) -> set[str]:
+    found = matching(word)
     if not found:
         from difflib import get_close_matches
 

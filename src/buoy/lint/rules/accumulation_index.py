@@ -16,7 +16,7 @@ RULE = Rule("BY501", "accumulation-index", "the accumulation test uses an index 
 
 def find(facts: Facts, target: Target) -> Iterator[Finding]:
     """Guards whose index is undefined."""
-    missing = {entry.name for entry in undefined_names(facts)}
+    missing = {entry.name for entry in undefined_names(facts) if entry.deleted is None}
     for guard in find_guards(facts):
         if guard.index.id not in missing or facts.module.find(guard.index.id):
             continue

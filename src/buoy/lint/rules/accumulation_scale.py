@@ -1,4 +1,4 @@
-"""BY502: gradients are added up over several batches and never divided: the step is that many times too long."""
+"""BY502: gradients are added up over several batches and never divided: SGD's step is that many times too long."""
 
 from __future__ import annotations
 
@@ -15,18 +15,25 @@ RULE = Rule(
     "BY502", "accumulation-not-divided", "accumulated gradients are not divided by the number of batches"
 )
 
+_BY_LENGTH = frozenset({"SGD", "ASGD"})
+
 
 def find(facts: Facts, target: Target) -> Iterator[Finding]:
     """Guards that accumulate (zero_grad only inside them) in a loop that divides nothing."""
     for guard in find_guards(facts):
         every = number(guard.every, facts, guard.step.block)
-        if (every is not None and every <= 1) or not accumulates(guard, facts) or _divides(guard, facts):
+        if (
+            (every is not None and every <= 1)
+            or not accumulates(guard, facts)
+            or _divides(guard, facts)
+            or not _length_counts(guard, facts)
+        ):
             continue
         shown = ast.unparse(guard.every)
         backward = next(call for call in facts.calls["backward"] if call.block.inside(guard.loop))
         message = (
-            f"the gradients of {shown} batches are summed, not averaged: each step is {shown} "
-            "times as long as at the batch size you tuned for"
+            f"the gradients of {shown} batches are summed, not averaged: SGD goes {shown} times as far in each "
+            "step, as if the learning rate were that much larger"
         )
         yield Finding(
             facts.document.span(backward.node),
@@ -40,6 +47,17 @@ def accumulates(guard: Guard, facts: Facts) -> bool:
     """Whether gradients really pile up: they are zeroed inside the test and nowhere else in the loop."""
     zeroing = [call for call in facts.calls.get("zero_grad", ()) if call.block.inside(guard.loop)]
     return bool(zeroing) and all(call.block.inside(guard.branch) for call in zeroing)
+
+
+def _length_counts(guard: Guard, facts: Facts) -> bool:
+    """Whether the optimizer is SGD: Adam and its kin divide by the size of the gradient, so that a factor is lost."""
+    if guard.step.receiver is None:
+        return False
+    made = facts.values(guard.step.receiver, guard.step.block)
+    return bool(made) and all(
+        isinstance(value, ast.Call) and (facts.qualified(value.func) or "").rpartition(".")[2] in _BY_LENGTH
+        for value in made
+    )
 
 
 def _divides(guard: Guard, facts: Facts) -> bool:

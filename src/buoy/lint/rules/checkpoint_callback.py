@@ -29,7 +29,7 @@ def find(facts: Facts, target: Target) -> Iterator[Finding]:
         for keyword in call.node.keywords:
             if keyword.arg in gone:
                 yield Finding(
-                    facts.document.span(keyword.value),
+                    facts.document.span(keyword),
                     "error",
                     f"`ModelCheckpoint` has no `{keyword.arg}` any more: TypeError before training starts",
                     "`save_freq` counts batches, not epochs: `save_freq=N * steps_per_epoch`, or save every epoch",

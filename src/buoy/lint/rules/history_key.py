@@ -14,6 +14,9 @@ from buoy.lint.target import Target
 RULE = Rule("BY204", "history-key", "a key that the training history does not have")
 
 _SHORT = {"acc": "accuracy", "val_acc": "val_accuracy"}
+_VALIDATION = frozenset({"validation_data", "validation_split"})
+# Where validation data would stand without its name.
+_FITS = {"fit": (6,), "fit_generator": (5,)}
 _LONG = {"accuracy": "acc", "val_accuracy": "val_acc"}
 
 
@@ -74,12 +77,30 @@ def _reached_never(seen: Seen, facts: Facts) -> bool:
 def _finding(seen: Seen, key: str, right: str, facts: Facts) -> Finding:
     span = facts.document.span(seen.node.slice)
     quoted = facts.document.text(span)
+    validated = _validated(facts) if key.startswith("val_") else "always"
     fix = None
-    if quoted[1:-1] == key and len(quoted) == len(key) + 2:
+    if quoted[1:-1] == key and len(quoted) == len(key) + 2 and validated != "never":
         edit = Edit(Span(span.line, span.column + 1, span.end_line, span.end_column - 1), right)
-        fix = Fix(f"use `{right}`", (edit,), "safe")
+        fix = Fix(f"use `{right}`", (edit,), "safe" if validated == "always" else "unsafe")
+    hint = f"use `{right}`"
+    if validated == "never":
+        hint = f"give `fit` its `validation_data`, then use `{right}`: without it the history has neither"
     message = (
         f"the history has no `{key}`: `compile` asks for `{right.removeprefix('val_')}`; "
         f"KeyError{strike(facts, seen.block, seen.node.lineno)}"
     )
-    return Finding(span, "error", message, f"use `{right}`", fix)
+    return Finding(span, "error", message, hint, fix)
+
+
+def _validated(facts: Facts) -> str:
+    """Whether the trainings here validate: only then does the history have any `val_` key."""
+    fits = [(call, *_FITS[name]) for name in _FITS for call in facts.calls.get(name, ())]
+    given = [
+        bool({word.arg for word in call.node.keywords} & _VALIDATION)
+        or call.has_unknown_keywords
+        or len(call.node.args) > position
+        for call, position in fits
+    ]
+    if not given:
+        return "perhaps"  # fitted elsewhere
+    return "always" if all(given) else "perhaps" if any(given) else "never"

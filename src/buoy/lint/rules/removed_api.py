@@ -73,8 +73,10 @@ def find(facts: Facts, target: Target) -> Iterator[Finding]:
     for group, uses in groups.items():
         if group in _GROUPS and len(uses) >= _MANY:
             yield _together(group, uses, facts)
+            for use in uses:  # comments on other lines of it are no less needed
+                use.hide(RULE.code, facts)
             continue
-        for use in uses:
+        for use in (use for use in uses if use.hide(RULE.code, facts)):
             hint = _HINTS.get(use.name) or _compat_hint(use.name)
             yield Finding(facts.document.span(use.node), "error", use.message(facts), hint)
     methods = removed()["keras"]["methods"]["keras.Sequential"]

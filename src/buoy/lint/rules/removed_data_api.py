@@ -37,6 +37,8 @@ _MEMBERS = {
     "numpy.complex_": "complex128",
     "PIL.Image.ANTIALIAS": "LANCZOS",
 }
+# How people write the module.
+_WRITTEN = {"numpy": "np", "PIL.Image": "Image"}
 _FRAME_MAKERS = (
     "DataFrame",
     "read_csv",
@@ -64,8 +66,9 @@ def find(facts: Facts, target: Target) -> Iterator[Finding]:
     """Removed names, then removed methods on what surely is a frame."""
     if facts.packages & {"numpy", "PIL", "pandas"}:
         for use in removed_uses(facts, target, ("numpy", "pandas", "pillow")):
-            span = facts.document.span(use.node)
-            yield Finding(span, "error", use.message(facts), _hint(use.name), _fix(use, facts))
+            if use.hide(RULE.code, facts):
+                span = facts.document.span(use.node)
+                yield Finding(span, "error", use.message(facts), _hint(use.name), _fix(use, facts))
     if "pandas" in facts.packages:
         methods = removed()["pandas"]["methods"]["pandas.DataFrame"]
         for method in methods.keys() & facts.calls.keys():
@@ -122,11 +125,10 @@ def _own_method(value: ast.expr | None, receiver: ast.expr) -> bool:
 def _hint(name: str) -> str:
     if name in _SAFE:
         return f"write `{_SAFE[name]}`"
-    return (
-        f"write `{name.split('.')[0].replace('numpy', 'np')}.{_MEMBERS[name]}`"
-        if name in _MEMBERS
-        else f"{name.split('.')[0]}'s release notes name the successor"
-    )
+    if name in _MEMBERS:
+        home = name.rpartition(".")[0]
+        return f"write `{_WRITTEN.get(home, home)}.{_MEMBERS[name]}`"
+    return f"{name.split('.')[0]}'s release notes name the successor"
 
 
 def _fix(use: Use, facts: Facts) -> Fix | None:
@@ -134,7 +136,7 @@ def _fix(use: Use, facts: Facts) -> Fix | None:
     if use.name not in _SAFE and use.name not in _MEMBERS:
         return None
     edits = []
-    for node in use.nodes:
+    for node, _ in use.places:
         if not isinstance(node, ast.Attribute):
             return None
         module = facts.document.text(facts.document.span(node.value))

@@ -18,5 +18,5 @@ def find(facts: Facts, target: Target) -> Iterator[Finding]:
     """Undefined names that are reached after training."""
     for entry in undefined_names(facts):
         moment = timing_of(facts).moment(entry.block, entry.node.lineno)
-        if moment.when == "after":
+        if moment.when == "after" and not entry.piece:
             yield describe(entry, facts, moment.words)
