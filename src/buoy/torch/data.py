@@ -1,0 +1,253 @@
+"""A pass over the user's loader that can be begun again at any sample, in another process.
+
+Four kinds of sources, one kind of `Pass`:
+
+- a `DataLoader` over a map-style dataset: order and augmentation are functions of (seed, epoch, place), so that a
+  place is found on indices alone and the number of workers may change;
+- a loader with a state of its own (torchdata's `StatefulDataLoader` over a dataset with a state): that is used;
+- a sequence: by index;
+- anything else that can be iterated: what was already seen is read again, and the cost is told.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from buoy.torch.order import Course, Order
+from buoy.torch.rng import Stream, mix, put, take
+from buoy.torch.seeded import SeededDataset, WorkerStart
+from buoy.units import format_duration
+
+_SAY_REPLAY = 2.0  # seconds of reading again that are worth a line
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which pass this is: everything its randomness depends on."""
+
+    seed: int
+    rank: int
+    epoch: int
+    loop: int
+
+    def number(self, use: str) -> int:
+        """A seed for one use. The order is the same on all ranks (their samplers share it out), the items' is not."""
+        rank = self.rank if use == "items" else 0
+        return mix(self.seed, rank, self.epoch, self.loop, use)
+
+
+class Pass(Protocol):
+    """One walk over a loader."""
+
+    samples: int
+    """How many samples were handed out in this pass, over all processes that made it."""
+    batches: int
+    """How many batches."""
+
+    def __next__(self) -> Any: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `Feeds.open` needs to go on from here."""
+        ...
+
+
+class Feeds:
+    """Opens passes; keeps what must live as long as the user's loader does (persistent workers)."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._twins: dict[int, tuple[Any, DataLoader[Any], Order]] = {}
+
+    def open(self, loader: Any, place: Place, state: dict[str, Any] | None) -> Pass:
+        """A pass over the loader, from its beginning or from where `state` was taken."""
+        if is_loader(loader) and not isinstance(loader.dataset, IterableDataset) and not _keeps_state(loader):
+            return _IndexPass(*self._twin(loader), place, state)
+        if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+            return _StatefulPass(loader, place, state)
+        if isinstance(loader, Sequence):
+            return _SequencePass(loader, state)
+        return _ReplayPass(loader, place, state, self._say)
+
+    def _twin(self, loader: DataLoader[Any]) -> tuple[DataLoader[Any], Order]:
+        """The user's loader over the wrapped dataset and order: every other property and override is kept."""
+        known = self._twins.get(id(loader))
+        if known is not None:
+            return known[1], known[2]
+        twin, order = copy.copy(loader), Order(loader)
+        replaced = {
+            "dataset": SeededDataset(loader.dataset),
+            "batch_sampler" if loader.batch_sampler is not None else "sampler": order,
+            "worker_init_fn": WorkerStart(loader.worker_init_fn),
+            "_iterator": None,
+        }
+        for name, value in replaced.items():
+            object.__setattr__(twin, name, value)  # a DataLoader refuses this, to protect one that is in use
+        if not getattr(twin, "in_order", True):
+            self._say("in_order=False is not used: batches that come in any order cannot be resumed")
+            object.__setattr__(twin, "in_order", True)
+        self._twins[id(loader)] = (loader, twin, order)
+        return twin, order
+
+
+def is_loader(value: object) -> bool:
+    """Whether this is a DataLoader, whose place is kept by `batches`."""
+    return isinstance(value, DataLoader)
+
+
+class _IndexPass:
+    """Over a map-style dataset: the place is a number of samples."""
+
+    def __init__(self, twin: DataLoader[Any], order: Order, place: Place, state: dict[str, Any] | None) -> None:
+        state = state or {}
+        self.samples = int(state.get("samples", 0))
+        self.batches = int(state.get("batches", 0))
+        self._course = Course(place.number("order"), place.number("items"), self.samples)
+        self._memory = order.begin(self._course, state.get("sampler"))
+        self._apart = twin.num_workers == 0  # items are made in this process: mind the training's random state
+        with Stream(place.number("workers")):  # a new iterator draws a seed for its workers
+            self._iterator = iter(twin)
+
+    def __next__(self) -> Any:
+        if self._apart:
+            mine = take()
+            try:
+                batch = next(self._iterator)
+            finally:
+                put(mine)
+        else:
+            batch = next(self._iterator)
+        self.samples += self._course.sizes.popleft()
+        self.batches += 1
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"samples": self.samples, "batches": self.batches, "sampler": self._memory}
+
+
+class _StatefulPass:
+    """Over a loader that can say where it is."""
+
+    def __init__(self, loader: Any, place: Place, state: dict[str, Any] | None) -> None:
+        self.samples = int(state["samples"]) if state else 0
+        self.batches = int(state["batches"]) if state else 0
+        self._loader = loader
+        self._stream = Stream(place.number("stream"))
+        with self._stream:
+            if state:
+                loader.load_state_dict(state["loader"])
+            self._iterator = iter(loader)
+        if state:
+            self._stream.load_state_dict(state["stream"])
+
+    def __next__(self) -> Any:
+        with self._stream:
+            batch = next(self._iterator)
+        self.samples += getattr(self._loader, "batch_size", None) or 1
+        self.batches += 1
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        with self._stream:
+            state = self._loader.state_dict()
+        return {
+            "samples": self.samples,
+            "batches": self.batches,
+            "loader": state,
+            "stream": self._stream.state_dict(),
+        }
+
+
+class _SequencePass:
+    """Over a list of batches."""
+
+    def __init__(self, sequence: Sequence[Any], state: dict[str, Any] | None) -> None:
+        self.batches = self.samples = int(state["batches"]) if state else 0
+        self._sequence = sequence
+
+    def __next__(self) -> Any:
+        if self.batches >= len(self._sequence):
+            raise StopIteration
+        self.batches += 1
+        self.samples += 1
+        return self._sequence[self.batches - 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"samples": self.samples, "batches": self.batches}
+
+
+class _ReplayPass:
+    """Over something that only goes forward: an IterableDataset's loader, a generator, another library's loader."""
+
+    def __init__(self, loader: Any, place: Place, state: dict[str, Any] | None, say: Say) -> None:
+        self.samples = self.batches = 0
+        self._loader = loader
+        self._size = getattr(loader, "batch_size", None) or 1
+        self._workers = int(getattr(loader, "num_workers", 0))
+        self._dataset = getattr(loader, "dataset", None)
+        self._stream = Stream(place.number("stream"))
+        own = self._own_state()
+        if state and state["workers"] != self._workers and self._dataset is not None:
+            say(
+                f"the loader had {state['workers']} workers and has {self._workers} now: an IterableDataset "
+                "yields another order then, so this resume is not exact"
+            )
+        if state and own is not None and state.get("dataset") is not None:
+            self.batches, self.samples = int(state["batches"]), int(state["samples"])
+            self._dataset.load_state_dict(state["dataset"])  # type: ignore[union-attr]
+        with self._stream:
+            self._iterator = self._begin()
+        if state and self.batches:
+            self._stream.load_state_dict(state["stream"])
+        elif state:
+            self._replay(int(state["batches"]), say)
+
+    def __next__(self) -> Any:
+        with self._stream:  # with workers only for what the loader draws when it starts
+            batch = next(self._iterator)
+        self.samples += self._size
+        self.batches += 1
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {"samples": self.samples, "batches": self.batches, "workers": self._workers}
+        own = self._own_state()
+        return state if own is None else {**state, "dataset": own, "stream": self._stream.state_dict()}
+
+    def _begin(self) -> Iterator[Any]:
+        return iter(self._loader)
+
+    def _own_state(self) -> Any:
+        """The dataset's own state, where it lives in this process (workers keep theirs to themselves)."""
+        if self._workers or not (
+            hasattr(self._dataset, "state_dict") and hasattr(self._dataset, "load_state_dict")
+        ):
+            return None
+        return self._dataset.state_dict()  # type: ignore[union-attr]
+
+    def _replay(self, batches: int, say: Say) -> None:
+        start = time.monotonic()
+        for _ in range(batches):
+            try:
+                next(self)
+            except StopIteration:
+                say(f"the data ended after {self.batches} batches, where it had given {batches} before")
+                return
+        took = time.monotonic() - start
+        if took > _SAY_REPLAY:
+            say(
+                f"read {batches} batches again to find the place ({format_duration(took)}): this data only goes "
+                "forward. A dataset with state_dict() and load_state_dict(), or torchdata's StatefulDataLoader, "
+                "avoids it"
+            )
+
+
+def _keeps_state(loader: Any) -> bool:
+    """A loader with a state whose dataset has one too: only they know where they are."""
+    return hasattr(loader, "state_dict") and hasattr(loader.dataset, "state_dict")

@@ -1,0 +1,193 @@
+"""The order of a map-style loader's samples as a function of (seed, epoch): the user's own sampler, run apart."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from buoy.torch.rng import Stream, generator_state, set_generator_state
+from buoy.torch.seeded import Key
+
+# These draw from the global generators for their first index only, so the training's need not be put back later.
+_DRAW_ONCE = (
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+_TORCHDATA = "torchdata.stateful_dataloader.sampler"  # its samplers are torch's, with a state
+_MASK = (1 << 64) - 1
+_STRIDE = 0x9E3779B97F4A7C15
+
+
+class Order:
+    """Takes the place of a loader's sampler (`batch_sampler`, or `sampler` where nothing is batched).
+
+    `begin` says where; iterating then yields what the user's sampler yields, from there on, each index with the
+    number to seed its item with.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._batched = loader.batch_sampler is not None
+        self._sampler = loader.batch_sampler if self._batched else loader.sampler
+        self._memory = SamplerMemory(loader)
+        self._next = Course(0, 0, 0)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def begin(self, course: Course, memory: dict[str, Any] | None) -> dict[str, Any]:
+        """Prepare the next iteration; `memory` is the sampler's own state before this pass, when it is resumed.
+
+        Returns that state: with it the pass can be begun again.
+        """
+        if memory is not None:
+            self._memory.put_back(memory)
+        self._next = course
+        return self._memory.now()
+
+    def __iter__(self) -> Iterator[list[Key] | Key]:
+        return self._keys(self._next)
+
+    def _keys(self, course: Course) -> Iterator[list[Key] | Key]:
+        place = course.skip
+        for indices in self._batches(course) if self._batched else self._singles(course):
+            course.sizes.append(len(indices))
+            keys = [
+                ((course.items + (place + offset) * _STRIDE) & _MASK, index)
+                for offset, index in enumerate(indices)
+            ]
+            place += len(indices)
+            yield keys if self._batched else keys[0]
+
+    def _singles(self, course: Course) -> Iterator[list[Any]]:
+        for index in _drawn(self._sampler, course.skip, course.stream):
+            yield [index]
+
+    def _batches(self, course: Course) -> Iterator[list[Any]]:
+        sampler = self._sampler
+        if type(sampler) is BatchSampler or _is_torchdatas(sampler, "BatchSampler"):
+            indices = _drawn(sampler.sampler, course.skip, course.stream)
+            while batch := list(islice(indices, sampler.batch_size)):
+                if len(batch) < sampler.batch_size and sampler.drop_last:
+                    return
+                yield batch
+            return
+        left_out = 0
+        for batch in _drawn(sampler, 0, course.stream):
+            batch = list(batch)
+            if left_out >= course.skip:
+                yield batch
+            else:
+                left_out += len(batch)
+                if left_out > course.skip:  # other batches than before: go on inside this one
+                    yield batch[course.skip - left_out :]
+
+
+class Course:
+    """One iteration over an `Order`: its seeds, where it begins, and how many samples each batch has."""
+
+    def __init__(self, order: int, items: int, skip: int) -> None:
+        self.stream = Stream(order)
+        self.items = items
+        self.skip = skip
+        self.sizes: deque[int] = deque()
+        """Of the batches that were drawn and not handed out yet: workers load ahead."""
+
+
+def _drawn(sampler: Any, skip: int, stream: Stream) -> Iterator[Any]:
+    """What the sampler yields, drawn with random state of its own."""
+    if type(sampler) is SequentialSampler:
+        yield from range(skip, len(sampler))
+        return
+    nothing = object()
+    with stream:
+        source = iter(sampler)
+        item = next(islice(source, skip, None), nothing)
+    if type(sampler) in _DRAW_ONCE or _is_torchdatas(sampler, "RandomSampler"):
+        if item is not nothing:
+            yield item
+            yield from source
+        return
+    while item is not nothing:
+        yield item
+        with stream:
+            item = next(source, nothing)
+
+
+class SamplerMemory:
+    """What a sampler keeps from one epoch to the next: its own generators, and plain values that it changes."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._first = self._plain_values()
+
+    def now(self) -> dict[str, Any]:
+        """What differs from a newly built sampler."""
+        changed = {name: value for name, value in self._plain_values().items() if value != self._first[name]}
+        generators = {name: generator_state(owner) for name, owner in self._generators().items()}
+        return {"values": changed, "generators": generators}
+
+    def put_back(self, state: dict[str, Any]) -> None:
+        """Make the sampler what it was at that time."""
+        owners = dict(self._owners())
+        for name, value in state["values"].items():
+            owner, _, attribute = name.rpartition(".")
+            if owner in owners:
+                setattr(owners[owner], attribute, value)
+        generators = self._generators()
+        for name, value in state["generators"].items():
+            if name in generators:
+                set_generator_state(generators[name], value)
+
+    def _owners(self) -> Iterator[tuple[str, Any]]:
+        for name in ("batch_sampler", "sampler"):
+            owner, path = getattr(self._loader, name), name
+            for _ in range(4):  # samplers wrap samplers
+                if not hasattr(owner, "__dict__"):
+                    break
+                yield path, owner
+                owner, path = getattr(owner, "sampler", None), f"{path}.sampler"
+
+    def _generators(self) -> dict[str, Any]:
+        found = {
+            f"{path}.{name}": value
+            for path, owner in self._owners()
+            for name, value in vars(owner).items()
+            if generator_state(value) is not None
+        }
+        if self._loader.generator is not None:
+            found["generator"] = self._loader.generator
+        return found
+
+    def _plain_values(self) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for path, owner in self._owners():
+            for name, value in vars(owner).items():
+                if type(value) in (bool, int, float, str):
+                    values[f"{path}.{name}"] = value
+        return _Defaulting(values)
+
+
+class _Defaulting(dict[str, Any]):
+    """A value that was not there at first differs from every value."""
+
+    def __missing__(self, name: str) -> Any:
+        return float("nan")
+
+
+def _is_torchdatas(sampler: Any, name: str) -> bool:
+    kind = type(sampler)
+    return kind.__module__ == _TORCHDATA and kind.__name__ == name

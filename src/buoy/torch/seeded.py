@@ -1,0 +1,64 @@
+"""The user's dataset, with its randomness made a function of the place in the epoch; runs inside the data workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import Dataset, get_worker_info
+
+from buoy.torch.rng import seed_everything
+
+Key = tuple[int, Any]
+"""What the order hands to a `SeededDataset`: the number to seed with, and the user's own index."""
+
+_MASK = (1 << 64) - 1
+
+
+def spread(number: int) -> int:
+    """Neighbouring numbers become unrelated seeds (the last step of splitmix64)."""
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
+    return number ^ (number >> 31)
+
+
+class SeededDataset(Dataset[Any]):
+    """Seeds python's, numpy's and torch's global generators before each item, so that an augmentation in a worker
+    gives the same again whoever loads it, however many workers there are.
+
+    In the training's own process the caller puts the training's random state back afterwards.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.inner = dataset
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, key: Key) -> Any:
+        number, index = key
+        seed_everything(spread(number))
+        return self.inner[index]
+
+    @property
+    def __getitems__(self) -> Callable[[list[Key]], Any] | None:
+        # torch asks for this name, and takes it for absent when it is None.
+        return self._get_items if getattr(self.inner, "__getitems__", None) else None
+
+    def _get_items(self, keys: list[Key]) -> Any:
+        seed_everything(spread(keys[0][0]))
+        return self.inner.__getitems__([index for _, index in keys])
+
+
+class WorkerStart:
+    """The user's `worker_init_fn`, which must find the user's dataset in `get_worker_info()`, not our wrapper."""
+
+    def __init__(self, start: Callable[[int], object] | None) -> None:
+        self._start = start
+
+    def __call__(self, worker: int) -> None:
+        information = get_worker_info()
+        if information is not None and isinstance(information.dataset, SeededDataset):
+            object.__setattr__(information, "dataset", information.dataset.inner)  # it refuses a plain assignment
+        if self._start is not None:
+            self._start(worker)

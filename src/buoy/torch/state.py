@@ -1,0 +1,386 @@
+"""What a PyTorch training holds, as trees of plain values and tensors; checked against a checkpoint, then loaded."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from buoy.checkpoint.state import CannotSave, Tensor
+from buoy.checkpoint.store import StoredTensor
+from buoy.errors import BuoyError
+from buoy.torch.data import is_loader
+from buoy.torch.rng import generator_state, set_generator_state
+
+_WORDS = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64",
+    torch.bool: "BOOL", torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
+_TYPES = {word: kind for kind, word in _WORDS.items()}
+_COMPILED = "_orig_mod."
+_PARAMETER_SIZED = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "acc_delta", "sum")
+# Optimizers that make their state in the first step: how many tensors of a parameter's size.
+_STATE_OF_FIRST_STEP: dict[str, Callable[[dict[str, Any]], int]] = {
+    "Adam": lambda group: 3 if group.get("amsgrad") else 2,
+    "AdamW": lambda group: 3 if group.get("amsgrad") else 2,
+    "NAdam": lambda group: 2,
+    "RAdam": lambda group: 2,
+    "Adamax": lambda group: 2,
+    "Adadelta": lambda group: 2,
+    "SGD": lambda group: 1 if group.get("momentum") else 0,
+    "RMSprop": lambda group: 1 + bool(group.get("momentum")) + bool(group.get("centered")),
+}
+
+
+class CannotTrack(BuoyError):  # noqa: N818 - says what happened
+    """`track` was given something that has no state, or whose state cannot be put back."""
+
+
+def as_tensor(value: object) -> Tensor | None:
+    """torch's tensors for `buoy.checkpoint`."""
+    if isinstance(value, Tensor):
+        return value  # a size that is only expected
+    if not isinstance(value, torch.Tensor):
+        return None
+    if type(value).__name__ == "DTensor" or value.layout is not torch.strided or value.is_meta:
+        return Tensor(f"a kind that is not whole in this process ({_kind(value)})", (), _never)
+    tensor = value.detach()
+    word = _WORDS.get(tensor.dtype, str(tensor.dtype))
+
+    def copy_into(room: memoryview) -> None:
+        if tensor.numel():
+            torch.frombuffer(room, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)
+
+    key = (str(tensor.device), tensor.data_ptr(), tensor.stride()) if tensor.numel() else None
+    return Tensor(word, tuple(tensor.shape), copy_into, key)
+
+
+def lent(stored: StoredTensor) -> torch.Tensor:
+    """A stored tensor over the checkpoint's own memory: to copy from, not to keep."""
+    kind = _TYPES[stored.dtype]
+    if 0 in stored.shape:
+        return torch.empty(stored.shape, dtype=kind)
+    return torch.frombuffer(stored.memory, dtype=kind).view(stored.shape)
+
+
+def kept(stored: StoredTensor) -> torch.Tensor:
+    """A stored tensor with memory of its own."""
+    return lent(stored).clone()
+
+
+class Tracked(Protocol):
+    """Something whose state is a part of the run."""
+
+    tensor: Callable[[StoredTensor], torch.Tensor]
+    """How its stored tensors are to be made: `lent` or `kept`."""
+
+    def state(self) -> object:
+        """Its state now: plain values and tensors."""
+        ...
+
+    def mismatches(self, state: Any) -> list[str]:
+        """In what a stored state does not fit, in words; empty when it can be loaded."""
+        ...
+
+    def load(self, state: Any) -> None:
+        """Put a stored state back."""
+        ...
+
+
+def tracked(name: str, value: Any) -> Tracked | None:
+    """How this object is saved and loaded; None: a loader, whose place `batches` keeps."""
+    if is_loader(value):
+        return None
+    if isinstance(value, nn.Module):
+        return _Module(name, value)
+    if isinstance(value, torch.optim.Optimizer):
+        return _Optimizer(value)
+    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+        return _Stateful(value)
+    if isinstance(value, (dict, list, set)):
+        return _Container(value)
+    if isinstance(value, torch.Tensor):
+        return _Tensor(value)
+    if generator_state(value) is not None:
+        return _Generator(value)
+    if value is None or isinstance(value, (bool, int, float, str, bytes, tuple, frozenset)):
+        raise CannotTrack(
+            f"{name} cannot be put back: it is a plain value",
+            received=f"{name}={value!r}"[:100],
+            expected="something that can be changed in place",
+            hint=f"keep it in a dict: `counters = {{{name!r}: ...}}; run.track(counters=counters)`",
+        )
+    raise CannotTrack(
+        f"{name} cannot be saved: it has no state_dict() and load_state_dict()",
+        received=f"{type(value).__module__}.{type(value).__qualname__}",
+        expected="a model, an optimizer, anything with both methods, a dict or a list",
+        hint="give its class both methods, or track the dict that holds its values",
+    )
+
+
+def load_all(states: dict[str, Any], things: dict[str, Tracked]) -> None:
+    """Load what fits, or nothing: all are checked first, and a failure half-way is undone."""
+    wrong = [f"{name}: {words}" for name, thing in things.items() for words in thing.mismatches(states[name])]
+    if wrong:
+        shown = "\n    ".join(wrong[:10])
+        more = f"\n    and {len(wrong) - 10} more" if len(wrong) > 10 else ""
+        raise BuoyError(
+            "the checkpoint is of another training; nothing was loaded",
+            received=f"\n    {shown}{more}",
+            expected="the same names, shapes and types as in the checkpoint",
+            hint="build the same model and optimizer, or start a new run in another folder",
+        )
+    # Modules and optimizers were checked and go last; what may still refuse is small and can be undone.
+    last = (_Module, _Optimizer)
+    ordered = sorted(things, key=lambda name: isinstance(things[name], last))
+    undo: list[tuple[Tracked, Any]] = []
+    for name in ordered:
+        thing = things[name]
+        try:
+            if not isinstance(thing, last):
+                undo.append((thing, copy.deepcopy(thing.state())))
+            thing.load(states[name])
+        except Exception as error:
+            for other, before in undo:
+                other.load(before)
+            raise BuoyError(
+                f"{name} refused its state; nothing was loaded",
+                received=f"{type(error).__name__}: {error}",
+                expected="a load_state_dict() that takes what state_dict() gave",
+                hint="start a new run in another folder if its class has changed",
+            ) from error
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The user's own module inside DistributedDataParallel, DataParallel and torch.compile."""
+    while True:
+        if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            module = module.module
+        elif hasattr(module, "_orig_mod"):
+            module = module._orig_mod  # type: ignore[assignment]
+        else:
+            return module
+
+
+def parts(objects: Iterable[object]) -> tuple[list[nn.Module], list[torch.optim.Optimizer], list[Any]]:
+    """The modules, optimizers and gradient scalers among what is tracked."""
+    things = list(objects)
+    return (
+        [thing for thing in things if isinstance(thing, nn.Module)],
+        [thing for thing in things if isinstance(thing, torch.optim.Optimizer)],
+        [thing for thing in things if isinstance(thing, torch.amp.GradScaler)],
+    )
+
+
+def on_step(optimizer: object, call: Callable[[], None]) -> Any:
+    """Have `call` called after each step of an optimizer; a handle with `remove()`, None for anything else."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return None
+    return optimizer.register_step_post_hook(lambda *_: call())
+
+
+class _Module:
+    tensor = staticmethod(lent)
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self._module = unwrapped(module)
+        if _holds_values_back(self._module):
+            self._module.persistent(True)  # type: ignore[operator]
+        for key, value in [*self._module.named_parameters(), *self._module.named_buffers()]:
+            if type(value).__name__ == "DTensor" or "FullyShardedDataParallel" in type(self._module).__name__:
+                raise CannotSave(
+                    f"{name}.{key} is sharded over several processes",
+                    received=type(self._module).__name__,
+                    expected="a model that every rank holds whole (one process, or DistributedDataParallel)",
+                    hint="save sharded models with `torch.distributed.checkpoint`; leave this one out of `track`",
+                )
+            if nn.parameter.is_lazy(value):
+                raise CannotSave(
+                    f"{name}.{key} has no shape yet",
+                    received="a lazy module",
+                    expected="a model that has seen a batch",
+                    hint="run one batch through it before `track`",
+                )
+
+    def state(self) -> object:
+        return {key.replace(_COMPILED, ""): value for key, value in self._module.state_dict().items()}
+
+    def mismatches(self, state: Any) -> list[str]:
+        mine: dict[str, Any] = self.state()  # type: ignore[assignment]
+        wrong = [f"{key} is missing in the checkpoint" for key in mine if key not in state]
+        wrong += [f"{key} is in the checkpoint only" for key in state if key not in mine]
+        for key, value in mine.items():
+            other = state.get(key)
+            if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+                wrong += _differences(key, value, other)
+        return wrong
+
+    def load(self, state: Any) -> None:
+        names = {key.replace(_COMPILED, ""): key for key in self._module.state_dict()}
+        whole = {names[key]: _own(value) if _may_be_kept(key, value) else value for key, value in state.items()}
+        self._module.load_state_dict(whole)
+
+
+class _Optimizer:
+    tensor = staticmethod(kept)
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def state(self) -> object:
+        return self._optimizer.state_dict()
+
+    def expected(self) -> object:
+        """The state with the tensors that its first step will make."""
+        state = self._optimizer.state_dict()
+        count = _STATE_OF_FIRST_STEP.get(type(self._optimizer).__name__)
+        if state["state"] or count is None:
+            return state
+        return {
+            **state,
+            "state": [
+                Tensor(_WORDS[parameter.dtype], tuple(parameter.shape), _never)
+                for group in self._optimizer.param_groups
+                for parameter in group["params"]
+                if parameter.requires_grad and parameter.dtype in _WORDS
+                for _ in range(count(group))
+            ],
+        }
+
+    def mismatches(self, state: Any) -> list[str]:
+        mine = self._optimizer.param_groups
+        theirs = state.get("param_groups", [])
+        if len(mine) != len(theirs):
+            return [f"has {len(mine)} parameter groups, the checkpoint {len(theirs)}"]
+        wrong: list[str] = []
+        for place, (group, other) in enumerate(zip(mine, theirs, strict=True)):
+            if len(group["params"]) != len(other["params"]):
+                wrong.append(
+                    f"group {place} has {len(group['params'])} parameters, the checkpoint {len(other['params'])}"
+                )
+                continue
+            for parameter, number in zip(group["params"], other["params"], strict=True):
+                for key, value in state["state"].get(number, {}).items():
+                    if key in _PARAMETER_SIZED and value is not None and value.shape != parameter.shape:
+                        wrong.append(
+                            f"{key} of parameter {number} is {_shape(value)} in the checkpoint, "
+                            f"the parameter is {_shape(parameter)}"
+                        )
+        return wrong
+
+    def load(self, state: Any) -> None:
+        self._optimizer.load_state_dict(state)
+
+
+class _Stateful:
+    tensor = staticmethod(kept)
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+
+    def state(self) -> object:
+        return self._owner.state_dict()
+
+    def mismatches(self, state: Any) -> list[str]:
+        return []
+
+    def load(self, state: Any) -> None:
+        self._owner.load_state_dict(state)
+
+
+class _Container:
+    tensor = staticmethod(kept)
+
+    def __init__(self, container: dict[Any, Any] | list[Any] | set[Any]) -> None:
+        self._container = container
+
+    def state(self) -> object:
+        return self._container
+
+    def mismatches(self, state: Any) -> list[str]:
+        for kind in (dict, list, set):
+            if isinstance(self._container, kind) and not isinstance(state, kind):
+                return [f"is a {kind.__name__}, in the checkpoint a {type(state).__name__}"]
+        return []
+
+    def load(self, state: Any) -> None:
+        self._container.clear()
+        if isinstance(self._container, list):
+            self._container.extend(state)
+        else:
+            self._container.update(state)
+
+
+class _Tensor:
+    tensor = staticmethod(lent)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def state(self) -> object:
+        return self._tensor
+
+    def mismatches(self, state: Any) -> list[str]:
+        return _differences("it", self._tensor, state) if isinstance(state, torch.Tensor) else ["is a tensor"]
+
+    def load(self, state: Any) -> None:
+        with torch.no_grad():
+            self._tensor.copy_(state)
+
+
+class _Generator:
+    tensor = staticmethod(kept)
+
+    def __init__(self, generator: object) -> None:
+        self._generator = generator
+
+    def state(self) -> object:
+        return generator_state(self._generator)
+
+    def mismatches(self, state: Any) -> list[str]:
+        return []
+
+    def load(self, state: Any) -> None:
+        set_generator_state(self._generator, state)
+
+
+def _differences(name: str, mine: torch.Tensor, theirs: torch.Tensor) -> list[str]:
+    if mine.shape != theirs.shape:
+        return [f"{name} is {_shape(theirs)} in the checkpoint, {_shape(mine)} here"]
+    if mine.dtype != theirs.dtype:
+        return [f"{name} is {theirs.dtype} in the checkpoint, {mine.dtype} here"]
+    return []
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return f"({', '.join(str(size) for size in tensor.shape)})"
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    if type(tensor).__name__ == "DTensor":
+        return "DTensor"
+    return "meta" if tensor.is_meta else str(tensor.layout).removeprefix("torch.")
+
+
+def _never(room: memoryview) -> None:
+    raise AssertionError("this tensor has no bytes")
+
+
+def _holds_values_back(module: nn.Module) -> bool:
+    """torchmetrics' metrics leave their values out of state_dict() unless they are told not to."""
+    return callable(getattr(module, "persistent", None)) and hasattr(module, "_defaults")
+
+
+def _may_be_kept(key: str, value: object) -> bool:
+    """A module copies parameters and buffers; other values it may keep as they are."""
+    return key.endswith("_extra_state") or not isinstance(value, torch.Tensor)
+
+
+def _own(value: Any) -> Any:
+    return copy.deepcopy(value)

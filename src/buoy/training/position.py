@@ -1,0 +1,183 @@
+"""Where a training is between its first epoch and its last, and when it may be saved there.
+
+A run's place is (epoch, loop, samples): loops over batches are counted within an epoch, in the order in which the
+script begins them. A script that is started again comes by the same way: loops that were done yield nothing, the
+one that was under way goes on at its sample.
+
+A safe point is where nothing of a step is under way: a loop asks for its next batch, an optimizer has stepped since
+the last one was handed out, and the loop is not inside the body of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(eq=False)
+class Loop:
+    """One iteration over batches."""
+
+    number: int
+    """Its place among the loops of the epoch."""
+    root: int
+    """The first loop of this epoch over the same loader."""
+    owner: int
+    """Which loader: the same one again is the same work."""
+    nested: bool
+    """Begun inside the body of another loop, so that its own safe points are none."""
+    saved: dict[str, Any] | None
+    """Where to go on, when this loop was under way in the checkpoint."""
+    done: bool
+    """It was done before the checkpoint: it yields nothing."""
+    in_body: bool = False
+    trains: bool = False
+    begun: bool = False
+    place: Callable[[], dict[str, Any]] | None = None
+    """Its state for the next checkpoint; None before its first batch is asked for."""
+    settled_before: bool = True
+
+
+class Position:
+    """The place of a run, kept while it goes and found again when it resumes."""
+
+    def __init__(self, saved: dict[str, Any] | None = None) -> None:
+        self.epoch = int(saved["epoch"]) if saved else 0
+        self.counts_steps = False
+        """An optimizer is tracked: safe points wait for its steps."""
+        self._saved = saved if saved and not saved["epoch_done"] else None
+        self.first_epoch = self.epoch + 1 if saved and saved["epoch_done"] else self.epoch
+        self.skipped = False
+        """A loop was passed over on the way to the saved place: what the script did in between is to be undone."""
+        self._waiting: dict[str, Any] = dict(self._saved["open"]) if self._saved else {}
+        """The loops that were under way in the checkpoint and have not begun again yet."""
+        self._after_waiting = int(self._saved["next_loop"]) if self._saved else 0
+        self._next_loop = 0
+        self._roots: dict[int, int] = {}
+        self._open: dict[int, Loop] = {}
+        self._settled = True
+        self._training: set[int] = set()
+
+    def again(self) -> Position:
+        """The same place for a script that comes by the same way once more, in this process."""
+        anew = Position(self.describe())
+        anew.counts_steps, anew._training = self.counts_steps, self._training
+        return anew
+
+    @property
+    def is_returning(self) -> bool:
+        """The saved place has not been reached yet."""
+        return self._saved is not None
+
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch begins; loops that were left open belong to the last one."""
+        self.epoch = epoch
+        self._next_loop = 0
+        self._open.clear()
+        self._roots.clear()
+        if self._saved is not None and epoch != self._saved["epoch"]:
+            self._saved = None
+            self._waiting.clear()
+
+    def begin_loop(self, owner: int) -> Loop:
+        """The script begins to iterate over batches."""
+        for loop in [loop for loop in self._open.values() if loop.owner == owner and loop.begun]:
+            self.end_loop(loop)  # the same loader from its start: nobody goes on with the earlier iteration
+        number, saved = self._claim(self._next_loop)
+        nested = any(loop.in_body for loop in self._open.values())
+        done = saved is None and self._saved is not None and number < self._saved["next_loop"]
+        self.skipped = self.skipped or done
+        root = self._roots.setdefault(owner, number)
+        loop = Loop(number, root, owner, nested, saved or None, done, trains=owner in self._training)
+        if not done:
+            self._open[number] = loop
+        return loop
+
+    def _claim(self, number: int) -> tuple[int, dict[str, Any] | None]:
+        """The number of a loop that begins, and where it was in the checkpoint."""
+        self._next_loop += 1
+        mine = str(number) if str(number) in self._waiting else None
+        if mine is None:
+            # `batches = iter(run.batches(loader))`, begun anew inside another loop's body each time it is exhausted:
+            # the first beginning of the resumed script stands for the latest one.
+            again = [key for key, state in self._waiting.items() if state["nested"] and state["root"] == number]
+            mine = again[0] if again else None
+        if mine is None:
+            return number, None
+        saved = self._waiting.pop(mine)
+        if not self._waiting:
+            self._next_loop = max(self._next_loop, self._after_waiting)
+        return int(mine), saved["at"] or {}
+
+    def arrive(self) -> bool:
+        """The first loop with work to do begins; whether this is the saved place, found again."""
+        arrived = self._saved is not None
+        self._saved = None
+        return arrived
+
+    def end_loop(self, loop: Loop) -> None:
+        """It is exhausted, or the script has left it."""
+        if self._open.get(loop.number) is loop:
+            del self._open[loop.number]
+            self._leave_body(loop)
+
+    def hand_out(self, loop: Loop) -> None:
+        """A batch goes to the script."""
+        loop.settled_before = self._settled
+        loop.in_body = True
+        self._settled = not self.counts_steps
+
+    def stepped(self) -> None:
+        """An optimizer has stepped: what was handed out has been used."""
+        self._settled = True
+        for loop in self._open.values():
+            if loop.in_body and not loop.trains:
+                loop.trains = True
+                self._training.add(loop.owner)
+
+    def asked(self, loop: Loop) -> bool:
+        """The loop asks for its next batch: its last body is done. Whether this is a safe point."""
+        self._leave_body(loop)
+        if loop.nested or not self._settled:
+            return False
+        if not self.counts_steps:
+            return loop.number == min(self._open)
+        # A loop that does not train is an evaluation: what it has summed up so far is not ours to save.
+        return loop.trains or not loop.begun
+
+    @property
+    def is_settled(self) -> bool:
+        """No step is under way: between loops, this is a safe point."""
+        return self._settled and not any(loop.in_body for loop in self._open.values())
+
+    @property
+    def is_between_steps(self) -> bool:
+        """No gradient waits to be used; a body may still be under way."""
+        return self._settled
+
+    def describe(self, *, epoch_done: bool = False) -> dict[str, Any]:
+        """The place, in plain values."""
+        return {
+            "epoch": self.epoch,
+            "epoch_done": epoch_done,
+            "next_loop": self._next_loop,
+            "open": {
+                str(loop.number): {
+                    "root": loop.root,
+                    "nested": loop.nested,
+                    "at": loop.place() if loop.place is not None else None,
+                }
+                for loop in self._open.values()
+            },
+        }
+
+    @property
+    def has_open_loops(self) -> bool:
+        """Some iteration over batches is under way."""
+        return bool(self._open)
+
+    def _leave_body(self, loop: Loop) -> None:
+        if loop.in_body and not loop.trains and not self._settled and self._training:
+            self._settled = loop.settled_before  # it only reads: an evaluation between two epochs
+        loop.in_body = False

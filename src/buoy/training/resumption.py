@@ -1,0 +1,104 @@
+"""The checkpoint a run goes on from: found by all ranks alike, checked, and loaded into what is tracked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from buoy.checkpoint.store import Checkpoint
+from buoy.errors import BuoyError
+from buoy.training.follower import Follower
+from buoy.training.keeper import Keeper
+
+if TYPE_CHECKING:
+    from buoy.torch.state import Tracked
+
+OURS = "buoy"
+"""The name in a checkpoint under which a run keeps its own state."""
+
+
+class Resumption:
+    """What was saved of a run, as one rank sees it; empty where nothing was saved."""
+
+    def __init__(self, keeper: Keeper | Follower | None, say: Callable[[str], None]) -> None:
+        from buoy.torch.distributed import world
+
+        self._say = say
+        self._rank, self._world = world()
+        self._checkpoint = self._find(keeper)
+        whole = self._own_state()
+        self.step = self._checkpoint.step if self._checkpoint is not None else 0
+        self.mine: dict[str, Any] = whole["ranks"][self._rank] if whole else {}
+        """This rank's place and random state."""
+        self.micro_batch: dict[str, Any] | None = whole["micro_batch"] if whole else None
+
+    def __bool__(self) -> bool:
+        return bool(self.mine)
+
+    def load(self, things: dict[str, Tracked]) -> None:
+        """Load each from the checkpoint, or none if any does not fit."""
+        checkpoint = self._checkpoint
+        if checkpoint is None:
+            return
+        from buoy.torch.state import load_all
+
+        there = {name: thing for name, thing in things.items() if name in checkpoint.names}
+        load_all({name: checkpoint.value(name, thing.tensor) for name, thing in there.items()}, there)
+        for name in things:
+            if name not in there:
+                self._say(f"{name} is not in the checkpoint of step {self.step}: it starts as built")
+
+    def name_what_is_left(self, tracked: Iterable[str]) -> None:
+        """Say which saved names nobody tracks any more."""
+        names = self._checkpoint.names if self._checkpoint is not None else []
+        left = sorted(set(names) - {OURS, *tracked})
+        if left:
+            self._say(f"in the checkpoint, but not tracked now, so not saved again: {', '.join(left)}")
+
+    def forget(self) -> None:
+        """The run is past the checkpoint: let go of its memory."""
+        self._checkpoint = None
+        self.mine = {}
+
+    def _find(self, keeper: Keeper | Follower | None) -> Checkpoint | None:
+        from buoy.torch.distributed import agree
+
+        if keeper is None:
+            return None
+        found = keeper.newest() if self._rank == 0 else None
+        step = agree(found.step if found is not None else -1)
+        if self._rank and step >= 0:
+            found = keeper.newest()
+        mine = found.step if found is not None else -1
+        if agree(int(step != mine)):
+            raise BuoyError(
+                "the ranks do not see the same checkpoint",
+                received=f"rank 0: step {step}; rank {self._rank}: {mine if mine >= 0 else 'none'}",
+                expected="one run folder that all ranks can read",
+                hint="put the run folder on a shared file system",
+            )
+        return found
+
+    def _own_state(self) -> Any:
+        checkpoint = self._checkpoint
+        if checkpoint is None:
+            return None
+        from buoy.torch.state import kept
+
+        if OURS not in checkpoint.names:
+            raise BuoyError(
+                "the newest checkpoint is not of a buoy.Run",
+                received=f"{checkpoint.folder}: {', '.join(checkpoint.names)}",
+                expected="a checkpoint with the place of a PyTorch run",
+                hint="use a folder of its own for each training",
+            )
+        whole: Any = checkpoint.value(OURS, kept)
+        ranks = len(whole["ranks"])
+        if ranks != self._world:
+            raise BuoyError(
+                "the checkpoint is of another number of processes",
+                received=f"{ranks} in the checkpoint, {self._world} now",
+                expected="the same number: each rank has a place in the data of its own",
+                hint=f"start {ranks} processes, or a new run in another folder",
+            )
+        return whole

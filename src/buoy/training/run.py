@@ -1,0 +1,445 @@
+"""`buoy.Run`: a PyTorch training that goes on, after any death, bit for bit where it was saved."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from buoy.checkpoint.retention import Keep
+from buoy.checkpoint.state import encode
+from buoy.checkpoint.store import Receipt
+from buoy.errors import UsageError
+from buoy.training.batches import Batches
+from buoy.training.follower import Follower
+from buoy.training.keeper import Keeper, say
+from buoy.training.micro_batches import MicroBatches
+from buoy.training.position import Loop, Position
+from buoy.training.resumption import OURS, Resumption
+from buoy.units import format_duration
+
+if TYPE_CHECKING:
+    from buoy.torch.state import Tracked
+
+_REASONS = ("", "interval", "steps", "user", "epoch", "finished", "alarm", "deadline", "interrupt", "sigterm")
+"""From the least urgent to the most: the ranks agree on the most urgent that any of them has."""
+_ENDING = ("interrupt", "sigterm")
+_PATIENCE = 120.0
+"""Seconds without a safe point after which that is told."""
+
+_open: weakref.WeakValueDictionary[str, Run] = weakref.WeakValueDictionary()
+
+
+class Run:
+    """A training that can be killed at any moment and goes on from its last checkpoint, bit for bit.
+
+    Built on a folder that has checkpoints it resumes from the newest good one: `track` loads, `epochs` and `batches`
+    continue where they were. `Run()` without a folder keeps nothing on disk. What is saved, and when it is exact,
+    is in docs/resume.md.
+
+    >>> import torch, buoy
+    >>> data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    >>> loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
+    >>> model = torch.nn.Linear(4, 1)
+    >>> optimizer = torch.optim.AdamW(model.parameters())
+    >>> run = buoy.Run("runs/lines", save=100)
+    >>> run.track(model=model, optimizer=optimizer)
+    >>> for epoch in run.epochs(2):
+    ...     for x, y in run.batches(loader):
+    ...         loss = torch.nn.functional.mse_loss(model(x), y)
+    ...         optimizer.zero_grad()
+    ...         loss.backward()
+    ...         optimizer.step()
+    >>> run.step
+    8
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        mirror: str | None = None,
+        time_limit: str | float | None = None,
+        disk: str | None = None,
+        save: str | int | None = None,
+        keep: Keep | int | None = None,
+        seed: int | None = None,
+        micro_batch: int | None = None,
+        inexact: tuple[str, ...] = (),
+        memory_cap: int | None = None,
+    ) -> None:
+        from buoy.torch import data, distributed, rng
+
+        self._rng, self._ranks = rng, distributed
+        self._rank, self._world = distributed.world()
+        self.folder = os.path.abspath(os.path.expanduser(folder)) if folder is not None else None
+        """The run folder; None when nothing is kept."""
+        self._close_earlier()
+        self._keeper: Keeper | Follower | None = None
+        if self.folder is not None and self._rank:
+            self._keeper = Follower(self.folder)
+        elif self.folder is not None:
+            self._keeper = Keeper(
+                self.folder, mirror=mirror, time_limit=time_limit, disk=disk, save=save, keep=keep
+            )
+        self._best = keep.best.rpartition(":")[2] if isinstance(keep, Keep) and keep.best else None
+        self._from = Resumption(self._keeper, self._say)
+        mine = self._from.mine
+        self.resumed = bool(mine)
+        """Whether this process goes on from a checkpoint."""
+        self.step = self._from.step
+        """Optimizer steps of the run so far (of the first tracked optimizer), or batches when none is tracked."""
+        self.batch = 0
+        """Batches that the loop has handed out in this pass, those before a resume included."""
+        self._position = Position(mine.get("position"))
+        self._seed: int | None = mine.get("seed", seed)
+        if mine:
+            self._say(f"going on from step {self.step}, epoch {self._position.epoch}")
+            if seed not in (None, self._seed):
+                self._say(f"seed={seed} is not used: this run was begun with {self._seed}")
+        self._feeds = data.Feeds(self._say)
+        self._objects: dict[str, object] = {}
+        self._tracked: dict[str, Tracked] = {}
+        self._hooks: list[Any] = []
+        self._metrics: dict[str, float] = {}
+        self._micro = MicroBatches(
+            self.folder,
+            self._from.micro_batch,
+            {
+                "say": self._say,
+                "event": self._event,
+                "micro_batch": micro_batch,
+                "inexact": inexact,
+                "memory_cap": memory_cap,
+            },
+        )
+        self._epoch_rng: Any = mine.get("epoch_rng")
+        self._epochs_before = 0
+        self._in_epochs = self._looked_over = self._finished = False
+        self._wish: tuple[str, str | None] | None = None
+        self._saved_step = self.step if mine else -1
+        self._waiting_since: float | None = None
+        self._pid = os.getpid()
+        if self.folder is not None:
+            _open[os.path.realpath(self.folder)] = self
+        atexit.register(_finish_at_exit, weakref.ref(self))
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None:
+            self._save_the_end()
+        self.finish()
+
+    def __repr__(self) -> str:
+        return f"<buoy.Run {self.folder or 'without a folder'}, step {self.step}>"
+
+    # -- what is saved ----------------------------------------------------------------------------------------
+
+    def track(self, **objects: object) -> None:
+        """Name what belongs to the run; on resume each is loaded at once, or none if any does not fit.
+
+        Models, optimizers, schedulers, scalers, EMA, anything with `state_dict` and `load_state_dict`; dicts and
+        lists are restored in place. A loader may be named too: its place is kept by `batches`.
+
+        >>> Run().track(counters={"best": 0.0})
+        >>> Run().track(best=0.0)
+        Traceback (most recent call last):
+            ...
+        buoy.torch.state.CannotTrack: best cannot be put back: it is a plain value
+          received: best=0.0
+          expected: something that can be changed in place
+          hint: keep it in a dict: `counters = {'best': ...}; run.track(counters=counters)`
+        """
+        from buoy.torch.state import as_tensor, on_step, tracked
+
+        new: dict[str, Tracked] = {}
+        for name, value in objects.items():
+            if name == OURS or (name in self._objects and self._objects[name] is not value):
+                raise UsageError(
+                    f"the name {name!r} is taken",
+                    received=f"track({name}={type(value).__name__}(...))",
+                    expected="a name of its own for each object",
+                    hint="choose another name",
+                )
+            thing = tracked(name, value)
+            if thing is not None and name not in self._objects:
+                encode(name, thing.state(), as_tensor)  # refused now, by name, rather than at step 10,000
+                new[name] = thing
+        self._from.load(new)
+        for name in objects.keys() - self._objects.keys():
+            hook = on_step(objects[name], self._on_other_step if self._hooks else self._on_step)
+            if hook is not None:
+                self._hooks.append(hook)
+                self._position.counts_steps = True
+        self._tracked.update(new)
+        self._objects.update(objects)
+        self._micro.track(self._objects)
+
+    def metric(self, **values: float) -> None:
+        """Report figures such as `val_loss=0.3`: they are stored with the checkpoint of this step.
+
+        >>> Run().metric(val_loss=0.3)
+        """
+        self._metrics.update({name: float(value) for name, value in values.items()})
+        if self._best in values:
+            self._wish = self._wish or ("epoch", None)
+
+    # -- the loop ---------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is under way."""
+        return max(0, self._position.epoch - self._epochs_before)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs from where the run is up to `count`; each end is a safe point.
+
+        >>> list(Run().epochs(2))
+        [0, 1]
+        """
+        if self._in_epochs:  # a notebook's cell was interrupted and is run again: go on where it was
+            self._position = self._position.again()
+        self._in_epochs = True
+        before, first = self._epochs_before, self._position.first_epoch
+        if self.resumed and first >= before + count:
+            self._say(f"all {count} epochs are done already (step {self.step}); nothing is left to do")
+        for epoch in range(max(before, first), before + count):
+            self._position.begin_epoch(epoch)
+            if self._keeper is not None:
+                self._keeper.recorder.epoch(epoch)
+            if self._from:
+                # In the middle of an epoch: what stands before its loop draws again what it drew then.
+                which = "epoch_rng" if self._position.is_returning else "rng"
+                self._rng.restore(self._from.mine[which], self._say)
+            self._epoch_rng = self._rng.capture()
+            yield epoch - before
+            self._end_epoch(last=epoch + 1 == before + count)
+        self._epochs_before += count
+        self._in_epochs = False
+
+    def batches(self, loader: Iterable[Any]) -> Batches:
+        """The loader's batches, from where the run is; between two of them the run may be saved.
+
+        >>> list(Run().batches([1, 2, 3]))
+        [1, 2, 3]
+        """
+        return Batches(loader, self._begin_loop)
+
+    def backward(
+        self,
+        batch: Any,
+        loss_fn: Callable[[Any], Any],
+        *,
+        reduction: str = "mean",
+        split: Callable[..., Any] | None = None,
+        scaler: Any = None,
+    ) -> Any:
+        """Forward and backward over the batch, in micro-batches where it does not fit; the loss of the whole batch.
+
+        >>> import torch
+        >>> model, run = torch.nn.Linear(4, 1), Run()
+        >>> run.track(model=model, optimizer=torch.optim.SGD(model.parameters()))
+        >>> loss = run.backward(torch.randn(8, 4), lambda part: model(part).square().mean())
+        """
+        return self._micro.backward(batch, loss_fn, reduction=reduction, split=split, scaler=scaler)
+
+    # -- saving -----------------------------------------------------------------------------------------------
+
+    def save(self, *, pin: str | None = None) -> Receipt | None:
+        """Save now; belongs at the end of a batch's body or of an epoch's. `pin` keeps it for good, under that name.
+
+        In the middle of a gradient accumulation it waits for the optimizer's step, and returns None.
+
+        >>> Run().save() is None
+        True
+        """
+        if self._keeper is None:
+            return None
+        if not self._position.is_between_steps:
+            self._wish = ("user", pin)
+            return None
+        between_loops = self._in_epochs and not self._position.has_open_loops
+        return self._save("user", pin=pin, epoch_done=between_loops)
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is safe, and let go of the run folder. Called at exit by itself.
+
+        >>> Run().finish()
+        """
+        if self._finished:
+            return
+        self._finished = True
+        for hook in self._hooks:
+            hook.remove()
+        if self._keeper is not None:
+            self._keeper.finish()
+        if self.folder is not None and _open.get(os.path.realpath(self.folder)) is self:
+            del _open[os.path.realpath(self.folder)]
+
+    def _save(
+        self, reason: str, *, pin: str | None = None, epoch_done: bool = False, finished: bool = False
+    ) -> Receipt | None:
+        from buoy.torch.state import as_tensor
+
+        if self._keeper is None or self._finished:
+            return None
+        mine = {
+            "position": self._position.describe(epoch_done=epoch_done),
+            "rng": self._rng.capture(),
+            "epoch_rng": self._epoch_rng,
+            "seed": self._seed,
+        }
+        items = {name: thing.state() for name, thing in self._tracked.items()}
+        items[OURS] = {"ranks": self._ranks.gather(mine), "micro_batch": self._micro.state()}
+        receipt = self._keeper.save(
+            items,
+            step=self.step,
+            epoch=self._position.epoch,
+            reason=reason,
+            metrics=self._metrics,
+            pin=pin,
+            finished=finished,
+            as_tensor=as_tensor,
+        )
+        self._saved_step, self._wish, self._waiting_since = self.step, None, None
+        if reason in _ENDING:
+            self._ranks.agree(0)  # nobody goes before rank 0 has written
+            self._keeper.stop_if_asked()
+            if self._world > 1:
+                raise SystemExit(128 + 15)  # another rank was told to stop
+        return receipt
+
+    def _safe_point(self, *, epoch_done: bool = False, finished: bool = False) -> None:
+        """Save if anybody wants that; every rank comes here."""
+        if self._keeper is None:
+            return
+        wish, pin = self._wish or ("finished" if finished else "", None)
+        reason = self._keeper.due(self.step) or wish
+        if self._world > 1:
+            reason = _REASONS[self._ranks.agree(_REASONS.index(reason))]
+        if reason:
+            self._save(reason, pin=pin, epoch_done=epoch_done, finished=finished)
+
+    def _no_safe_point(self) -> None:
+        """Something of a step is under way; a save that is due too long is told."""
+        if self._keeper is None or self._world > 1 or not (self._wish or self._keeper.due(self.step)):
+            return
+        now = time.monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        elif now - self._waiting_since > _PATIENCE:
+            self._say(
+                f"a checkpoint is due since {format_duration(now - self._waiting_since)}, but no tracked optimizer "
+                "stepped between two batches; is the optimizer that steps the one that is tracked?"
+            )
+            self._waiting_since = now + 3600
+
+    def _end_epoch(self, *, last: bool) -> None:
+        if self._position.is_settled and self.step:
+            self._safe_point(epoch_done=True, finished=last)
+
+    def _save_the_end(self) -> None:
+        if self.step != self._saved_step and self._position.is_settled and not self._position.has_open_loops:
+            self._save("finished", epoch_done=self._in_epochs, finished=True)
+
+    # -- inside the loop --------------------------------------------------------------------------------------
+
+    def _begin_loop(self, loader: Any) -> Iterator[Any]:
+        return self._walk(loader, self._position.begin_loop(id(loader)))
+
+    def _walk(self, loader: Any, loop: Loop) -> Iterator[Any]:
+        if loop.done:
+            return
+        from buoy.torch.data import Place
+
+        position = self._position
+        try:
+            self._arrive()
+            place = Place(self._own_seed(), self._rank, position.epoch, loop.number)
+            feed = self._feeds.open(loader, place, loop.saved)
+            loop.place = feed.state_dict
+            counts_batches = not position.counts_steps
+            with self._keeper.loop() if self._keeper is not None else nullcontext():
+                while True:
+                    if position.asked(loop):
+                        self._safe_point()
+                    else:
+                        self._no_safe_point()
+                    try:
+                        batch = next(feed)
+                    except StopIteration:
+                        return
+                    self.batch = feed.batches
+                    if loop.trains or counts_batches:
+                        self._metrics.clear()  # they were measured on other weights
+                    position.hand_out(loop)
+                    yield batch
+                    if counts_batches:
+                        self.step += 1
+        finally:
+            position.end_loop(loop)
+
+    def _arrive(self) -> None:
+        """The first loop with work to do begins; after a resume this is the saved place."""
+        if not self._looked_over:
+            self._look_over()
+        if self._position.arrive():
+            if self._position.skipped:
+                # What the script did between the loops that were done was done a second time: undo it.
+                self._from.load(self._tracked)
+            self._rng.restore(self._from.mine["rng"], self._say)
+        self._from.forget()
+
+    def _look_over(self) -> None:
+        """Everything is tracked: name what is left over, and say what a checkpoint will take."""
+        self._looked_over = True
+        self._from.name_what_is_left(self._tracked)
+        if self._keeper is not None:
+            from buoy.torch.state import as_tensor
+
+            items = {name: getattr(thing, "expected", thing.state)() for name, thing in self._tracked.items()}
+            self._keeper.expect(items, as_tensor)
+            if self.step:
+                self._keeper.recorder.step(self.step)
+
+    def _own_seed(self) -> int:
+        if self._seed is None:
+            self._seed = self._rng.initial_seed()
+        return self._seed
+
+    def _on_step(self) -> None:
+        self.step += 1
+        self._position.stepped()
+
+    def _on_other_step(self) -> None:
+        self._position.stepped()
+
+    def _close_earlier(self) -> None:
+        before = _open.get(os.path.realpath(self.folder)) if self.folder is not None else None
+        if before is not None:
+            self._say(f"another Run on {self.folder} was open in this process; it is closed now")
+            before.finish()
+
+    def _say(self, text: str) -> None:
+        if not self._rank:
+            say(text)
+
+    def _event(self, kind: str, **values: object) -> None:
+        if self._keeper is not None:
+            self._keeper.recorder.event(kind, **values)
+
+
+def _finish_at_exit(reference: weakref.ref[Run]) -> None:
+    run = reference()
+    if run is None or run._pid != os.getpid() or run._finished:
+        return
+    if getattr(sys, "last_value", None) is None:  # not after an exception: a step may have been half done
+        run._save_the_end()
+    run.finish()
