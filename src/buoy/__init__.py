@@ -17,20 +17,26 @@ _HOMES = {
     "BuoyError": "buoy.errors",
     "ExitCode": "buoy.errors",
     "Keep": "buoy.checkpoint.retention",
+    "Run": "buoy.training.run",
     "check": "buoy.view.findings_notebook",
     "watch": "buoy.supervisor.watch",
     "why": "buoy.verdict",
 }
 
-__all__ = ["BuoyError", "ExitCode", "Keep", "check", "watch", "why"]
+__all__ = ["BuoyError", "ExitCode", "Keep", "Run", "check", "watch", "why"]
+
+
+_ROOMS = ("keras",)  # packages that people name in their own code: `buoy.keras.Guard`
 
 
 def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name in _ROOMS:
+        return import_module(f"buoy.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'buoy' has no attribute {name!r}")
-    from importlib import import_module
-
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value

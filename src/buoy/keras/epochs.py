@@ -1,0 +1,143 @@
+"""Between Keras's epoch loop and a feed: epochs that begin in their middle, and a safe point after each step.
+
+Keras lets a data adapter of one's own be given as `x`, and walks it with an `EpochIterator`. The one hook here
+wraps that walk, for our adapter only: iterators come from the feed, the steps before the position are not made.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.epoch_iterator import EpochIterator
+
+from buoy.keras.data import Feed
+
+
+class Position:
+    """Where a training is: the epoch and its batches for people, the pass and its batches for the data."""
+
+    def __init__(self, epoch: int = 0, batch: int = 0, number: int = 0, offset: int = 0, step: int = 0) -> None:
+        self.epoch, self.batch = epoch, batch
+        self.number, self.offset = number, offset
+        self.step = step
+        """Batches trained since the run began."""
+
+    def as_dict(self) -> dict[str, int]:
+        """For the checkpoint."""
+        return {
+            "epoch": self.epoch, "batch": self.batch, "pass": self.number, "offset": self.offset,
+            "step": self.step,
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, stored: dict[str, int]) -> Position:
+        """From the checkpoint."""
+        return cls(
+            stored["epoch"], stored["batch"], stored["pass"], stored["offset"], stored["step"]
+        )  # fmt: skip
+
+
+class GuardedAdapter(DataAdapter):  # type: ignore[misc]
+    """A feed as Keras wants it, begun at a position."""
+
+    def __init__(self, feed: Feed, position: Position, between_steps: Callable[[], None]) -> None:
+        teach_epochs()
+        self.feed = feed
+        self.position = position
+        self._between_steps = between_steps
+        self._started = False
+        self._iterator: Any = None
+        self._of_epoch = -1
+        self._pass_per_epoch = True
+
+    def get_tf_dataset(self) -> Any:
+        """The feed's."""
+        return self.feed.dataset
+
+    @property
+    def num_batches(self) -> int | None:
+        """The feed's, for a whole pass."""
+        return self.feed.batches
+
+    @property
+    def batch_size(self) -> int | None:
+        """Keras asks nobody."""
+        return None
+
+    def on_epoch_begin(self) -> None:
+        """Called by Keras before the first iterator of the epoch."""
+        self._started = True
+        self.feed.epoch_begins(self.position.epoch)
+
+    def on_epoch_end(self) -> None:
+        """Called by Keras after each epoch, and once before the first."""
+        self.feed.epoch_ends(self.position.epoch if self._started else -1)
+
+    def epoch_is_over(self) -> None:
+        """The next epoch begins with its first batch; without `steps_per_epoch` also with a new pass."""
+        position = self.position
+        position.epoch, position.batch = position.epoch + 1, 0
+        if self._pass_per_epoch:
+            position.number, position.offset = position.epoch, 0
+
+    def walk(self, epochs: Any, original: Iterator[Any]) -> Iterator[Any]:
+        """Keras's own walk through an epoch, from the position on."""
+        position, many = self.position, int(epochs.steps_per_execution)
+        self._pass_per_epoch = epochs.steps_per_epoch is None
+        epochs._get_iterator = lambda: _Source(lambda: self._open(epochs))
+        before = -(-position.batch // many)  # executions made by the attempt before
+        for number, item in enumerate(original):
+            if number < before:
+                continue
+            if number == before:
+                epochs._steps_seen = position.offset + many
+            yield item
+            made = many
+            if self.feed.batches is not None:
+                made = min(many, self.feed.batches - position.offset)
+            position.batch += made
+            position.offset += made
+            position.step += made
+            self._between_steps()
+
+    def _open(self, epochs: Any) -> Any:
+        """Keras makes an iterator at the end of a pass and, without `steps_per_epoch`, again when an epoch begins."""
+        position = self.position
+        if self._pass_per_epoch:
+            if self._of_epoch == position.epoch and self._iterator is not None:
+                return self._iterator  # the one at the end: nobody reads it
+            self._of_epoch = position.epoch
+            position.number, position.offset = position.epoch, position.batch
+        elif self._iterator is not None:
+            position.number, position.offset = position.number + 1, 0
+        self._iterator = self.feed.open(epochs._distributed_dataset, position.number, position.offset)
+        return self._iterator
+
+
+class _Source:
+    """Something whose iterator is made by a function."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Any:
+        return self._make()
+
+
+def teach_epochs() -> None:
+    """Let Keras's epoch iterator ask our adapter; once per process, and of no effect on any other data."""
+    original = EpochIterator._enumerate_iterator
+    if getattr(original, "_knows_buoy", False):
+        return
+
+    @functools.wraps(original)
+    def enumerate_iterator(self: Any) -> Iterator[Any]:
+        steps: Iterator[Any] = original(self)
+        adapter = self.data_adapter
+        return adapter.walk(self, steps) if isinstance(adapter, GuardedAdapter) else steps
+
+    enumerate_iterator._knows_buoy = True  # type: ignore[attr-defined]
+    EpochIterator._enumerate_iterator = enumerate_iterator

@@ -1,0 +1,411 @@
+"""`buoy.keras.Guard`: the callback that keeps `model.fit` going, from wherever the last attempt was killed."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from buoy.checkpoint.retention import Keep
+from buoy.checkpoint.store import Checkpoint, Receipt
+from buoy.errors import UsageError
+from buoy.keras import callbacks as memory
+from buoy.keras import rng, state
+from buoy.keras.data import BITWISE, Feed, feed_for
+from buoy.keras.epochs import GuardedAdapter, Position
+from buoy.keras.holdings import Holdings
+from buoy.training.keeper import Keeper, say
+
+
+class Guard(keras.callbacks.Callback):  # type: ignore[misc]
+    """Checkpoints for `model.fit`, and the way back to the same bits after any death.
+
+    A run that was killed goes on at the batch after its newest checkpoint when the same script is started again:
+    weights, optimizer, seeds, metrics, callbacks and the order of the data are as they would have been.
+    A run that is finished returns from `fit` at once.
+
+        model.fit(dataset, epochs=10, callbacks=[buoy.keras.Guard("runs/cats")])
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        mirror: str | None = None,
+        time_limit: str | float | None = None,
+        disk: str | None = None,
+        save: str | int | None = None,
+        keep: Keep | int | None = None,
+        seed: int | None = None,
+        micro_batch: int | None = None,
+        inexact: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.folder = os.fspath(folder)
+        self._keeper_options = {
+            "mirror": mirror, "time_limit": time_limit, "disk": disk, "save": save, "keep": keep,
+        }  # fmt: skip
+        self._seed = seed
+        self._micro_batch, self._inexact = micro_batch, inexact
+        self._fit: _Fit | None = None
+        teach_fit()
+
+    @property
+    def step(self) -> int:
+        """Batches trained since the run began."""
+        return self._fit.adapter.position.step if self._fit is not None else 0
+
+    @property
+    def resumed(self) -> bool:
+        """Whether this attempt goes on from a checkpoint."""
+        return self._fit is not None and self._fit.checkpoint is not None
+
+    def save(self, *, pin: str | None = None) -> Receipt | None:
+        """A checkpoint now; call it between steps, from another callback. A pinned one is never deleted."""
+        return self._fit.save("user", pin=pin) if self._fit is not None else None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Keras calls this after every other callback's own."""
+        if self._fit is None:
+            raise UsageError(
+                "buoy.keras.Guard works inside `model.fit` only",
+                received="a training loop of its own",
+                expected="`model.fit(..., callbacks=[guard])`",
+                hint="in a loop of your own use `buoy.Run`",
+            )
+        self._fit.training_begins()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """A first epoch that begins in its middle gets its state here, after everybody has begun it again."""
+        if self._fit is not None:
+            self._fit.epoch_begins()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """A place between two steps, with the epoch's metrics."""
+        if self._fit is not None:
+            self._fit.epoch_ends(logs or {})
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """The last checkpoint: the finished run."""
+        if self._fit is not None:
+            self._fit.training_ends(logs or {})
+
+    def _run(self, original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """What `model.fit` does when this guard is among its callbacks."""
+        if keras.backend.backend() != "tensorflow":
+            raise UsageError(
+                "buoy.keras.Guard resumes Keras on TensorFlow only",
+                received=f"the {keras.backend.backend()} backend",
+                expected="KERAS_BACKEND=tensorflow",
+                hint="on PyTorch, a loop with `buoy.Run` resumes exactly",
+            )
+        keeper = Keeper(self.folder, **self._keeper_options)  # type: ignore[arg-type]
+        try:
+            self._fit = _Fit(self, keeper, arguments)
+            with keeper.loop():
+                return self._fit.run(original)
+        finally:
+            if self._fit is not None:
+                self._fit.close()
+            keeper.finish()
+
+
+class _Fit:
+    """One call of `fit` under a guard."""
+
+    def __init__(self, guard: Guard, keeper: Keeper, arguments: dict[str, Any]) -> None:
+        self._guard, self._keeper, self._arguments = guard, keeper, arguments
+        self._model = arguments["self"]
+        self._holdings = Holdings(self._model)
+        self.checkpoint: Checkpoint | None = keeper.newest()
+        stored = self._stored("training") if self.checkpoint is not None else None
+        self._seed = _seed(guard._seed, stored)
+        self._feed = self._make_feed()
+        position = Position.of(stored["position"]) if stored else Position(epoch=arguments["initial_epoch"])
+        self.adapter = GuardedAdapter(self._feed, position, self._between_steps)
+        self._callbacks = self._order_callbacks()
+        self._memory = memory.Memory(self._callbacks)
+        self._list: Any = None
+        self._holdings.build(self._feed.dataset.element_spec)
+        self._transaction = _install_transaction(guard, self._model, keeper)
+        self._resume_inside = False
+        if stored is not None:
+            self._resume(stored)
+        exactness = self._feed.exactness
+        if exactness.grade != BITWISE:
+            say(f"a resume will not be bit for bit ({exactness.grade}): {exactness.reason}; hint: {exactness.hint}")
+
+    def run(self, original: Callable[..., Any]) -> Any:
+        """Keras's own `fit`, over our data."""
+        position, epochs = self.adapter.position, self._arguments["epochs"]
+        stored = self._stored("training") if self.checkpoint is not None else None
+        if stored is not None and stored["finished"] and (stored["stopped"] or position.epoch >= epochs):
+            return self._already_finished(stored)
+        self._keeper.expect(self._items(), state.as_tensor)
+        arguments = {
+            **self._arguments, "x": self.adapter, "y": None, "sample_weight": None, "class_weight": None,
+            "shuffle": False, "initial_epoch": position.epoch, "callbacks": self._callback_list(),
+        }  # fmt: skip
+        with self._metrics_without_a_step():
+            return original(**arguments)
+
+    def close(self) -> None:
+        """Leave the model as it was found."""
+        if self._transaction is not None:
+            self._transaction.remove()
+
+    # -- what Keras tells the guard ---------------------------------------------------------------------------
+
+    def training_begins(self) -> None:
+        """Everybody else has begun, and forgotten: give them their memory back."""
+        self._memory.training_begins()
+        if self.checkpoint is not None:
+            self._remind()
+
+    def epoch_begins(self) -> None:
+        """In the middle of an epoch everything is loaded once more: metrics were reset, schedules may have acted."""
+        if self._resume_inside:
+            self._resume_inside = False
+            self._load_state()
+            self._remind()
+
+    def epoch_ends(self, logs: dict[str, Any]) -> None:
+        """The position moves to the next epoch first: what is saved now begins there."""
+        self.adapter.epoch_is_over()
+        reason = self._keeper.due(self.adapter.position.step)
+        if reason is None and self._keeps_best():
+            reason = "epoch"
+        if reason is not None:
+            self.save(reason, metrics=_numbers(logs))
+            self._keeper.stop_if_asked()
+
+    def training_ends(self, logs: dict[str, Any]) -> None:
+        """After the other callbacks had their last word, and Keras its averaged weights."""
+        self.save("finished", metrics=_numbers(logs), finished=True)
+
+    def _between_steps(self) -> None:
+        reason = self._keeper.due(self.adapter.position.step)
+        if reason is not None:
+            self.save(reason)
+            self._keeper.stop_if_asked()
+
+    @contextmanager
+    def _metrics_without_a_step(self) -> Iterator[None]:
+        """An epoch resumed after its last batch makes no step, and Keras takes its metrics from the last step."""
+        original = self._model._get_metrics_result_or_logs
+
+        def metrics_or_logs(logs: Any) -> Any:
+            return original(logs or self._model.get_metrics_result())
+
+        own = vars(self._model)  # not an attribute that Keras should track
+        own["_get_metrics_result_or_logs"] = metrics_or_logs
+        try:
+            yield
+        finally:
+            own.pop("_get_metrics_result_or_logs", None)
+
+    # -- saving -----------------------------------------------------------------------------------------------
+
+    def save(
+        self, reason: str, *, metrics: dict[str, float] | None = None, pin: str | None = None, finished: bool = False
+    ) -> Receipt:
+        """Hand everything over to the keeper."""
+        flush = getattr(self._list, "_flush_futures", None)
+        if flush is not None and getattr(self._list, "_async_train", False):
+            flush()  # callbacks that Keras runs beside the training catch up first
+        return self._keeper.save(
+            self._items(finished),
+            step=self.adapter.position.step,
+            epoch=self.adapter.position.epoch,
+            reason=reason,
+            metrics=metrics,
+            pin=pin,
+            finished=finished,
+            as_tensor=state.as_tensor,
+        )
+
+    def _items(self, finished: bool = False) -> dict[str, Any]:
+        position, exactness = self.adapter.position, self._feed.exactness
+        training = {
+            "position": position.as_dict(),
+            "epochs": self._arguments["epochs"],
+            "finished": finished,
+            "stopped": bool(getattr(self._model, "stop_training", False)),
+            "seed": self._seed,
+            "data": {"kind": type(self._feed).__name__, "state": self._feed.state(position.offset)},
+            "callbacks": self._memory.state(),
+            "exactness": {"grade": exactness.grade, "reason": exactness.reason},
+        }
+        items = {**self._holdings.items(), "training": training, "rng": rng.capture()}
+        if self._transaction is not None:
+            items["micro_batch"] = self._transaction.state_dict()
+        return items
+
+    # -- resuming ---------------------------------------------------------------------------------------------
+
+    def _resume(self, stored: dict[str, Any]) -> None:
+        assert self.checkpoint is not None
+        data = stored["data"]
+        if data["kind"] != type(self._feed).__name__:
+            raise UsageError(
+                "the run was fed with another kind of data",
+                received=type(self._feed).__name__,
+                expected=data["kind"],
+                hint="give this training a folder of its own",
+            )
+        self._feed.load(data["state"])
+        self._load_state()
+        position = self.adapter.position
+        self._resume_inside = position.batch > 0
+        memory.append_logs(self._callbacks)
+        if not stored["finished"]:
+            where = f", batch {position.batch + 1}" if position.batch else ""
+            say(f"resuming after step {position.step}: epoch {position.epoch + 1}{where}")
+
+    def _load_state(self) -> None:
+        assert self.checkpoint is not None
+        names = [name for name in self.checkpoint.names if name == "model" or name.startswith(("optim", "metr"))]
+        self._holdings.load({name: self._stored(name) for name in names})
+        if self._transaction is not None and "micro_batch" in self.checkpoint.names:
+            self._transaction.load_state_dict(self._stored("micro_batch"))
+
+    def _remind(self) -> None:
+        """Callbacks and random generators, as they were."""
+        for words in self._memory.load(self._stored("training")["callbacks"]):
+            say(words)
+        rng.restore(self._stored("rng"))
+
+    def _stored(self, name: str) -> Any:
+        assert self.checkpoint is not None
+        return self.checkpoint.value(name, state.to_tensor)
+
+    def _already_finished(self, stored: dict[str, Any]) -> Any:
+        self._memory.load(stored["callbacks"])
+        history = next(each for each in self._callbacks if isinstance(each, keras.callbacks.History))
+        history.set_model(self._model)
+        history.set_params({"verbose": 0, "epochs": stored["epochs"], "steps": self._feed.batches})
+        self._model.history = history
+        position = self.adapter.position
+        say(
+            f"{self._guard.folder} is finished: {position.epoch} epochs, {position.step} steps; the model has its "
+            "final weights. More epochs train on; another training needs a folder of its own"
+        )
+        return history
+
+    # -- what `fit` was given ---------------------------------------------------------------------------------
+
+    def _make_feed(self) -> Feed:
+        given = self._arguments
+        x, y, sample_weight = given["x"], given["y"], given["sample_weight"]
+        if given["validation_split"] and given["validation_data"] is None:
+            from keras.src.trainers.data_adapters import array_slicing
+
+            (x, y, sample_weight), given["validation_data"] = array_slicing.train_validation_split(
+                (x, y, sample_weight), validation_split=given["validation_split"]
+            )
+            given["validation_split"] = 0.0
+        return feed_for(
+            x,
+            y,
+            sample_weight,
+            self._seed,
+            say,
+            batch_size=given["batch_size"],
+            steps_per_epoch=given["steps_per_epoch"],
+            shuffle=given["shuffle"],
+            class_weight=given["class_weight"],
+        )
+
+    def _order_callbacks(self) -> list[Any]:
+        """The guard comes last: at its turn every other callback has done what it does."""
+        others = [each for each in _flat(self._arguments["callbacks"]) if not isinstance(each, Guard)]
+        memory.refuse_rivals(others)
+        if not any(isinstance(each, keras.callbacks.History) for each in others):
+            others.append(keras.callbacks.History())
+        return others
+
+    def _callback_list(self) -> Any:
+        verbose = self._arguments["verbose"]
+        self._list = keras.callbacks.CallbackList(
+            [*self._callbacks, self._guard],
+            add_history=True,
+            add_progbar=verbose != 0,
+            verbose=verbose,
+            epochs=self._arguments["epochs"],
+            steps=self._arguments["steps_per_epoch"] or self._feed.batches,
+            model=self._model,
+        )
+        return self._list
+
+    def _keeps_best(self) -> bool:
+        keep = self._guard._keeper_options["keep"]
+        return isinstance(keep, Keep) and keep.best is not None
+
+
+def teach_fit() -> None:
+    """Let `model.fit` hand over to a guard among its callbacks; once per process, nothing else changes."""
+    original = keras.Model.fit
+    if getattr(original, "_knows_buoy", False):
+        return
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def fit(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return original(*args, **kwargs)  # Keras says better what is wrong
+        bound.apply_defaults()
+        guards = [each for each in _flat(bound.arguments.get("callbacks")) if isinstance(each, Guard)]
+        if not guards or not bound.arguments["self"].compiled:
+            return original(*args, **kwargs)
+        if len(guards) > 1:
+            raise UsageError("one training has one guard", received=f"{len(guards)} in `callbacks`")
+        return guards[0]._run(original, dict(bound.arguments))
+
+    fit._knows_buoy = True  # type: ignore[attr-defined]
+    keras.Model.fit = fit
+
+
+def _flat(callbacks: Any) -> list[Any]:
+    if callbacks is None:
+        return []
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return list(keras.tree.flatten(callbacks))
+
+
+def _seed(given: int | None, stored: dict[str, Any] | None) -> int:
+    """The run's: kept in its checkpoints, else as given, else Keras's own, else drawn."""
+    if stored is not None:
+        return int(stored["seed"])
+    if given is not None:
+        return given
+    known = rng.global_seed()
+    return known if known is not None else int.from_bytes(os.urandom(4), "little")
+
+
+def _numbers(logs: dict[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in logs.items() if not hasattr(value, "shape") or value.shape == ()}
+
+
+def _install_transaction(guard: Guard, model: Any, keeper: Keeper) -> Any:
+    """The two-phase step with micro-batches; a model that it does not fit trains as ever, and is told why."""
+    try:
+        from buoy.keras import transaction
+    except ImportError:
+        return None
+    try:
+        return transaction.install(
+            model, say=say, event=keeper.recorder.event, micro_batch=guard._micro_batch, inexact=guard._inexact
+        )
+    except UsageError as error:
+        if guard._micro_batch is not None:
+            raise
+        keeper.recorder.event("trouble", what=f"steps are not split: {error.message}")
+        return None

@@ -1,0 +1,111 @@
+"""Everything a Keras training holds: built before it is needed, saved under a few names, checked, loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from buoy.errors import BuoyError, UsageError
+from buoy.keras import state
+
+
+class OtherModel(BuoyError):
+    """A checkpoint does not fit this model; nothing was loaded."""
+
+
+class Holdings:
+    """The variables of a compiled model and of all that belongs to it."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def build(self, spec: Any) -> None:
+        """Make every variable now, from the shapes of the data: what is not there cannot be loaded."""
+        batch = keras.tree.map_structure(_Described, spec)
+        try:
+            if not self._is_built():
+                self._model._symbolic_build(data_batch=batch)
+        except Exception as error:  # noqa: BLE001 - whatever a model's call raises on symbols
+            if not self._model.built:
+                raise UsageError(
+                    "the model cannot be built from the shapes of the data",
+                    received=f"{type(error).__name__}: {str(error).strip().splitlines()[0]}",
+                    expected="a model whose variables exist before `fit`",
+                    hint="call it once on a batch: `model(x[:1])`",
+                ) from error
+        optimizer = self._model.optimizer
+        if optimizer is not None and not optimizer.built:
+            with self._model.distribute_strategy.scope():
+                optimizer.build(self._model.trainable_variables)
+
+    def items(self) -> dict[str, dict[str, Any]]:
+        """Name -> variables, as the store takes them."""
+        items = {"model": {**state.state_of(self._model), **self._plain_variables()}}
+        optimizers = {"optimizer": self._model.optimizer, **self._other_optimizers()}
+        for name, optimizer in optimizers.items():
+            if optimizer is not None:
+                items[name] = state.state_of(optimizer)
+        items["metrics"] = state.state_of(list(self._model.metrics))
+        return items
+
+    def load(self, stored: Mapping[str, Mapping[str, Any]]) -> None:
+        """All of it, or nothing and an error that names what does not fit."""
+        here = self.items()
+        problems = [
+            problem
+            for name, variables in here.items()
+            for problem in state.check(variables, stored.get(name, {}), name)
+        ]
+        if problems:
+            shown = problems[:10] + ([f"and {len(problems) - 10} more"] if len(problems) > 10 else [])
+            raise OtherModel(
+                "the checkpoint is of another model; nothing was loaded",
+                received="\n    " + "\n    ".join(shown),
+                expected="the model, optimizer and metrics that were saved",
+                hint="give this training a folder of its own, or build the model as before",
+            )
+        for name, variables in here.items():
+            state.assign(variables, stored[name])
+
+    def _is_built(self) -> bool:
+        model = self._model
+        parts = [model._compile_metrics, model._compile_loss, model.optimizer]
+        return all(layer.built for layer in model._flatten_layers()) and all(
+            part is None or part.built for part in parts
+        )
+
+    def _other_optimizers(self) -> dict[str, Any]:
+        """A model with a training step of its own may keep several (`self.d_optimizer`)."""
+        found = {}
+        for name, value in vars(self._model).items():
+            if isinstance(value, keras.optimizers.Optimizer) and value is not self._model.optimizer:
+                if not value.built:
+                    raise UsageError(
+                        f"model.{name} has no variables yet: it could not be restored",
+                        received="an unbuilt optimizer",
+                        expected="a built one",
+                        hint=f"call `model.{name}.build(variables)` before `fit`",
+                    )
+                found[f"optimizer.{name}"] = value
+        return found
+
+    def _plain_variables(self) -> dict[str, Any]:
+        """tf.Variable and tf.random.Generator attributes of layers, which Keras itself does not count."""
+        found = {}
+        for layer in self._model._flatten_layers():
+            for name, value in vars(layer).items():
+                if isinstance(value, (tf.Variable, tf.random.Generator)):
+                    for inner, variable in state.state_of(value).items():
+                        found[f"{layer.name}.{name}/{inner}"] = variable
+        return found
+
+
+class _Described:
+    """The shape and type of one part of a batch, as Keras's builder asks for them."""
+
+    def __init__(self, spec: Any) -> None:
+        self.shape = tuple(spec.shape)
+        self.dtype = spec.dtype

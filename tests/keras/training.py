@@ -1,0 +1,182 @@
+"""A Keras training under buoy, of many kinds: `python -m tests.keras.training FOLDER KIND [KILL_AT_STEP]`.
+
+It writes one line per step (a hash of every variable) and the final state to FOLDER.log, and kills itself with
+SIGKILL after the given number of steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1", KERAS_BACKEND="tensorflow")
+
+import keras
+import numpy
+import tensorflow as tf
+
+import buoy
+
+EPOCHS = 3
+SAMPLES = 52  # seven batches of 8, the last one of 4
+SAVE_EVERY = 3
+
+
+def arrays() -> tuple[Any, Any]:
+    made = numpy.random.default_rng(0)
+    return made.normal(size=(SAMPLES, 6, 6, 2)).astype("float32"), made.integers(0, 3, SAMPLES)
+
+
+class Batches(keras.utils.PyDataset):
+    """Augments from the global generators, and shuffles itself at the end of each epoch."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.x, self.y = arrays()
+        self.order = numpy.arange(SAMPLES)
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, index: int) -> Any:
+        import random
+
+        chosen = self.order[index * 8 : index * 8 + 8]
+        noise = numpy.random.normal(size=self.x[chosen].shape) * random.random()
+        return (self.x[chosen] + noise).astype("float32"), self.y[chosen]
+
+    def on_epoch_end(self) -> None:
+        numpy.random.shuffle(self.order)
+
+
+def generator() -> Any:
+    x, y = arrays()
+    while True:
+        chosen = numpy.random.randint(0, SAMPLES, 8)
+        yield (x[chosen] + numpy.random.normal(size=(8, 6, 6, 2))).astype("float32"), y[chosen]
+
+
+def data(kind: str) -> dict[str, Any]:
+    """The arguments of `fit` for this kind."""
+    x, y = arrays()
+    weights = numpy.linspace(0.5, 1.5, SAMPLES)
+    slices = tf.data.Dataset.from_tensor_slices((x, y))
+    flip = keras.layers.RandomFlip(seed=5)
+    drawn = tf.random.Generator.from_seed(3)
+    kinds: dict[str, Any] = {
+        "arrays": lambda: {"x": x, "y": y, "sample_weight": weights, "batch_size": 8, "validation_split": 0.2},
+        "arrays-batch": lambda: {"x": x, "y": y, "batch_size": 8, "shuffle": "batch", "class_weight": {0: 2.0}},
+        "arrays-steps": lambda: {"x": x, "y": y, "batch_size": 8, "steps_per_epoch": 5},
+        "pipeline": lambda: {"x": slices.shuffle(20).batch(8).prefetch(2), "validation_data": (x, y)},
+        "pipeline-repeat": lambda: {"x": slices.shuffle(20).repeat().batch(8), "steps_per_epoch": 5},
+        "pipeline-random": lambda: {
+            "x": slices.shuffle(20)
+            .map(lambda a, b: (flip(a, training=True), b))
+            .map(lambda a, b: (a + drawn.normal([6, 6, 2]) + tf.random.uniform([]), b))
+            .batch(8)
+            .prefetch(2)
+        },
+        "pipeline-unknown": lambda: {"x": slices.filter(lambda a, b: b < 3).shuffle(20).batch(8)},
+        "pydataset": lambda: {"x": Batches(), "shuffle": True},
+        "pydataset-threads": lambda: {"x": Batches(workers=2), "shuffle": False},
+        "pydataset-processes": lambda: {"x": Batches(workers=2, use_multiprocessing=True)},
+        "generator": lambda: {"x": generator(), "steps_per_epoch": 7},
+    }
+    return dict(kinds[kind]())
+
+
+class Counting(keras.callbacks.Callback):
+    """A callback of somebody's own, with a memory of its own."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+        self.seen = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen += 1
+        if self.seen % 4 == 0:
+            self.model.optimizer.learning_rate.assign(self.model.optimizer.learning_rate * self.factor)
+
+
+class Log(keras.callbacks.Callback):
+    """One line per step; then, once, the death."""
+
+    def __init__(self, path: Path, guard: Any, kill_at: int) -> None:
+        super().__init__()
+        self._path, self._guard, self._kill_at = path, guard, kill_at
+        self._steps = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self._steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._steps = state["steps"]
+
+    def write(self, **line: Any) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._steps += 1
+        self.write(step=self._steps, batch=batch, state=digest(self.model), loss=float(logs["loss"]).hex())
+        if self._steps == self._kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def digest(model: Any) -> str:
+    """Every variable of the model, its optimizer and its metrics."""
+    whole = hashlib.sha256()
+    for variable in [*model.variables, *model.optimizer.variables, *model.metrics_variables]:
+        whole.update(variable.numpy().tobytes())
+    return whole.hexdigest()[:16]
+
+
+def build(kind: str) -> Any:
+    layers = [
+        keras.layers.RandomFlip(),
+        keras.layers.Conv2D(4, 3, activation="relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Flatten(),
+        keras.layers.Dropout(0.4),
+        keras.layers.Dense(3),
+    ]
+    model = keras.Sequential(layers if kind == "pipeline" else [keras.Input((6, 6, 2)), *layers])  # unbuilt
+    optimizer = keras.optimizers.Adam(1e-2, use_ema=True, ema_momentum=0.9)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    many = 2 if kind == "arrays-batch" else 1
+    model.compile(optimizer, loss, metrics=["accuracy"], steps_per_execution=many, jit_compile=False)
+    return model
+
+
+def main(folder: str, kind: str, kill_at: int = 0) -> None:
+    keras.utils.set_random_seed(42)
+    tf.config.experimental.enable_op_determinism()
+    given, model = data(kind), build(kind)
+    guard = buoy.keras.Guard(folder, save=SAVE_EVERY)
+    log = Log(Path(f"{folder}.log"), guard, kill_at)
+    monitor = "val_loss" if "validation_split" in given or "validation_data" in given else "loss"
+    callbacks = [
+        guard,
+        keras.callbacks.ReduceLROnPlateau(monitor, factor=0.5, patience=0, min_delta=0.5),
+        keras.callbacks.EarlyStopping(monitor, patience=50),
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+        Counting(0.97),
+        log,
+    ]
+    history = model.fit(**given, epochs=EPOCHS, callbacks=callbacks, verbose=0)
+    log.write(
+        final=digest(model),
+        history={name: [float(value).hex() for value in values] for name, values in history.history.items()},
+        epochs=history.epoch,
+        counted=callbacks[4].seen,
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 0)
