@@ -1,0 +1,216 @@
+"""The compiled functions of one model's step: built once per `compile`, traced when first needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from buoy.keras.probe import SAMPLES, Answer, as_arrays, probe
+from buoy.keras.quiet import same_for_every_sample
+from buoy.keras.train_step import UNEVEN, Facts, Sums, TrainStep, unpack
+from buoy.microbatch.errors import CannotSplit
+
+
+class Functions:
+    """Runs the step on a batch, whole or in micro-batches."""
+
+    exhausted = (StopIteration, tf.errors.OutOfRangeError)
+
+    def __init__(self, model: Any, inexact: tuple[str, ...]) -> None:
+        self.stock: Any = None
+        """Keras's own training function, once the model turned out not to fit in here."""
+        self._model = model
+        self._inexact = inexact
+        self._step = TrainStep(model)
+        self._eager = model.run_eagerly
+        self._whole = self._compiled(self._step.whole, jit=model.jit_compile)
+        self._split: Any = None
+        self._facts: Facts | None = None
+        self._sums = Sums(tf.constant(False), tf.constant(False))
+        self._built = False
+        self._iterator: Any = None
+        self._spec: Any = None
+        self._traced: list[tuple[Any, Any, Any]] = []
+        self._begun = 0
+        self._reserve: Any = None
+
+    def fetch(self, iterator: Any) -> Any:
+        """The next batch."""
+        if not isinstance(iterator, tf.data.Iterator):
+            self._spec = None
+            return next(iterator)
+        if iterator is not self._iterator:
+            self._iterator, self._spec = iterator, iterator.element_spec
+        return iterator.get_next()
+
+    def run(self, data: Any, count: int, reserve: bool) -> Any:
+        """The step; raises what TensorFlow raises, with nothing written unless `reached` says otherwise."""
+        if not self._built:
+            self._build(data)
+        room = self._reserve if reserve else _NOTHING
+        if count == 1:
+            logs = self._for_spec(self._whole)(data, room)
+        else:
+            self.prepare(data)
+            logs = self._for_spec(self._split)(data, room, tf.constant(count))
+        self._begun += 2
+        return logs
+
+    def use_stock(self) -> None:
+        """From now on as Keras does it."""
+        self.stock = self._model._make_function(self._model.train_step)
+
+    def reached(self) -> int:
+        """How far the last, failed run came: 0 nothing is computed, 1 no room to write, 2 writing had begun."""
+        now = int(self._step.stage.numpy())
+        reached, self._begun = now - self._begun, now
+        return reached
+
+    def explained(self, error: Exception) -> Exception:
+        """The error in words, where it is one of the checks inside the graph."""
+        if isinstance(error, tf.errors.InvalidArgumentError) and UNEVEN in str(error):
+            return CannotSplit(
+                "the loss does not give every sample the same number of values",
+                received="a loss function that drops or repeats samples before its mean",
+                expected="one value (or one row of values) per sample",
+                hint="give the dropped samples a sample_weight of 0 instead, or use a Keras mask",
+            )
+        return error
+
+    def prepare(self, data: Any) -> None:
+        """Make sure that this model and loss may be split; `CannotSplit` says why not."""
+        if self._split is not None:
+            return
+        self._refuse_batch_norm()
+        few = _few(data)
+        self._facts = self._look(few)
+        self._probe(few)
+        facts, sums = self._facts, self._sums
+        self._split = self._compiled(
+            lambda data, reserve, count: self._step.split(data, count, reserve, facts, sums), jit=False
+        )
+
+    def _for_spec(self, function: Any) -> Any:
+        # Traced for what the data set promises, as Keras traces it, not for the shape of the first batch: the last,
+        # smaller batch is then no new graph, and rounding is that of Keras.
+        spec = self._spec
+        if spec is None or self._eager:
+            return function
+        for known, of_function, traced in self._traced:
+            if of_function is function and (known is spec or known == spec):
+                return traced
+        more = () if function is self._whole else (tf.TensorSpec((), tf.int32),)
+        traced = function.get_concrete_function(spec, tf.TensorSpec((1,), tf.int32), *more)
+        self._traced.append((spec, function, traced))
+        return traced
+
+    def _compiled(self, function: Any, *, jit: bool) -> Any:
+        if self._eager:
+            return function
+        return tf.function(function, reduce_retracing=True, jit_compile=jit, autograph=False)
+
+    def _build(self, data: Any) -> None:
+        # Inside the step no variable may be created any more.
+        model = self._model
+        if all(layer.built for layer in model._flatten_layers()):
+            model._symbolic_build(data_batch=keras.tree.map_structure(_spec, unpack(data)))
+        else:  # as Keras builds it: by tracing its own step
+            tf.function(model.train_step, autograph=False).get_concrete_function(data)
+        self._reserve = tf.constant([self._step.reserve_bytes], tf.int32)
+        self._built = True
+
+    def _refuse_batch_norm(self) -> None:
+        if "batchnorm" in self._inexact:
+            return
+        found = [
+            layer.name
+            for layer in self._model._flatten_layers()
+            if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+        ]
+        if found:
+            names = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+            raise CannotSplit(
+                "the batch does not fit, and BatchNormalization cannot be split with the same result",
+                received=f"{len(found)} layers in training mode: {names}",
+                expected="layers that treat each sample by itself",
+                hint='GroupNormalization or LayerNormalization instead, a smaller batch_size, frozen layers '
+                     '(trainable = False), or inexact=("batchnorm",) to accept statistics per micro-batch',
+            )  # fmt: skip
+
+    def _look(self, few: Any) -> Facts:
+        found: list[Facts] = []
+        if self._eager:
+            return self._step.facts(few)
+        tf.function(lambda data: found.append(self._step.facts(data)), autograph=False).get_concrete_function(
+            few
+        )
+        return found[0]
+
+    def _probe(self, few: Any) -> None:
+        facts = self._facts
+        assert facts is not None
+        if _rows(few) < 3:
+            return  # one or two samples show nothing; the next, larger batch is split by the same function
+        metrics = {id(variable) for variable in self._model.metrics_variables}
+        measured = [n for n, variable in enumerate(facts.shape.carried) if id(variable) in metrics]
+        step = self._step
+
+        def compute(data: Any, count: Any, scalar: Any, added: Any) -> Any:
+            whole = step.accumulate(data, count, facts, Sums(scalar, added))
+            gradients = [g for g in whole.gradients if g is not None]
+            dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
+            return dense, [whole.updates[n][1] for n in measured]
+
+        compiled = self._compiled(compute, jit=False)
+
+        def attempt(data: Any, count: int, scalar: bool, added: bool) -> Answer:
+            gradients, state = compiled(data, tf.constant(count), tf.constant(scalar), tf.constant(added))
+            return Answer(as_arrays(gradients), as_arrays(state))
+
+        unknown = ("scalar" in facts.kinds or step.opaque, facts.added)
+        backwards = keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[::-1], few)
+        step.scaling = False
+        try:
+            with same_for_every_sample():
+                finding = probe(attempt, few, backwards, self._precision(), unknown)
+        finally:
+            step.scaling = True
+        if not finding.equal and "batchnorm" not in self._inexact:
+            raise CannotSplit(
+                "the batch does not fit, and in micro-batches this model and loss give another gradient",
+                received=f"a difference of {finding.error:.1g} between {SAMPLES} samples at once and in two parts",
+                expected=f"at most {finding.allowed:.1g}",
+                hint="a loss or layer that compares samples with each other, or draws random numbers without a "
+                     "keras SeedGenerator, needs the whole batch: ask for a smaller batch_size",
+            )  # fmt: skip
+        self._sums = Sums(tf.constant(finding.scalar_sums), tf.constant(finding.added_sums))
+        if step.streamed and not finding.state_adds_up:
+            step.streamed = False
+            self._facts = self._look(few)
+
+    def _precision(self) -> str:
+        dtypes = {str(layer.compute_dtype) for layer in self._model._flatten_layers()}
+        return next(
+            (dtype for dtype in ("bfloat16", "float16", "float32", "float64") if dtype in dtypes), "float32"
+        )
+
+
+_NOTHING = tf.constant([0], tf.int32)
+
+
+def _few(data: Any) -> Any:
+    return keras.tree.map_structure(
+        lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf)[:SAMPLES], data
+    )
+
+
+def _rows(data: Any) -> int:
+    return int(next(leaf.shape[0] for leaf in keras.tree.flatten(data) if leaf is not None))
+
+
+def _spec(leaf: Any) -> Any:
+    return (
+        None if leaf is None else keras.KerasTensor(leaf.shape, str(getattr(leaf.dtype, "name", leaf.dtype)))
+    )
