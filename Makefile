@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 N      ?= 1
 
-.PHONY: setup demo test lint bench deaths pairs clean
+.PHONY: setup demo test lint bench deaths kills recovery pairs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,8 @@ help:
 	@echo "make test    set up, then lint and every test (about 4 minutes on 2 cores)"
 	@echo "make bench   the figures of docs/benchmarks.md, as tables and bench/results/*.json"
 	@echo "make deaths  the death suite: N times every kind (make deaths N=20)"
+	@echo "make kills   checkpoints under SIGKILL, power loss, full disks and flipped bits (make kills N=1000)"
+	@echo "make recovery  every allocation of a training step fails once, in some 30 models (under 10 minutes)"
 	@echo "make pairs   every rule of buoy check: its bad example does what the rule says, the mended one does not"
 	@echo "make lint    ruff and mypy --strict"
 
@@ -45,6 +47,13 @@ pairs: setup
 
 deaths: setup
 	$(BIN)/python -m tests.deaths --repeat $(N)
+
+kills: setup
+	$(BIN)/python -m tests.kills --number $(N)
+
+recovery: setup
+	$(BIN)/python -m tests.recovery
+	$(BIN)/python -m tests.keras_step
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,72 @@
+"""`buoy report`: the run on one page of HTML."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from buoy.cli.arguments import Parser
+from buoy.errors import ExitCode, UsageError
+
+_DESCRIPTION = (
+    "Write one self-contained HTML page about a run: timelines, checkpoints, verdicts, environment."
+)
+
+
+def execute(arguments: list[str]) -> int:
+    """Run the verb."""
+    chosen = _parser().parse_args(arguments)
+    from buoy.flight.attempt import find_attempt
+    from buoy.view.history import read
+
+    history = read(find_attempt(chosen.run).run_folder)
+    if chosen.format == "json":
+        import json
+
+        from buoy.view.report import as_json
+
+        text = json.dumps(as_json(history), indent=2) + "\n"
+    else:
+        from buoy.view.report import page
+
+        text = page(history)
+    default = None if chosen.format == "json" else os.path.join(history.folder, "report.html")
+    target = chosen.output or default
+    if target is None or target == "-":
+        sys.stdout.write(text)
+        return int(ExitCode.OK)
+    _write(target, text)
+    sys.stderr.write(f"buoy: wrote {target} ({len(text.encode()) // 1024} KiB); open it in a browser\n")
+    return int(ExitCode.OK)
+
+
+def _write(target: str, text: str) -> None:
+    """Whole or not at all: a page that a browser has open is never half there."""
+    beside = f"{target}.{os.getpid()}.part"
+    try:
+        with open(beside, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(beside, target)
+    except OSError as error:
+        try:
+            os.unlink(beside)
+        except OSError:
+            pass
+        raise UsageError(
+            "cannot write the report",
+            received=f"{target} ({error.strerror})",
+            expected="a file in a folder that can be written",
+            hint="choose another with `-o FILE`",
+        ) from error
+
+
+def _parser() -> Parser:
+    parser = Parser("buoy report", "buoy report [RUN] [-o FILE] [--format html|json]", _DESCRIPTION)
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help="run folder (default: the newest run here or in runs/)"
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="`-` is stdout (default: RUN/report.html)")
+    parser.add_argument(
+        "--format", choices=("html", "json"), default="html", help="json: the same numbers, on stdout"
+    )
+    return parser

@@ -1,0 +1,89 @@
+"""`buoy runs`: the runs below a folder; `buoy runs rm` removes one after asking."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from buoy.cli.arguments import Parser
+from buoy.errors import ExitCode, RunFolderError, UsageError
+
+_DESCRIPTION = "List the runs below a folder, newest first; `buoy runs rm RUN` removes one after asking."
+
+
+def execute(arguments: list[str]) -> int:
+    """Run the verb."""
+    if arguments[:1] == ["rm"]:
+        return _remove(arguments[1:])
+    chosen = _parser().parse_args(arguments)
+    from buoy.view.runs import SCHEMA, describe, find_runs, table
+
+    folder = os.path.abspath(chosen.folder or ".")
+    if not os.path.isdir(folder):
+        raise RunFolderError("no such folder", received=chosen.folder, expected="a folder that holds runs",
+                             hint="`buoy runs` looks here and in `runs/`")  # fmt: skip
+    runs = [describe(run) for run in find_runs(folder)]
+    if chosen.format == "json":
+        import json
+
+        sys.stdout.write(json.dumps({"schema": SCHEMA, "runs": runs}, indent=2) + "\n")
+    elif runs:
+        sys.stdout.write(table(runs) + "\n")
+    else:
+        sys.stderr.write(f"buoy: no run in {folder} or its runs/; `buoy run -- python train.py` makes one\n")
+    return int(ExitCode.OK)
+
+
+def _remove(arguments: list[str]) -> int:
+    parser = Parser("buoy runs rm", "buoy runs rm RUN [--yes]", "Remove a run folder, after asking.")
+    parser.add_argument("run", metavar="RUN", help="the run folder")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    chosen = parser.parse_args(arguments)
+    from buoy.flight.attempt import is_run
+    from buoy.units import format_bytes
+    from buoy.view.runs import describe
+
+    if os.path.islink(chosen.run.rstrip("/")) or not is_run(chosen.run):
+        raise RunFolderError(
+            "this is no run folder, nothing was removed",
+            received=chosen.run,
+            expected="a folder (no link) that `buoy run`, `buoy.watch()` or `buoy.Run` made",
+            hint="`buoy runs` lists them",
+        )
+    run = describe(os.path.abspath(chosen.run))
+    if run["status"] == "running":
+        raise UsageError("this run is still being written, nothing was removed", received=chosen.run,
+                         expected="a run that has ended", hint="stop the training first")  # fmt: skip
+    what = f"{chosen.run} ({format_bytes(run['bytes'])}, {run['attempts']} attempts, {run['checkpoints']} checkpoints)"
+    if run["checkpoints"] and not run["finished"] and not chosen.yes:
+        raise UsageError(
+            "this run is unfinished, nothing was removed",
+            received=what,
+            expected=f"a finished run: step {run['checkpoint_step']} in it is all there is to go on from",
+            hint=f"`buoy runs rm {chosen.run} --yes` removes it all the same",
+        )
+    if not chosen.yes and not _agrees(f"remove {what}? [y/N] "):
+        sys.stderr.write("buoy: nothing was removed; `--yes` removes it without asking\n")
+        return int(ExitCode.FOUND)
+    import shutil
+
+    shutil.rmtree(chosen.run)
+    sys.stderr.write(f"buoy: removed {what}\n")
+    return int(ExitCode.OK)
+
+
+def _agrees(question: str) -> bool:
+    if not sys.stdin or not sys.stdin.isatty():
+        return False  # nobody is there to ask
+    sys.stderr.write(question)
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "buoy runs", "buoy runs [DIR] [--format text|json]  |  buoy runs rm RUN [--yes]", _DESCRIPTION
+    )
+    parser.add_argument("folder", nargs="?", metavar="DIR", help="where to look (default: here and in runs/)")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="json: for programs")
+    return parser

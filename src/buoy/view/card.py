@@ -1,0 +1,102 @@
+"""A verdict as a small card of HTML: for the report and for a notebook. No script, no address, light and dark."""
+
+from __future__ import annotations
+
+import os
+from html import escape
+from typing import Any
+
+from buoy.units import format_duration
+from buoy.verdict.values import printable
+
+_GRADES = {"certain": "#1a7f4b", "likely": "#9a6700", "possible": "#7a4fb5"}
+# A notebook's page brings its own colours: the card only asks for what stands out on both light and dark.
+_BOX = (
+    "font:14px/1.5 system-ui,sans-serif;border:1px solid #8884;border-left:4px solid {edge};"
+    "border-radius:6px;padding:10px 14px;margin:8px 0;max-width:56em"
+)
+
+
+def verdict_card(verdict: dict[str, Any]) -> str:
+    """The card of a verdict given as in verdict.json; what is not there is left out."""
+    cause = _mapping(verdict.get("cause"))
+    claim = _mapping(cause.get("claim"))
+    grade = str(claim.get("grade", "possible"))
+    edge = "#1a7f4b" if cause.get("id") == "finished" else "#b3261e"
+    parts = [
+        f'<div class="buoy-card" style="{_BOX.format(edge=edge)}">',
+        f"<div><b>{_text(cause.get('id', 'unknown'))}</b> "
+        f'<span style="opacity:.75">{_headline(verdict)}</span></div>',
+        f'<div style="font-size:16px;margin:4px 0">{_text(claim.get("text", ""))} '
+        f'<span style="color:#fff;background:{_GRADES.get(grade, "#666")};border-radius:9px;padding:1px 8px;'
+        f'font-size:12px">{_text(grade)}</span></div>',
+        _evidence(claim, _mapping(verdict.get("mechanism"))),
+        _row("where", _place(_mapping(verdict.get("where")))),
+        _next(cause.get("next")),
+        "</div>",
+    ]
+    return "".join(parts)
+
+
+def _headline(verdict: dict[str, Any]) -> str:
+    run = printable(os.path.basename(str(verdict.get("run") or "")) or "run", 60)
+    text = f"{run}, attempt {verdict.get('attempt', '?')}"
+    ran = verdict.get("ran_for")
+    return escape(text + (f", ran {format_duration(ran)}" if isinstance(ran, int | float) else ""))
+
+
+def _evidence(claim: dict[str, Any], mechanism: dict[str, Any]) -> str:
+    lines = []
+    for item in [item for item in claim.get("evidence") or () if isinstance(item, dict)][:4]:
+        source = f' <span style="opacity:.6">({_text(item["source"])})</span>' if item.get("source") else ""
+        lines.append(f"<li>{_text(item.get('text', ''))}{source}</li>")
+    known = " ".join(lines)
+    if mechanism.get("text") and _text(mechanism["text"]) not in known:
+        lines.append(f"<li>{_text(mechanism['text'])}</li>")
+    return f'<ul style="margin:4px 0;padding-left:20px">{"".join(lines)}</ul>' if lines else ""
+
+
+def _place(where: dict[str, Any]) -> str:
+    parts = []
+    for key in ("step", "epoch"):
+        if isinstance(where.get(key), int) and (where[key] or key == "epoch"):
+            parts.append(f"{key} {where[key]}")
+    if where.get("cell"):
+        parts.append(f"cell {printable(str(where['cell']), 60)}")
+    if where.get("file"):
+        line = f":{where['line']}" if where.get("line") else ""
+        parts.append(f"{os.path.basename(printable(str(where['file']), 200))}{line}")
+    return escape(", ".join(parts))
+
+
+def _next(steps: object) -> str:
+    if not isinstance(steps, list | tuple) or not steps:
+        return ""
+    first, *others = [_code(printable(str(step), 400)) for step in steps[:3]]
+    more = "".join(f"<li>{step}</li>" for step in others)
+    return f'<div style="margin-top:6px"><b>next</b> {first}</div>' + (
+        f'<ul style="margin:2px 0;padding-left:20px">{more}</ul>' if more else ""
+    )
+
+
+def _code(text: str) -> str:
+    """Words with `commands` between backticks."""
+    parts = escape(text).split("`")
+    return "".join(
+        f'<code style="background:#8882;padding:1px 5px;border-radius:4px">{part}</code>'
+        if number % 2
+        else part
+        for number, part in enumerate(parts)
+    )
+
+
+def _row(label: str, text: str) -> str:
+    return f'<div><span style="opacity:.6">{label}</span> {text}</div>' if text else ""
+
+
+def _text(value: object) -> str:
+    return escape(printable(str(value), 400))
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,192 @@
+"""One measured quantity as a still picture (SVG) and as numbers for the page's script."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from buoy.units import format_bytes, format_duration
+from buoy.view.timeline import Axis, band
+
+WIDTH, HEIGHT = 1000, 150
+_TOP, _BOTTOM = 6, 4
+
+_HEADROOM = 1.08
+_MIB = 1048576.0
+"""Bytes go into the page as MiB: five digits instead of eleven."""
+
+Band = list[tuple[float, float] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A title, its values by bucket, and the limit they run against."""
+
+    id: str
+    title: str
+    unit: str
+    values: Band
+    limit: float | None
+    limit_words: str
+
+    @property
+    def top(self) -> float:
+        """The highest value the picture has room for."""
+        highest = max((high for item in self.values if item for high in item), default=0.0)
+        if self.limit is not None and highest > 0.02 * self.limit:
+            highest = max(highest, self.limit)
+        return highest * _HEADROOM or 1.0
+
+
+def charts(axis: Axis) -> list[Chart]:
+    """The quantities of which anything was measured."""
+    limits = _limits(axis)
+    wanted = [
+        ("memory", "Memory", "bytes", limits["memory"], "limit"),
+        ("gpu", "GPU memory", "bytes", limits["gpu"], "limit"),
+        ("step_seconds", "Time per step", "seconds", None, ""),
+        ("disk_free", "Free disk", "bytes", None, ""),
+        ("shm_free", "Free shared memory", "bytes", None, ""),
+    ]
+    made = [
+        Chart(name, title, unit, band(axis, name), limit, words) for name, title, unit, limit, words in wanted
+    ]
+    return [chart for chart in made if any(chart.values) and not _is_dull(chart)]
+
+
+def _is_dull(chart: Chart) -> bool:
+    """Free shared memory that never moves says nothing."""
+    if chart.id != "shm_free":
+        return False
+    lows = [item[0] for item in chart.values if item]
+    return max(lows) - min(lows) < 0.01 * max(lows)
+
+
+def _limits(axis: Axis) -> dict[str, float | None]:
+    found: dict[str, float | None] = {"memory": None, "gpu": None}
+    for stretch in axis.stretches:
+        known = stretch.life.about.get("limits")
+        if not isinstance(known, dict):
+            continue
+        if isinstance(known.get("ram"), int | float):
+            found["memory"] = float(known["ram"])
+        gpus = known.get("gpus")
+        if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict):
+            total = gpus[0].get("total")
+            found["gpu"] = float(total) if isinstance(total, int | float) else None
+    return found
+
+
+def words(unit: str) -> Callable[[float], str]:
+    """How a value of this unit is written."""
+    return format_bytes if unit == "bytes" else format_duration
+
+
+def svg(chart: Chart, axis: Axis, marks: list[dict[str, Any]]) -> str:
+    """The picture: a band from lowest to highest, the limit, and what happened."""
+    scale = _Scale(axis.buckets, chart.top)
+    parts = [
+        f'<svg class="chart" data-chart="{chart.id}" viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" '
+        f'role="img" aria-label="{html.escape(chart.title)}"><g>',
+        *(
+            f'<line class="grid" x1="0" x2="{WIDTH}" y1="{y * HEIGHT / 100:.1f}" y2="{y * HEIGHT / 100:.1f}"/>'
+            for y, _ in ticks(chart)
+        ),
+        *_lives(axis, scale),
+        f'<path class="band" d="{_outline(chart.values, scale)}"/>',
+    ]
+    if chart.limit is not None and chart.limit <= chart.top:
+        y = scale.y(chart.limit)
+        parts.append(f'<line class="limit" x1="0" x2="{WIDTH}" y1="{y}" y2="{y}"/>')
+    for mark in marks:
+        x = scale.x(mark["x"] + 0.5)
+        title = html.escape(f"{mark['text']} ({format_duration(mark['at'])})", quote=True)
+        y1 = HEIGHT - _BOTTOM - 14 if mark["kind"] == "save" else _TOP
+        parts.append(
+            f'<line class="mark {mark["kind"]}" x1="{x}" x2="{x}" y1="{y1}" y2="{HEIGHT - _BOTTOM}">'
+            f"<title>{title}</title></line>"
+        )
+    return "".join([*parts, "</g></svg>"])
+
+
+class _Scale:
+    def __init__(self, buckets: int, top: float) -> None:
+        self._wide = WIDTH / buckets
+        self._high = (HEIGHT - _TOP - _BOTTOM) / top
+
+    def x(self, bucket: float) -> float:
+        return round(bucket * self._wide, 1)
+
+    def y(self, value: float) -> float:
+        return round(HEIGHT - _BOTTOM - value * self._high, 1)
+
+
+def ticks(chart: Chart) -> list[tuple[float, str]]:
+    """Where (per cent from the top) a value is written beside the picture: words inside it would be stretched."""
+    scale = _Scale(1, chart.top)
+    found: list[tuple[float, str]] = []
+    for share in (1.0, 0.5, 0.0):
+        value = share * chart.top / _HEADROOM
+        label = words(chart.unit)(value) if value else "0"
+        if label not in {text for _, text in found}:
+            found.append((round(100 * scale.y(value) / HEIGHT, 1), label))
+    return found
+
+
+def _lives(axis: Axis, scale: _Scale) -> list[str]:
+    parts = []
+    for before, after in zip(axis.stretches, axis.stretches[1:], strict=False):
+        x = scale.x((before.first + before.count + after.first) / 2)
+        parts.append(f'<line class="life" x1="{x}" x2="{x}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>')
+    return parts
+
+
+def _outline(values: Band, scale: _Scale) -> str:
+    """Closed outlines, one per stretch without a hole: along the highest values and back along the lowest."""
+    path: list[str] = []
+    run: list[tuple[int, float, float]] = []
+    for index, item in enumerate([*values, None]):
+        if item is not None:
+            run.append((index, *item))
+            continue
+        if run:
+            forth = _corners([(scale.x(x + 0.5), scale.y(high)) for x, _, high in run])
+            # A pixel of thickness at least: a line that never moves must still be seen.
+            back = _corners([(scale.x(x + 0.5), scale.y(low) + 1.2) for x, low, _ in reversed(run)])
+            first, last = scale.x(run[0][0]), scale.x(run[-1][0] + 1)
+            forth = [(first, forth[0][1]), *forth, (last, forth[-1][1])]
+            back = [(last, back[0][1]), *back, (first, back[-1][1])]
+            path.append("M" + "L".join(f"{x:g} {y:.4g}" for x, y in forth + back) + "Z")
+            run = []
+    return "".join(path)
+
+
+def _corners(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Without the points in the middle of a level stretch."""
+    kept = [
+        point
+        for before, point, after in zip(points, points[1:], points[2:], strict=False)
+        if not before[1] == point[1] == after[1]
+    ]
+    return [points[0], *kept, points[-1]]
+
+
+def numbers(chart: Chart) -> dict[str, Any]:
+    """The same values for the page's script, rounded to what can be seen."""
+    size = _MIB if chart.unit == "bytes" else 1.0
+    return {
+        "id": chart.id,
+        "title": chart.title,
+        "unit": chart.unit,
+        "scale": size,
+        "limit": chart.limit,
+        "low": [None if item is None else _rounded(item[0] / size) for item in chart.values],
+        "high": [None if item is None else _rounded(item[1] / size) for item in chart.values],
+    }
+
+
+def _rounded(value: float) -> float | int:
+    short = float(f"{value:.4g}")
+    return int(short) if short == int(short) and abs(short) < 1e15 else short

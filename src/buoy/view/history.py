@@ -1,0 +1,234 @@
+"""A run folder read for looking at it: its lives in order, what was measured in each, and what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from buoy.flight.attempt import attempt_numbers, read_json
+from buoy.flight.log import read_lines
+
+MOST_BYTES = 12 << 20
+"""Of one attempt's samples at full rate: ten minutes are about 1 MiB, so this is only met by damage."""
+
+Point = tuple[float, float, float]
+"""Seconds since the attempt began, lowest and highest value seen there."""
+
+
+@dataclass(slots=True)
+class Life:
+    """One attempt: what it was, what was measured, how it ended."""
+
+    number: int
+    about: dict[str, Any]
+    seconds: float = 0.0
+    series: dict[str, list[Point]] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    verdict: dict[str, Any] | None = None
+    missing: list[str] = field(default_factory=list)
+    last: dict[str, Any] = field(default_factory=dict)
+    """The newest sample, by field name; empty when there is none."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the sidecar wrote its end, or a verdict was given."""
+        return self.verdict is not None or any(event.get("kind") == "end" for event in self.events)
+
+    def since_start(self, event: dict[str, Any]) -> float | None:
+        """When an event happened, in seconds since the attempt began; the wall clock may have moved, `t` does not."""
+        moment, start = event.get("t"), self.about.get("t")
+        if not isinstance(moment, int | float) or not isinstance(start, int | float):
+            return None
+        return float(moment) - float(start)
+
+
+@dataclass(slots=True)
+class History:
+    """A run from its first attempt to its last."""
+
+    folder: str
+    name: str
+    lives: list[Life]
+
+
+def read(run_folder: str) -> History:
+    """Everything the run folder says; what is missing or torn is noted, never raised."""
+    marker = read_json(os.path.join(run_folder, "run.json")) or {}
+    name = str(marker.get("name") or os.path.basename(os.path.abspath(run_folder)))
+    return History(
+        run_folder, name, [read_life(run_folder, number) for number in attempt_numbers(run_folder)]
+    )
+
+
+def read_life(run_folder: str, number: int) -> Life:
+    """One attempt of the run."""
+    folder = os.path.join(run_folder, "attempts", f"{number:04d}")
+    about = read_json(os.path.join(folder, "attempt.json"))
+    life = Life(number, about or {})
+    if about is None:
+        life.missing.append("attempt.json: what was known at the start")
+    life.events = [
+        line for line in read_lines(os.path.join(folder, "events.jsonl")) if isinstance(line, dict)
+    ]
+    life.verdict = read_json(os.path.join(folder, "verdict.json"))
+    samples = list(_samples(folder, life))
+    minutes = list(_minutes(os.path.join(folder, "minutes.jsonl")))
+    _measure(life, minutes, samples)
+    if not samples and not minutes:
+        life.missing.append("samples: nothing was measured in this attempt")
+    return life
+
+
+def _samples(folder: str, life: Life) -> Iterator[dict[str, Any]]:
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.startswith("samples-"))
+    except OSError:
+        return
+    room = MOST_BYTES
+    chosen = []
+    for name in reversed(names):  # the newest first, so that what is left out is the oldest
+        path = os.path.join(folder, name)
+        size = min(_size(path), room)
+        if size <= 0:
+            break
+        chosen.append((path, size))
+        room -= size
+    if room <= 0:
+        life.missing.append("samples: there are far more than buoy keeps; only the newest were read")
+    for path, size in reversed(chosen):
+        yield from _rows(path, size)
+
+
+def _rows(path: str, most: int) -> Iterator[dict[str, Any]]:
+    try:
+        with open(path, "rb") as file:
+            header = file.readline(1 << 16)
+            file.seek(max(len(header), _size(path) - most))
+            data = file.read(most)
+    except OSError:
+        return
+    fields = _fields(header)
+    for line in data.split(b"\n"):
+        values = _parsed(line)
+        if isinstance(values, list) and len(values) == len(fields):
+            yield dict(zip(fields, values, strict=True))
+
+
+def _minutes(path: str) -> Iterator[dict[str, Any]]:
+    """One dict per minute: field -> [min, max, last]."""
+    fields: list[str] = []
+    for line in read_lines(path):
+        if isinstance(line, dict):
+            fields = [str(name) for name in line.get("fields") or ()]
+        elif fields and len(line) == len(fields):
+            yield {name: value for name, value in zip(fields, line, strict=True) if isinstance(value, list)}
+
+
+def _measure(life: Life, minutes: list[dict[str, Any]], samples: list[dict[str, Any]]) -> None:
+    known = life.about.get("t")
+    times = [row["t"] for row in samples if is_number(row.get("t"))]
+    firsts = [row["t"][0] for row in minutes if is_triple(row.get("t"))]
+    if isinstance(known, int | float):
+        start = float(known)
+    else:
+        start = float(min([*times[:1], *firsts[:1]], default=0.0))
+        life.about["t"] = start
+    full_rate_from = times[0] if times else float("inf")
+    series: dict[str, list[Point]] = {name: [] for name in _READINGS}
+    steps: list[tuple[float, float]] = []
+    for row in minutes:
+        if is_triple(row.get("t")) and row["t"][1] < full_rate_from:
+            _add_minute(row, start, series, steps)
+    for row in samples:
+        if is_number(row.get("t")):
+            _add_sample(row, start, series, steps)
+    series["step_seconds"] = _step_times(steps)
+    life.series = {name: points for name, points in series.items() if points}
+    life.seconds = max((points[-1][0] for points in life.series.values()), default=0.0)
+    life.last = samples[-1] if samples else {}
+    if not samples and minutes:
+        life.last = {name: value[2] for name, value in minutes[-1].items() if len(value) == 3}
+
+
+# What is drawn -> the fields it may come from, best first. `cgroup_used` is what the kernel compares with the limit.
+_READINGS = {
+    "memory": ("cgroup_used", "tree_rss", "rss"),
+    "gpu": ("gpu_used",),
+    "disk_free": ("disk_free",),
+    "shm_free": ("shm_free",),
+}
+
+
+def _add_minute(
+    row: dict[str, Any], start: float, series: dict[str, list[Point]], steps: list[tuple[float, float]]
+) -> None:
+    middle = (row["t"][0] + row["t"][1]) / 2 - start
+    for name, fields in _READINGS.items():
+        value = next((row[key] for key in fields if is_triple(row.get(key))), None)
+        if value is not None and middle >= 0:
+            series[name].append((middle, float(value[0]), float(value[1])))
+    if is_triple(row.get("step")):
+        steps.append((row["t"][0] - start, float(row["step"][0])))
+        steps.append((row["t"][1] - start, float(row["step"][1])))
+
+
+def _add_sample(
+    row: dict[str, Any], start: float, series: dict[str, list[Point]], steps: list[tuple[float, float]]
+) -> None:
+    moment = float(row["t"]) - start
+    if moment < 0:
+        return
+    for name, fields in _READINGS.items():
+        value = next((row[key] for key in fields if is_number(row.get(key))), None)
+        if value is not None:
+            series[name].append((moment, float(value), float(value)))
+    if is_number(row.get("step")):
+        steps.append((moment, float(row["step"])))
+
+
+def _step_times(steps: list[tuple[float, float]]) -> list[Point]:
+    """Seconds per step, over stretches of at least two seconds in which a step was done."""
+    points: list[Point] = []
+    since: tuple[float, float] | None = None
+    for moment, step in steps:
+        if since is None or step < since[1]:
+            since = (moment, step)
+        elif moment - since[0] >= 2.0 and step > since[1] and since[1] > 0:
+            each = (moment - since[0]) / (step - since[1])
+            points.append((moment, each, each))
+            since = (moment, step)
+        elif since[1] == 0 and step > 0:
+            since = (moment, step)  # what came before the first step is start-up
+    return points
+
+
+def is_number(value: Any) -> bool:
+    """A finite number, not a truth value: logs may be damaged."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def is_triple(value: object) -> bool:
+    """`[min, max, last]` of numbers."""
+    return isinstance(value, list) and len(value) == 3 and all(map(is_number, value))
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _fields(header: bytes) -> list[str]:
+    value = _parsed(header)
+    return [str(name) for name in value.get("fields") or ()] if isinstance(value, dict) else []
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None

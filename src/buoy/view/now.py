@@ -1,0 +1,202 @@
+"""Where a run is right now, as numbers and as a few lines: what `buoy top` and a notebook's live card show."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from buoy.checkpoint.store import Store
+from buoy.flight.attempt import Attempt
+from buoy.flight.forecast import Forecast
+from buoy.flight.log import read_lines
+from buoy.units import format_bytes, format_duration
+from buoy.verdict.values import printable
+from buoy.view.history import Life, read_life
+
+SCHEMA = "buoy.top/1"
+_SILENT_SECONDS = 15.0
+_BAR = 24
+
+
+def state(attempt: Attempt) -> dict[str, Any]:
+    """The numbers; what is not known is None."""
+    life = read_life(attempt.run_folder, attempt.number)
+    last, about = life.last, life.about
+    wall = _number(last.get("wall"))
+    age = max(0.0, time.time() - wall) if wall is not None else None
+    return {
+        "schema": SCHEMA,
+        "run": attempt.run_folder,
+        "name": os.path.basename(attempt.run_folder),
+        "attempt": attempt.number,
+        "status": _status(life, age),
+        "sample_age": age,
+        "seconds": life.seconds,
+        "step": _number(last.get("step")),
+        "phase": last.get("phase"),
+        "step_seconds": life.series["step_seconds"][-1][1] if "step_seconds" in life.series else None,
+        "resources": _resources(life),
+        "time": _time(life, about),
+        "micro_batch": _micro_batch(attempt.run_folder),
+        "checkpoint": _checkpoint(attempt.run_folder),
+        "events": _events(life),
+    }
+
+
+def _status(life: Life, age: float | None) -> str:
+    if life.verdict is not None:
+        cause = life.verdict.get("cause")
+        return str(cause.get("id", "ended")) if isinstance(cause, dict) else "ended"
+    if life.ended:
+        return "ended"
+    if age is None:
+        return "no sample yet"
+    return "running" if age < _SILENT_SECONDS else "no news"
+
+
+def _resources(life: Life) -> list[dict[str, Any]]:
+    limits = life.about.get("limits")
+    limits = limits if isinstance(limits, dict) else {}
+    gpus = limits.get("gpus")
+    first = gpus[0] if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict) else {}
+    found = [
+        _used(life, "RAM", "memory", _number(life.last.get("cgroup_limit")) or _number(limits.get("ram"))),
+        _used(life, "VRAM", "gpu", _number(first.get("total"))),
+        _free(life, "disk", "disk_free", _number(limits.get("disk"))),
+        _free(life, "shm", "shm_free", _number(limits.get("shm"))),
+    ]
+    return [item for item in found if item is not None]
+
+
+def _used(life: Life, name: str, series: str, limit: float | None) -> dict[str, Any] | None:
+    points = life.series.get(series)
+    if not points:
+        return None
+    return {
+        "name": name,
+        "used": points[-1][2],
+        "limit": limit,
+        "full_in": _full_in(life, name, [(t, high) for t, _, high in points], limit),
+    }
+
+
+def _free(life: Life, name: str, series: str, size: float | None) -> dict[str, Any] | None:
+    points = life.series.get(series)
+    if not points or not size:
+        return None
+    used = [(t, max(0.0, size - low)) for t, low, _ in points]
+    return {
+        "name": name,
+        "used": used[-1][1],
+        "limit": size,
+        "full_in": _full_in(life, name, used, size),
+    }
+
+
+def _full_in(life: Life, name: str, points: list[tuple[float, float]], limit: float | None) -> float | None:
+    """Seconds until it is full, where the recorder's own forecast would raise an alarm; else None."""
+    if not limit or life.ended:
+        return None
+    forecast = Forecast(name, limit)
+    fed = -1.0
+    for moment, used in points[-6000:]:
+        if moment - fed >= 1.0:  # one a second tells as much as ten, and `top` answers at once
+            forecast.feed(moment, int(moment) + 1, used)
+            fed = moment
+    outlook = forecast.exhaustion()
+    return outlook.seconds if outlook is not None and outlook.alarm else None
+
+
+def _time(life: Life, about: dict[str, Any]) -> dict[str, Any] | None:
+    limit, started = _number(about.get("time_limit")), _number(about.get("session_started"))
+    if limit is None or started is None:
+        return None
+    spent = max(0.0, (_number(about.get("wall")) or started) - started) + life.seconds
+    return {"spent": spent, "limit": limit, "left": max(0.0, limit - spent)}
+
+
+def _micro_batch(folder: str) -> int | None:
+    lines = read_lines(os.path.join(folder, "micro-batches.jsonl"))
+    size = lines[-1].get("size") if lines and isinstance(lines[-1], dict) else None
+    return size if isinstance(size, int) else None
+
+
+def _checkpoint(folder: str) -> dict[str, Any] | None:
+    entry = next((entry for entry in Store(folder).list() if entry.complete), None)
+    if entry is None:
+        return None
+    age = max(0.0, time.time() - entry.time) if entry.time is not None else None
+    return {"step": entry.step, "bytes": entry.bytes, "age": age}
+
+
+def _events(life: Life) -> list[dict[str, Any]]:
+    told = []
+    for event in life.events:
+        text = event.get("text") if event.get("kind") in ("warning", "micro-batch") else None
+        if event.get("kind") == "save" and event.get("step") is not None:
+            text = f"checkpoint at step {event['step']}"
+        if text:
+            told.append({"at": life.since_start(event), "text": printable(str(text), 160)})
+    return told[-4:]
+
+
+def lines(now: dict[str, Any]) -> list[str]:
+    """The numbers for people: at most some fifteen lines, readable without colour."""
+    head = f"{printable(now['name'], 40)} #{now['attempt']}: {now['status']}"
+    if now["status"] == "no news":
+        head += f" for {format_duration(now['sample_age'])}"
+    text = [f"{head} · {format_duration(now['seconds'])}", _pace(now), ""]
+    for item in now["resources"]:
+        text.append(_row(item["name"], item["used"], item["limit"], format_bytes, _warned(item["full_in"])))
+    if now["time"] is not None:
+        left = f"{format_duration(now['time']['left'])} left"
+        text.append(_row("time", now["time"]["spent"], now["time"]["limit"], format_duration, left))
+    text.append("")
+    text.append(_safe(now))
+    text += [
+        f"  {format_duration(event['at']) if event['at'] is not None else '':>12}  {event['text']}"
+        for event in now["events"]
+    ]
+    return text
+
+
+def _pace(now: dict[str, Any]) -> str:
+    parts = [f"step {now['step']:.0f}" if now["step"] is not None else "no step counted"]
+    if now["phase"] and now["phase"] not in ("start", "train"):
+        parts.append(str(now["phase"]))
+    each = now["step_seconds"]
+    if each:
+        parts.append(f"{1 / each:.3g} steps/s" if each < 1 else f"{format_duration(each)} a step")
+        if now["time"] is not None and now["status"] == "running":
+            parts.append(f"about {now['time']['left'] / each:.0f} more steps before the time is up")
+    if now["micro_batch"] is not None:
+        parts.append(f"micro-batch {now['micro_batch']}")
+    return " · ".join(parts)
+
+
+def _row(name: str, used: float, limit: float | None, tell: Any, note: str) -> str:
+    if not limit:
+        return f"{name:>5}  {tell(used)} of n/a"
+    share = min(1.0, used / limit)
+    filled = round(share * _BAR)
+    bar = "#" * filled + "." * (_BAR - filled)
+    return (
+        f"{name:>5}  [{bar}] {tell(used)} of {tell(limit)} ({100 * used / limit:.0f} %){note and '  ' + note}"
+    )
+
+
+def _warned(seconds: float | None) -> str:
+    return f"full in {format_duration(seconds)} if it goes on" if seconds is not None else ""
+
+
+def _safe(now: dict[str, Any]) -> str:
+    kept = now["checkpoint"]
+    if kept is None:
+        return "no checkpoint"
+    age = f", {format_duration(kept['age'])} ago" if kept["age"] is not None else ""
+    return f"safe at step {kept['step']} ({format_bytes(kept['bytes'])}{age})"
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,309 @@
+"""`buoy report`: a run on one page that needs nothing but itself."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+from buoy import __version__
+from buoy.checkpoint.store import Entry, Store
+from buoy.flight.log import read_lines
+from buoy.units import format_bytes, format_duration
+from buoy.verdict.values import printable
+from buoy.view import chart, timeline
+from buoy.view.card import verdict_card
+from buoy.view.history import History, Life
+
+SCHEMA = "buoy.report/1"
+_MOST_ROWS = 12
+_KEY = {
+    "save": "checkpoint",
+    "warning": "warning",
+    "adapted": "micro-batch changed",
+    "death": "death",
+    "limit": "limit",
+}
+
+
+def page(history: History) -> str:
+    """The whole run as one HTML file: no request leaves it, and without JavaScript it is a still picture."""
+    groups = _groups(history)
+    script = _static("report.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
+    data = json.dumps({key: _numbers(axis) for key, (_, axis) in groups.items()}, separators=(",", ":"))
+    body = "".join(
+        [
+            _header(history),
+            _verdicts(history),
+            *(_group(key, title, axis) for key, (title, axis) in groups.items()),
+            _attempts(history),
+            _checkpoints(history),
+            _adapted(history),
+            _environment(history),
+            _missing(history),
+        ]
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(history.name)} · buoy</title><style>{_static('report.css')}</style></head>"
+        f"<body>{body}"
+        f'<script type="application/json" id="data">{data.replace("<", chr(92) + "u003c")}</script>'
+        f"<script>{script}</script></body></html>\n"
+    )
+
+
+def as_json(history: History) -> dict[str, Any]:
+    """The numbers of the page, for programs."""
+    return {
+        "schema": SCHEMA,
+        "buoy": __version__,
+        "run": history.folder,
+        "name": history.name,
+        "timelines": {key: _numbers(axis) for key, (_, axis) in _groups(history).items()},
+        "attempts": [
+            {
+                "number": life.number,
+                "seconds": life.seconds,
+                "verdict": life.verdict,
+                "missing": life.missing,
+                "environment": _facts(life),
+            }
+            for life in history.lives
+        ],
+        "checkpoints": [
+            {"step": entry.step, "time": entry.time, "bytes": entry.bytes, "complete": entry.complete}
+            for entry in _entries(history)
+        ],
+        "micro_batches": _sizes(history),
+    }
+
+
+def _groups(history: History) -> dict[str, tuple[str, timeline.Axis]]:
+    groups = {"whole": ("The whole run", timeline.whole(history))} if history.lives else {}
+    end = timeline.tail(history)
+    if end is not None:
+        groups["tail"] = ("The last ten minutes", end)
+    return groups
+
+
+def _numbers(axis: timeline.Axis) -> dict[str, Any]:
+    return {
+        "buckets": axis.buckets,
+        "lives": [
+            {
+                "number": stretch.life.number,
+                "first": stretch.first,
+                "count": stretch.count,
+                "begin": round(stretch.begin, 1),
+                "seconds": round(stretch.seconds, 1),
+            }
+            for stretch in axis.stretches
+        ],
+        "charts": [chart.numbers(item) for item in chart.charts(axis)],
+        "marks": timeline.marks(axis),
+    }
+
+
+def _header(history: History) -> str:
+    lives = history.lives
+    ran = format_duration(sum(life.seconds for life in lives))
+    state = "nothing was recorded yet"
+    if lives:
+        state = f"{len(lives)} attempt{'s' if len(lives) > 1 else ''}, {ran} recorded"
+        if not lives[-1].ended:
+            state += ", still running when this page was made"
+    made = time.strftime("%Y-%m-%d %H:%M")
+    return f'<h1>{escape(history.name)}</h1><p class="soft">{escape(state)} · page of {made}</p>'
+
+
+def _verdicts(history: History) -> str:
+    cards = [verdict_card(life.verdict) for life in history.lives if life.verdict is not None][-3:]
+    return "".join(reversed(cards))
+
+
+def _group(key: str, title: str, axis: timeline.Axis) -> str:
+    marks = timeline.marks(axis)
+    pictures = chart.charts(axis)
+    if not pictures:
+        return (
+            f'<h2>{escape(title)}</h2><p class="missing">Nothing was measured: the log holds no sample.</p>'
+        )
+    figures = "".join(_figure(item, axis, marks) for item in pictures)
+    kinds = {mark["kind"] for mark in marks} | ({"limit"} if any(item.limit for item in pictures) else set())
+    legend = "".join(
+        f'<span style="color:var(--{_tone(kind)})">{words}</span>'
+        for kind, words in _KEY.items()
+        if kind in kinds
+    )
+    return (
+        f'<section id="{key}"><h2>{escape(title)}</h2><p class="key soft">{legend}</p>{figures}{_lives(axis)}'
+        '<p class="soft">Drag to zoom, double-click to see all again.</p></section>'
+    )
+
+
+def _tone(kind: str) -> str:
+    return "limit" if kind == "death" else kind
+
+
+def _figure(item: chart.Chart, axis: timeline.Axis, marks: list[dict[str, Any]]) -> str:
+    tell = chart.words(item.unit)
+    highest = max(high for value in item.values if value for high in value)
+    lowest = min(low for value in item.values if value for low in value)
+    said = f"lowest {tell(lowest)}" if item.id.endswith("_free") else f"highest {tell(highest)}"
+    if item.limit is not None:
+        said += f" of {tell(item.limit)} ({100 * highest / item.limit:.0f} %)"
+    labels = "".join(f'<i style="top:{top}%">{escape(label)}</i>' for top, label in chart.ticks(item))
+    return (
+        f"<figure><figcaption>{escape(item.title)}<span>{said}</span></figcaption>"
+        f'<div class="plot"><div class="ticks">{labels}</div>{chart.svg(item, axis, marks)}</div></figure>'
+    )
+
+
+def _lives(axis: timeline.Axis) -> str:
+    labels = []
+    for stretch in axis.stretches:
+        left, wide = 100 * stretch.first / axis.buckets, 100 * stretch.count / axis.buckets
+        words = str(stretch.life.number) + (f": {format_duration(stretch.seconds)}" if wide > 9 else "")
+        labels.append(f'<b style="left:{left:.1f}%;width:{wide:.1f}%">{words}</b>')
+    return f'<div class="lives"><div>attempt</div><div>{"".join(labels)}</div></div>'
+
+
+def _table(title: str, heads: list[str], rows: list[list[str]], more: str = "") -> str:
+    if not rows:
+        return ""
+    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
+    body = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows)
+    return f'<h2>{escape(title)}</h2><div class="wide"><table><tr>{head}</tr>{body}</table></div>{more}'
+
+
+def _attempts(history: History) -> str:
+    if len(history.lives) < 2:
+        return ""
+    rows = []
+    for life in reversed(history.lives[-_MOST_ROWS:]):
+        cause = (life.verdict or {}).get("cause")
+        said = (
+            str(cause.get("id", "n/a")) if isinstance(cause, dict) else "running" if not life.ended else "n/a"
+        )
+        step = life.last.get("step")
+        rows.append(
+            [
+                str(life.number),
+                _date(life.about.get("wall")),
+                format_duration(life.seconds),
+                str(step if step is not None else "n/a"),
+                said,
+            ]
+        )
+    return _table("Attempts", ["", "began", "ran", "last step", "ended"], rows)
+
+
+def _entries(history: History) -> list[Entry]:
+    try:
+        return Store(history.folder).list()
+    except OSError:
+        return []
+
+
+def _checkpoints(history: History) -> str:
+    entries = _entries(history)
+    rows = [
+        [
+            str(entry.step),
+            _date(entry.time),
+            format_bytes(entry.bytes),
+            str(entry.about.get("reason") or "n/a"),
+            _metrics(entry),
+        ]
+        for entry in entries[:_MOST_ROWS]
+    ]
+    left = len(entries) - len(rows)
+    more = f'<p class="soft">and {left} older ones</p>' if left > 0 else ""
+    return _table("Checkpoints", ["step", "saved", "size", "because of", "metrics"], rows, more)
+
+
+def _metrics(entry: Entry) -> str:
+    metrics = entry.about.get("metrics")
+    if not isinstance(metrics, dict):
+        return ""
+    return ", ".join(
+        f"{printable(str(name), 30)} {value:.5g}"
+        for name, value in metrics.items()
+        if isinstance(value, int | float)
+    )
+
+
+def _sizes(history: History) -> list[dict[str, Any]]:
+    lines = read_lines(os.path.join(history.folder, "micro-batches.jsonl"))
+    return [line for line in lines if isinstance(line, dict)]
+
+
+def _adapted(history: History) -> str:
+    rows = [
+        [str(line.get("step", "n/a")), str(line.get("size", "n/a"))] for line in _sizes(history)[-_MOST_ROWS:]
+    ]
+    return _table("What was adapted", ["from step", "micro-batch"], rows)
+
+
+def _environment(history: History) -> str:
+    if not history.lives:
+        return ""
+    rows = [[name, value] for name, value in _facts(history.lives[-1]).items()]
+    return _table("Environment", ["", ""], rows)
+
+
+def _facts(life: Life) -> dict[str, str]:
+    """What the machine was. Only these keys: a report is passed on, so nothing else of attempt.json goes in."""
+    about, limits = life.about, life.about.get("limits")
+    limits = limits if isinstance(limits, dict) else {}
+    gpus = limits.get("gpus")
+    names = [str(gpu.get("name")) for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+    facts = {
+        "platform": about.get("platform"),
+        "RAM": _said(limits.get("ram"), format_bytes),
+        "disk": _said(limits.get("disk"), format_bytes),
+        "CPUs": limits.get("cpus"),
+        "GPUs": ", ".join(names),
+        "time limit": _said(about.get("time_limit"), format_duration),
+        "Python": about.get("python"),
+        "kernel": about.get("kernel"),
+        "buoy": about.get("buoy"),
+    }
+    return {name: printable(str(value), 120) for name, value in facts.items() if value not in (None, "")}
+
+
+def _said(value: object, tell: Callable[[float], str]) -> str | None:
+    return tell(value) if isinstance(value, int | float) else None
+
+
+def _missing(history: History) -> str:
+    notes = [f"attempt {life.number}: {note}" for life in history.lives for note in life.missing]
+    if not history.lives:
+        notes.append("this run has no attempt")
+    if len(history.lives) > timeline.MOST_LIVES:
+        notes.append(f"only the newest {timeline.MOST_LIVES} of {len(history.lives)} attempts are drawn")
+    if not notes:
+        return ""
+    return "<h2>What is missing</h2>" + "".join(
+        f'<p class="missing">{escape(note)}</p>' for note in notes[:20]
+    )
+
+
+def _date(wall: object) -> str:
+    if not isinstance(wall, int | float) or not 0 < wall < 4e9:
+        return "n/a"
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(wall))
+
+
+def _static(name: str) -> str:
+    with open(os.path.join(os.path.dirname(__file__), "static", name), encoding="utf-8") as file:
+        return file.read()
