@@ -9,7 +9,7 @@ import ast
 import sys
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,7 +41,16 @@ def kept(folder: str, **options: Any) -> Iterator[Keeper]:
         keeper.finish()
 
 
-def train(folder: str, *, steps: int = 1000, pause: float = 0.01, size: int = 1000, **options: Any) -> None:
+def train(
+    folder: str,
+    *,
+    steps: int = 1000,
+    pause: float = 0.01,
+    size: int = 1000,
+    each: Callable[[int], object] = int,
+    **options: Any,
+) -> None:
+    """`each` is called with the number of every step."""
     with kept(folder, **options) as keeper:
         there = keeper.newest()
         step = there.step if there is not None else 0
@@ -51,6 +60,7 @@ def train(folder: str, *, steps: int = 1000, pause: float = 0.01, size: int = 10
             while step < steps:
                 step += 1
                 time.sleep(pause)
+                each(step)
                 print(f"step {step}", flush=True)
                 keeper.recorder.step(step)
                 if (reason := keeper.due(step)) is not None:

@@ -46,6 +46,11 @@ class MirrorFailed(BuoyError):  # noqa: N818 - says what happened
 class Mirror:
     """One run's second home. `where` holds a folder per run, as the flight log's mirror does."""
 
+    retry_seconds = 5.0
+    """Pause after the first failure; it doubles with each further one, up to five minutes."""
+    patience = 20.0
+    """Seconds without a byte for which the end of the training waits for the last copy."""
+
     def __init__(self, run_folder: str, where: str, keep: Keep, name: str | None = None) -> None:
         self._run = os.path.abspath(run_folder)
         self._name = name or os.path.basename(self._run)
@@ -128,7 +133,7 @@ class Mirror:
                     return
                 if copying.get("done", 0) != done:
                     moved, done = time.monotonic(), copying.get("done", 0)
-                if status.get("trouble") is not None or time.monotonic() - moved > _LOOK_SECONDS * 10:
+                if status.get("trouble") is not None or time.monotonic() - moved > self.patience:
                     break
                 if not told and time.monotonic() - moved > _LOOK_SECONDS:
                     told = True
@@ -202,7 +207,7 @@ class Mirror:
         assert process.stdin is not None
         path = sys.path if is_url(self.where) else []
         orders = {**orders, "run": self._run, "name": self._name, "where": self.where, "shown": self.shown,
-                  "mount": self._mount, "keep": asdict(self._keep), "path": path}  # fmt: skip
+                  "mount": self._mount, "keep": asdict(self._keep), "path": path, "retry": self.retry_seconds}  # fmt: skip
         try:
             process.stdin.write(json.dumps(orders).encode())
             process.stdin.close()

@@ -35,7 +35,7 @@ STATUS = "mirror.json"
 STATUS_SCHEMA = "buoy.mirror/1"
 _LOOK_SECONDS = 1.0
 _STATUS_SECONDS = 1.0
-_BACKOFF, _BACKOFF_MOST = 5.0, 300.0
+_RETRY_MOST = 300.0
 _AFTER_DEATH = 600.0
 """So long a home in trouble is tried again after the training has ended."""
 
@@ -138,7 +138,7 @@ class Worker:
         self._home: Home | None = None
         self._there: dict[str, Copy] = {}
         self._status = Status(self._run, str(orders["shown"]))
-        self._retry = _BACKOFF
+        self._retry = float(orders["retry"])
         self._ended: float | None = None
         try:
             self._training = os.pidfd_open(int(orders["pid"]))
@@ -154,12 +154,12 @@ class Worker:
                 done = self._round()
                 if self._status.values["trouble"] is not None:
                     self._status.set(trouble=None)
-                self._retry = _BACKOFF
+                self._retry = float(self._orders["retry"])
             except GiveUp:
                 continue
             except Exception as error:  # noqa: BLE001 - a home that fails is tried again; nobody waits for it
                 done, pause = False, self._retry
-                self._retry = min(_BACKOFF_MOST, 2 * self._retry)
+                self._retry = min(_RETRY_MOST, 2 * self._retry)
                 self._home, self._there = None, {}
                 self._status.set(trouble=_in_words(error), copying=None)
             if self._training_ended() and (done or time.monotonic() - (self._ended or 0.0) > _AFTER_DEATH):

@@ -114,7 +114,8 @@ def best_of(entries: Iterable[Entry], keep: Keep) -> Entry | None:
 def surplus(entries: Sequence[Entry], keep: Keep) -> list[Entry]:
     """What need not stay, oldest first. Never the newest, a pinned one, or one that is not complete."""
     good = sorted((entry for entry in entries if entry.complete), key=_age)
-    stays = [*good[-keep.last :], *_pinned(good), *_history(good, keep)]
+    newest_of_step = list({entry.step: entry for entry in good}.values())
+    stays = [*newest_of_step[-keep.last :], *_pinned(good), *_history(good, keep)]
     best = best_of(good, keep)
     if best is not None:
         stays.append(best)

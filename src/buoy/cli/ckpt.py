@@ -234,9 +234,9 @@ def _restore(options: argparse.Namespace) -> ExitCode:
     elif brought is None:
         _say(f"{words[0]} has no good checkpoint" + (f" of step {step}" if step is not None else ""))
     else:
-        sys.stdout.write(
-            f"step {brought} is in {_short(to)}; a training that uses this folder goes on from it\n"
-        )
+        on = next(entry.step for entry in Store(to).list() if entry.complete) == brought
+        after = "; a training that uses this folder goes on from it" if on else ", which has newer ones too"
+        sys.stdout.write(f"step {brought} is in {_short(to)}{after}\n")
     return ExitCode.OK if brought is not None else ExitCode.FOUND
 
 

@@ -20,7 +20,7 @@ from buoy.checkpoint import budget, schedule
 from buoy.checkpoint.mirror import Mirror
 from buoy.checkpoint.retention import Keep, as_keep, surplus, to_make_room
 from buoy.checkpoint.state import AsTensor
-from buoy.checkpoint.store import Checkpoint, Receipt, Saver, Store
+from buoy.checkpoint.store import Checkpoint, Entry, Receipt, Saver, Store
 from buoy.errors import BuoyError, UsageError
 from buoy.flight import recorder
 from buoy.flight.recorder import Recorder
@@ -83,7 +83,7 @@ class Keeper:
         self._told_deadline = False
         self._tidying: threading.Thread | None = None
         self._loops = 0
-        self._finished = False
+        self._ending = self._finished = False
 
     # -- the start --------------------------------------------------------------------------------------------
 
@@ -211,9 +211,11 @@ class Keeper:
         }
         began = time.monotonic()
         # The end of the main process may be the end of its container, and of the writer with it.
-        wait = wait or finished or reason in _ENDING
+        self._ending = finished or reason in _ENDING
+        wait = wait or self._ending
         with self.recorder.phase("checkpoint"):
             try:
+                self._saver.wait()  # it would wait for the one before anyway; now its bytes can be counted
                 self._collect(began, step)
                 receipt = self._make_room(step) or self._saver.save(items, about, as_tensor, wait=wait)
             except BuoyError:
@@ -272,7 +274,7 @@ class Keeper:
         self._size = receipt.bytes
         self.store.trust(receipt)
         words = self._interval.learn(self._pace.cost(receipt, now, step))
-        if words is not None:
+        if words is not None and not self._ending:
             say(words)
         self._tidy()
 
@@ -282,7 +284,7 @@ class Keeper:
         self._not_before = now + pause
         if receipt.errno in (errno.ENOSPC, errno.EDQUOT):
             self._tidy()
-        newest = next((entry.step for entry in self.store.list() if entry.complete), None)
+        newest = self._newest_step()
         stands = f"step {newest} is the newest that is safe" if newest is not None else "nothing is saved yet"
         self._trouble(
             "save",
@@ -293,15 +295,12 @@ class Keeper:
     def _make_room(self, step: int) -> Receipt | None:
         """Free what the next one needs, if two good ones remain; a refusal when it cannot fit."""
         size = self._size
-        if not size:
-            return None
-        entries = self.store.list()
-        used = sum(entry.bytes for entry in entries)
-        left = budget.room(self.folder, self._allowed, used).left(used)
-        if left is None or left >= size:
-            return None
-        if self._tidying is not None:
+        entries, used, left = self._room()
+        if size and left is not None and left < size and self._tidying is not None:
             self._tidying.join(_RETRY_SECONDS)
+            entries, used, left = self._room()
+        if not size or left is None or left >= size:
+            return None
         going = to_make_room(entries, self._keep, size - left)
         for entry in going:
             self.store.remove(entry)
@@ -310,12 +309,23 @@ class Keeper:
         words = f"{format_bytes(size)} do not fit: {format_bytes(left)} of the budget are left"
         return Receipt(step, "", 0, 0.0, None, words, errno.ENOSPC)
 
+    def _room(self) -> tuple[list[Entry], int, int | None]:
+        entries = self.store.list()
+        used = sum(entry.bytes for entry in entries)
+        return entries, used, budget.room(self.folder, self._allowed, used).left(used)
+
     def _physically_fits(self, size: int, used: int) -> bool:
         """A checkpoint is worth more than the reserve, but not more than the user's own budget."""
         if self._allowed is not None and used + size > self._allowed:
             return False
         free = budget.free(self.folder)
         return free is None or free > size
+
+    def _newest_step(self) -> int | None:
+        try:
+            return next((entry.step for entry in self.store.list() if entry.complete), None)
+        except Exception:  # noqa: BLE001 - only words depend on it
+            return None
 
     def _tidy(self) -> None:
         """Apply retention, beside the training: deleting gigabytes takes a while on some disks."""

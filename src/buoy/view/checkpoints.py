@@ -71,16 +71,14 @@ def shown(checkpoint: Checkpoint) -> str:
     lines.append(
         f"  made with      {', '.join(f'{name} {word}' for name, word in checkpoint.versions.items())}"
     )
-    groups = _groups(checkpoint)
-    rows = [("name", "tensors", "values", "size")]
-    for name, (tensors, size) in groups.items():
-        rows.append((name, str(tensors), "yes" if name in checkpoint.names else "-", format_bytes(size)))
+    rows = [(name, str(count), format_bytes(size)) for name, (count, size) in _groups(checkpoint).items()]
+    rows.insert(0, ("name", "tensors", "size"))
     lines += ["", *_table(rows), ""]
-    rows = [("tensor", "type", "shape", "size")]
+    described = [("tensor", "type", "shape", "size")]
     for name, stored in checkpoint.tensors.items():
         shape = " x ".join(map(str, stored.shape)) or "scalar"
-        rows.append((name, stored.dtype, shape, format_bytes(len(stored.memory))))
-    return "\n".join([*lines, *_table(rows)])
+        described.append((name, stored.dtype, shape, format_bytes(len(stored.memory))))
+    return "\n".join([*lines, *_table(described)])
 
 
 def shown_json(checkpoint: Checkpoint) -> dict[str, object]:
