@@ -1,0 +1,116 @@
+"""Fake tensors on `cuda:0` without CUDA: shapes, dtypes and lifetimes, and an autograd engine that runs backward.
+
+A plain fake CUDA tensor aborts the process in backward on a CPU-only wheel: the C++ engine asks for its device and has
+no such backend. So C++ is told `meta` here, while Python still sees `cuda:0`; what C++ then cannot know (which attention
+kernel, autocast, dropout) is answered in Python by `trace_semantics` and `trace_autocast`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+
+CUDA = torch.device("cuda:0")
+META = torch.device("meta")
+
+
+class FakeDevice(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]
+    """A fake tensor mode whose CUDA tensors can be differentiated on any wheel."""
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """There is no device to initialise, whatever `torch.cuda.is_available` is made to say."""
+        return True
+
+    def dispatch(
+        self, func: Any, types: Any, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+    ) -> Any:
+        """Send what C++ creates on `meta`, because we told it so, back to the device."""
+        named: dict[str, Any] = dict(kwargs or {})
+        device = named.get("device")
+        if device is not None and torch.device(device).type == "meta":
+            named["device"] = CUDA
+        return super().dispatch(func, types, args, named)
+
+
+def _told_device(args: Any) -> torch.device:
+    fake: torch.device = args[0].fake_device
+    return META if fake.type == "cuda" else fake
+
+
+def _kernels_of_cuda() -> torch.library.Library:
+    """Promise CUDA kernels where a CPU-only build has none and would take an operation apart instead.
+
+    Operations such as the backward of SiLU have kernels for CPU and CUDA and a composite one for all others. The
+    promised kernels are never run: fake tensors answer before.
+    """
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    for name in torch._C._dispatch_get_all_op_names():
+        if (
+            name.startswith("aten::")
+            and has(name, "CompositeImplicitAutograd")
+            and has(name, "CPU")
+            and not has(name, "CUDA")
+        ):
+            library.impl(name.removeprefix("aten::"), _never, "CUDA")  # type: ignore[no-untyped-call]
+    return library
+
+
+def _never(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a promised CUDA kernel was asked to run")
+
+
+@contextlib.contextmanager
+def fake_device() -> Iterator[FakeDevice]:
+    """Everything created inside is fake; `cuda` works."""
+    handlers = fake_tensor._DISPATCH_META_HANDLERS
+    question = torch.ops.prim.device.default
+    before, context = handlers[question], getattr(fake_tensor, "init_gpu_context", None)
+    handlers[question] = _told_device
+    if context is not None:
+        setattr(fake_tensor, "init_gpu_context", lambda device: None)  # noqa: B010
+    kernels = _kernels_of_cuda()
+    try:
+        with FakeDevice(allow_non_fake_inputs=True) as mode:
+            yield mode
+    finally:
+        kernels._destroy()  # type: ignore[no-untyped-call]
+        handlers[question] = before
+        if context is not None:
+            setattr(fake_tensor, "init_gpu_context", context)  # noqa: B010
+
+
+def put(module: torch.nn.Module, device: torch.device) -> dict[int, torch.nn.Parameter]:
+    """Replace every parameter and buffer by a fake one on the device, in the order `.to()` moves them.
+
+    Tied ones stay tied. Returns the new parameter by the `id` of the old one.
+    """
+    parameters: dict[int, torch.nn.Parameter] = {}
+    buffers: dict[int, torch.Tensor] = {}
+
+    def fill(part: torch.nn.Module) -> None:
+        for child in part.children():
+            fill(child)
+        for name, old in list(part._parameters.items()):
+            if old is not None:
+                if id(old) not in parameters:
+                    parameters[id(old)] = torch.nn.Parameter(empty_like(old, device), old.requires_grad)
+                part._parameters[name] = parameters[id(old)]
+        for name, kept in list(part._buffers.items()):
+            if kept is not None:
+                if id(kept) not in buffers:
+                    buffers[id(kept)] = empty_like(kept, device)
+                part._buffers[name] = buffers[id(kept)]
+
+    fill(module)
+    return parameters
+
+
+def empty_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the same size and layout on the device."""
+    return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=device)

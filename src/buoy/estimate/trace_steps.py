@@ -1,0 +1,180 @@
+"""A few training steps on fake `cuda:0` (or fake CPU) tensors, recorded on a tape."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from buoy.estimate.events import Trace
+from buoy.estimate.trace_autocast import CudaAutocast
+from buoy.estimate.trace_fake import empty_like, fake_device, put
+from buoy.estimate.trace_semantics import CudaSemantics
+from buoy.estimate.trace_tape import Device, Tape, follow_modules
+
+Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
+
+
+@dataclass(slots=True)
+class Job:
+    """What one training step needs, as the person's code gave it."""
+
+    model: torch.nn.Module
+    batch: Any
+    loss: Loss
+    optimizer: Callable[[Any], torch.optim.Optimizer] | torch.optim.Optimizer
+    notes: list[str] = field(default_factory=list)
+
+
+def trace_steps(
+    job: Job, device: Device, *, steps: int = 3, accumulate: int = 1, autocast: str | None = None, scaler: bool = False
+) -> Trace:  # fmt: skip
+    """Run the steps and return what they did to memory."""
+    tape = Tape(device)
+    where = torch.device("cuda:0" if device.capability else "cpu")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(pretended_cuda(device))
+        semantics = CudaSemantics(device.capability)
+        if device.capability:
+            stack.enter_context(CudaAutocast())
+            stack.enter_context(semantics)
+            stack.enter_context(_semantics_in_backward(semantics))
+        stack.enter_context(fake_device())
+        stack.enter_context(tape)
+        moved = put(job.model, where)
+        optimizer = _optimizer(job, moved)
+        stack.callback(follow_modules(job.model, tape))
+        scale = torch.amp.GradScaler(device.type, enabled=scaler)
+        batch = loss = None
+        for step in range(steps):
+            tape.phase = "batch"
+            tape.mark(f"step {step + 1}")
+            batch = tree_map(lambda leaf: on(leaf, where), job.batch)
+            optimizer.zero_grad()
+            for _ in range(accumulate):
+                tape.phase = "forward"
+                with _autocast(device, autocast):
+                    loss = job.loss(job.model, batch)
+                tape.mark("backward")
+                tape.phase = "backward"
+                scale.scale(loss).backward()  # type: ignore[no-untyped-call]
+                tape.gradients |= _identities(tape, [p.grad for p in job.model.parameters()])
+            tape.mark("optimizer")
+            tape.phase = "optimizer"
+            scale.step(optimizer)
+            scale.update()
+            tape.optimizer |= _identities(tape, _state(optimizer))
+        tape.phase = "other"
+        trace = tape.trace()
+        del batch, loss
+    trace.notes = list(job.notes)
+    trace.facts |= {
+        "attention": semantics.attention,
+        "recurrent": semantics.recurrent,
+        "parameters": sum(parameter.numel() for parameter in job.model.parameters()),
+        "optimizer": type(optimizer).__name__,
+    }
+    return trace
+
+
+def on(leaf: Any, device: torch.device) -> Any:
+    """A leaf of a batch as a fake one on the device; what is no tensor stays."""
+    return empty_like(leaf, device) if isinstance(leaf, torch.Tensor) else leaf
+
+
+@contextlib.contextmanager
+def pretended_cuda(device: Device) -> Iterator[None]:
+    """Make the parts of `torch.cuda` that people's code asks answer as the device would."""
+    from torch.optim import optimizer as optimizers
+
+    present, capability, usable = bool(device.capability), device.capability, device.usable
+    answers: dict[str, Any] = {
+        "is_available": lambda: present,
+        "device_count": lambda: int(present),
+        "current_device": lambda: 0,
+        "set_device": lambda device: None,
+        "synchronize": lambda device=None: None,
+        "empty_cache": lambda: None,
+        "is_bf16_supported": lambda *args, **kwargs: present,
+        "get_device_capability": lambda device=None: divmod(capability, 10),
+        "mem_get_info": lambda device=None: (usable, usable),
+        "memory_allocated": lambda device=None: 0,
+        "memory_reserved": lambda device=None: 0,
+        "max_memory_allocated": lambda device=None: 0,
+        "max_memory_reserved": lambda device=None: 0,
+        "reset_peak_memory_stats": lambda device=None: None,
+    }
+    scaler = torch.amp.GradScaler
+    with contextlib.ExitStack() as stack:
+        for name, answer in answers.items():
+            stack.enter_context(_patched(torch.cuda, name, answer))
+        # Whether a step is skipped for an infinity depends on values; the step that is taken needs the memory.
+        stack.enter_context(_patched(scaler, "_maybe_opt_step", _always_step))
+        # Adding our type makes optimizers choose what they choose for real CUDA parameters.
+        kinds = optimizers._foreach_supported_types
+        stack.enter_context(_patched(optimizers, "_foreach_supported_types", [*kinds, _fake_type()]))
+        yield
+
+
+def _always_step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    return optimizer.step(*args, **kwargs)
+
+
+def _fake_type() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return FakeTensor
+
+
+@contextlib.contextmanager
+def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name, None)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def _semantics_in_backward(semantics: CudaSemantics) -> Iterator[None]:
+    """Function modes are set aside while `Tensor.backward` runs; recomputation under checkpointing needs ours there."""
+    run = torch.autograd.graph._engine_run_backward
+
+    def engine(*args: Any, **kwargs: Any) -> Any:
+        if semantics in torch.overrides._get_current_function_mode_stack():  # type: ignore[no-untyped-call]
+            return run(*args, **kwargs)
+        with semantics:
+            return run(*args, **kwargs)
+
+    with _patched(torch.autograd, "_engine_run_backward", engine), _patched(
+        torch.autograd.graph, "_engine_run_backward", engine
+    ):  # fmt: skip
+        yield
+
+
+def _autocast(device: Device, dtype: str | None) -> Any:
+    if dtype is None:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype={"fp16": torch.float16, "bf16": torch.bfloat16}[dtype])
+
+
+def _optimizer(job: Job, moved: dict[int, torch.nn.Parameter]) -> torch.optim.Optimizer:
+    if not isinstance(job.optimizer, torch.optim.Optimizer):
+        return job.optimizer([p for p in job.model.parameters() if p.requires_grad])
+    for group in job.optimizer.param_groups:
+        group["params"] = [moved.get(id(parameter), parameter) for parameter in group["params"]]
+    return job.optimizer
+
+
+def _state(optimizer: torch.optim.Optimizer) -> list[Any]:
+    return [value for state in optimizer.state.values() for value in state.values()]
+
+
+def _identities(tape: Tape, values: list[Any]) -> set[int]:
+    found = {tape.identity(value) for value in values if isinstance(value, torch.Tensor)}
+    return {identity for identity in found if identity is not None}

@@ -1,0 +1,34 @@
+"""Traced from the model definitions on a CPU-only wheel, against what the real CUDA path allocated."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from buoy.estimate.allocators import native
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from buoy.estimate.trace_steps import trace_steps  # noqa: E402
+from buoy.estimate.trace_tape import Device  # noqa: E402
+from tests.estimate.golden_models import MODELS, job  # noqa: E402
+
+T4 = Device(75, 15_828_320_256, workspace=8_519_680, multiprocessors=40, threads=1024)
+# One optimizer per model here; `python -m bench estimate` compares all 24.
+NAMES = [f"{model}.{('AdamW', 'SGD')[index % 2]}" for index, model in enumerate(MODELS)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_trace_from_the_definition_has_the_peaks_of_the_real_cuda_path(name: str) -> None:
+    recorded = json.loads(
+        gzip.decompress((Path(__file__).parent / "golden" / f"{name}.json.gz").read_bytes())
+    )
+
+    replay = native.replay(trace_steps(job(name), T4).events)
+
+    assert replay.peak_allocated == pytest.approx(recorded["peak_allocated"], rel=0.005)
+    assert replay.peak_reserved == pytest.approx(recorded["peak_reserved"], rel=0.03)
