@@ -69,8 +69,20 @@ def data(kind: str) -> dict[str, Any]:
     flip = keras.layers.RandomFlip(seed=5)
     drawn = tf.random.Generator.from_seed(3)
     kinds: dict[str, Any] = {
-        "arrays": lambda: {"x": x, "y": y, "sample_weight": weights, "batch_size": 8, "validation_split": 0.2},
-        "arrays-batch": lambda: {"x": x, "y": y, "batch_size": 8, "shuffle": "batch", "class_weight": {0: 2.0}},
+        "arrays": lambda: {
+            "x": x,
+            "y": y,
+            "sample_weight": weights,
+            "batch_size": 8,
+            "validation_split": 0.2,
+        },
+        "arrays-batch": lambda: {
+            "x": x,
+            "y": y,
+            "batch_size": 8,
+            "shuffle": "batch",
+            "class_weight": {0: 2.0},
+        },
         "arrays-steps": lambda: {"x": x, "y": y, "batch_size": 8, "steps_per_epoch": 5},
         "pipeline": lambda: {"x": slices.shuffle(20).batch(8).prefetch(2), "validation_data": (x, y)},
         "pipeline-repeat": lambda: {"x": slices.shuffle(20).repeat().batch(8), "steps_per_epoch": 5},

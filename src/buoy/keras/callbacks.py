@@ -13,7 +13,12 @@ from buoy.errors import UsageError
 _MOVING = {
     "EarlyStopping": ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
     "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
-    "ModelCheckpoint": ("best", "epochs_since_last_save", "_batches_seen_since_last_saving", "_last_batch_seen"),
+    "ModelCheckpoint": (
+        "best",
+        "epochs_since_last_save",
+        "_batches_seen_since_last_saving",
+        "_last_batch_seen",
+    ),
     "TensorBoard": ("_global_train_batch", "_global_test_batch", "_previous_epoch_iterations"),
     "SwapEMAWeights": ("_ema_weights_in_model",),
     "History": ("history", "epoch"),
@@ -69,10 +74,14 @@ class Memory:
         if pair is not None:
             return getattr(callback, pair[0])()
         if _keras_kind(callback) is not None:
-            return {name: _plain(value) for name, value in vars(callback).items() if name in _moving(callback)}
+            return {
+                name: _plain(value) for name, value in vars(callback).items() if name in _moving(callback)
+            }
         before = self._at_begin.get(id(callback), {})
         now = _attributes(callback)
-        return {name: value for name, value in now.items() if name not in before or not _same(before[name], value)}
+        return {
+            name: value for name, value in now.items() if name not in before or not _same(before[name], value)
+        }
 
     def _load(self, callback: Any, state: Any) -> None:
         pair = _pair(callback)
@@ -94,7 +103,9 @@ def append_logs(callbacks: Sequence[Any]) -> None:
 
 
 def _pair(callback: Any) -> tuple[str, str] | None:
-    return next((pair for pair in _PAIRS if all(callable(getattr(callback, name, None)) for name in pair)), None)
+    return next(
+        (pair for pair in _PAIRS if all(callable(getattr(callback, name, None)) for name in pair)), None
+    )
 
 
 def _moving(callback: Any) -> tuple[str, ...]:
@@ -119,7 +130,9 @@ def _is_plain(value: Any) -> bool:
         return all(map(_is_plain, value))
     kind = type(value)
     return kind in (int, float, bool, str, type(None)) or (
-        kind.__module__ == "numpy" and getattr(value, "dtype", None) is not None and value.dtype.kind in "biuf"
+        kind.__module__ == "numpy"
+        and getattr(value, "dtype", None) is not None
+        and value.dtype.kind in "biuf"
     )
 
 

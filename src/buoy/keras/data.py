@@ -41,8 +41,8 @@ class Feed(Protocol):
     def open(self, dataset: Any, number: int, offset: int) -> Any:
         """An iterator of pass `number` that begins after `offset` batches; `dataset` is ours, maybe distributed."""
 
-    def epoch_begins(self, epoch: int) -> None:
-        """An epoch begins; called before `open`."""
+    def epoch_begins(self, epoch: int, number: int, offset: int) -> None:
+        """An epoch begins at this position; called before `open`."""
 
     def epoch_ends(self, epoch: int) -> None:
         """An epoch is over (-1: before the first one, as Keras has it)."""
@@ -57,9 +57,7 @@ class Feed(Protocol):
 Say = Callable[[str], None]
 
 
-def feed_for(
-    x: Any, y: Any, sample_weight: Any, seed: int, say: Say, **options: Any
-) -> Feed:
+def feed_for(x: Any, y: Any, sample_weight: Any, seed: int, say: Say, **options: Any) -> Feed:
     """The feed for what `fit` was given; options are those of Keras's own data adapters."""
     from keras.src.trainers import data_adapters
 
@@ -69,7 +67,9 @@ def feed_for(
         from buoy.keras.data_python import ReplayedFeed
 
         return ReplayedFeed(x, seed, say, {**options, "shuffle": False})
-    quiet = {**options, "shuffle": False} if data_adapters.is_tf_dataset(x) else options  # it would be ignored
+    quiet = (
+        {**options, "shuffle": False} if data_adapters.is_tf_dataset(x) else options
+    )  # it would be ignored
     adapter = data_adapters.get_data_adapter(x=x, y=y, sample_weight=sample_weight, **quiet)
     kind = type(adapter).__name__
     if kind == "ArrayDataAdapter":
@@ -105,7 +105,7 @@ def batches(loader: Any, *, epoch: int, skip: int, seed: int, say: Say) -> Itera
     if feed is None or feed[0] is not loader:
         feed = loader, feed_for(loader, None, None, seed, say, shuffle=False)
         _feeds[id(loader)] = feed
-    feed[1].epoch_begins(epoch)
+    feed[1].epoch_begins(epoch, epoch, skip)
     yield from feed[1].open(feed[1].dataset, epoch, skip)
     feed[1].epoch_ends(epoch)
 

@@ -48,7 +48,7 @@ class ArrayFeed:
             generator.shuffle(order)
         return order
 
-    def epoch_begins(self, epoch: int) -> None:
+    def epoch_begins(self, epoch: int, number: int, offset: int) -> None:
         """Nothing to do."""
 
     def epoch_ends(self, epoch: int) -> None:

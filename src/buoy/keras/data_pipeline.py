@@ -55,7 +55,7 @@ class PipelineFeed:
                 skip(iterator, offset)
         return iterator
 
-    def epoch_begins(self, epoch: int) -> None:
+    def epoch_begins(self, epoch: int, number: int, offset: int) -> None:
         """Nothing to do."""
 
     def epoch_ends(self, epoch: int) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import keras
 import numpy
-import tensorflow as tf
 from keras.src.trainers import data_adapters
 
 from buoy.keras import rng
@@ -34,6 +33,7 @@ class PyDatasetFeed:
         )
         self._first: int | None = None
         self._next = 0
+        self._begun = False
         self.batches: int | None = dataset.num_batches
         self.exactness = Exactness()
         self.dataset = self._adapter.get_tf_dataset()
@@ -43,7 +43,7 @@ class PyDatasetFeed:
         self._numbered.at(number, offset)
         return iter(dataset)
 
-    def epoch_begins(self, epoch: int) -> None:
+    def epoch_begins(self, epoch: int, number: int, offset: int) -> None:
         """The hooks of earlier epochs are called again in a new process: they may have moved things around."""
         if self._first is None:
             self._first = self._next = epoch
@@ -52,6 +52,9 @@ class PyDatasetFeed:
             self._numbered.epoch_hook("on_epoch_end", self._next)
             self._next += 1
         self._numbered.epoch = epoch
+        if number != self._numbered.number or not self._begun:
+            self._begun = True
+            self._numbered.at(number, offset)  # before the workers start: they take their copy of it
         self._adapter.on_epoch_begin()
 
     def epoch_ends(self, epoch: int) -> None:
@@ -90,7 +93,7 @@ class _Numbered(keras.utils.PyDataset):  # type: ignore[misc]
 
     def at(self, number: int, offset: int) -> None:
         """Begin pass `number` after `offset` batches."""
-        self._pass, self._offset = number, offset
+        self.number, self._offset = number, offset
         self._order: Any = None
         total = self._inner.num_batches
         if total is not None and self._shuffle:
@@ -128,7 +131,7 @@ class _Numbered(keras.utils.PyDataset):  # type: ignore[misc]
             getattr(self._inner, name, _nothing)()
 
     def _seeded(self, index: int) -> Any:
-        with rng.seeded(rng.number(self._seed, "batch", self._pass, index)):
+        with rng.seeded(rng.number(self._seed, "batch", self.number, index)):
             return self._inner[index]
 
     def _draws(self) -> bool:
@@ -176,7 +179,7 @@ class ReplayedFeed:
             self._compare()
         return iterator
 
-    def epoch_begins(self, epoch: int) -> None:
+    def epoch_begins(self, epoch: int, number: int, offset: int) -> None:
         """Nothing to do."""
 
     def epoch_ends(self, epoch: int) -> None:
@@ -249,7 +252,7 @@ def _fingerprint(batch: Any, before: int) -> int:
         if part is not None:
             array = numpy.ascontiguousarray(numpy.asarray(part))
             if array.dtype.kind not in "OUS":
-                before = zlib.crc32(array.reshape(-1).view("uint8")[:_FINGERPRINT_BYTES], before)
+                before = zlib.crc32(memoryview(array.reshape(-1).view("uint8")[:_FINGERPRINT_BYTES]), before)
     return before
 
 

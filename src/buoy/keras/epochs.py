@@ -19,7 +19,9 @@ from buoy.keras.data import Feed
 class Position:
     """Where a training is: the epoch and its batches for people, the pass and its batches for the data."""
 
-    def __init__(self, epoch: int = 0, batch: int = 0, number: int = 0, offset: int = 0, step: int = 0) -> None:
+    def __init__(
+        self, epoch: int = 0, batch: int = 0, number: int = 0, offset: int = 0, step: int = 0
+    ) -> None:
         self.epoch, self.batch = epoch, batch
         self.number, self.offset = number, offset
         self.step = step
@@ -70,7 +72,10 @@ class GuardedAdapter(DataAdapter):  # type: ignore[misc]
     def on_epoch_begin(self) -> None:
         """Called by Keras before the first iterator of the epoch."""
         self._started = True
-        self.feed.epoch_begins(self.position.epoch)
+        position = self.position
+        if self._pass_per_epoch:
+            position.number, position.offset = position.epoch, position.batch
+        self.feed.epoch_begins(position.epoch, position.number, position.offset)
 
     def on_epoch_end(self) -> None:
         """Called by Keras after each epoch, and once before the first."""
@@ -110,7 +115,6 @@ class GuardedAdapter(DataAdapter):  # type: ignore[misc]
             if self._of_epoch == position.epoch and self._iterator is not None:
                 return self._iterator  # the one at the end: nobody reads it
             self._of_epoch = position.epoch
-            position.number, position.offset = position.epoch, position.batch
         elif self._iterator is not None:
             position.number, position.offset = position.number + 1, 0
         self._iterator = self.feed.open(epochs._distributed_dataset, position.number, position.offset)

@@ -73,10 +73,10 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
         """Keras calls this after every other callback's own."""
         if self._fit is None:
             raise UsageError(
-                "buoy.keras.Guard works inside `model.fit` only",
-                received="a training loop of its own",
+                "buoy.keras.Guard was not asked by `model.fit`",
+                received="a training loop of its own, or a `fit` that was replaced",
                 expected="`model.fit(..., callbacks=[guard])`",
-                hint="in a loop of your own use `buoy.Run`",
+                hint="make the guard before `fit` is called; in a loop of your own use `buoy.Run`",
             )
         self._fit.training_begins()
 
@@ -134,11 +134,14 @@ class _Fit:
         self._holdings.build(self._feed.dataset.element_spec)
         self._transaction = _install_transaction(guard, self._model, keeper)
         self._resume_inside = False
+        self._places = self._holdings.places_in_weights_file()
         if stored is not None:
             self._resume(stored)
         exactness = self._feed.exactness
         if exactness.grade != BITWISE:
-            say(f"a resume will not be bit for bit ({exactness.grade}): {exactness.reason}; hint: {exactness.hint}")
+            say(
+                f"a resume will not be bit for bit ({exactness.grade}): {exactness.reason}; hint: {exactness.hint}"
+            )
 
     def run(self, original: Callable[..., Any]) -> Any:
         """Keras's own `fit`, over our data."""
@@ -212,7 +215,12 @@ class _Fit:
     # -- saving -----------------------------------------------------------------------------------------------
 
     def save(
-        self, reason: str, *, metrics: dict[str, float] | None = None, pin: str | None = None, finished: bool = False
+        self,
+        reason: str,
+        *,
+        metrics: dict[str, float] | None = None,
+        pin: str | None = None,
+        finished: bool = False,
     ) -> Receipt:
         """Hand everything over to the keeper."""
         flush = getattr(self._list, "_flush_futures", None)
@@ -239,6 +247,7 @@ class _Fit:
             "seed": self._seed,
             "data": {"kind": type(self._feed).__name__, "state": self._feed.state(position.offset)},
             "callbacks": self._memory.state(),
+            "weights_file": self._places,
             "exactness": {"grade": exactness.grade, "reason": exactness.reason},
         }
         items = {**self._holdings.items(), "training": training, "rng": rng.capture()}
@@ -269,7 +278,9 @@ class _Fit:
 
     def _load_state(self) -> None:
         assert self.checkpoint is not None
-        names = [name for name in self.checkpoint.names if name == "model" or name.startswith(("optim", "metr"))]
+        names = [
+            name for name in self.checkpoint.names if name == "model" or name.startswith(("optim", "metr"))
+        ]
         self._holdings.load({name: self._stored(name) for name in names})
         if self._transaction is not None and "micro_batch" in self.checkpoint.names:
             self._transaction.load_state_dict(self._stored("micro_batch"))
@@ -348,8 +359,14 @@ class _Fit:
 
 
 def teach_fit() -> None:
-    """Let `model.fit` hand over to a guard among its callbacks; once per process, nothing else changes."""
-    original = keras.Model.fit
+    """Let `model.fit` hand over to a guard among its callbacks; once per process, nothing else changes.
+
+    In `model.fit(..., callbacks=[Guard(...)])` Python looks `model.fit` up before it makes the guard. So the method
+    must stay the object it is: what changes is the function inside the wrapper that Keras puts around it.
+    """
+    outer = keras.Model.fit
+    cell = _cell_of_wrapped(outer)
+    original = outer if cell is None else cell.cell_contents
     if getattr(original, "_knows_buoy", False):
         return
     signature = inspect.signature(original)
@@ -369,7 +386,21 @@ def teach_fit() -> None:
         return guards[0]._run(original, dict(bound.arguments))
 
     fit._knows_buoy = True  # type: ignore[attr-defined]
-    keras.Model.fit = fit
+    if cell is None:
+        keras.Model.fit = fit
+    else:
+        cell.cell_contents = fit
+
+
+def _cell_of_wrapped(function: Any) -> Any:
+    """Where a decorated function keeps the one it wraps."""
+    while hasattr(function, "__wrapped__"):
+        inner = function.__wrapped__
+        for cell in getattr(function, "__closure__", None) or ():
+            if cell.cell_contents is inner or getattr(cell.cell_contents, "_knows_buoy", False):
+                return cell
+        function = inner
+    return None
 
 
 def _flat(callbacks: Any) -> list[Any]:
@@ -391,7 +422,9 @@ def _seed(given: int | None, stored: dict[str, Any] | None) -> int:
 
 
 def _numbers(logs: dict[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in logs.items() if not hasattr(value, "shape") or value.shape == ()}
+    return {
+        name: float(value) for name, value in logs.items() if not hasattr(value, "shape") or value.shape == ()
+    }
 
 
 def _install_transaction(guard: Guard, model: Any, keeper: Keeper) -> Any:
@@ -402,7 +435,11 @@ def _install_transaction(guard: Guard, model: Any, keeper: Keeper) -> Any:
         return None
     try:
         return transaction.install(
-            model, say=say, event=keeper.recorder.event, micro_batch=guard._micro_batch, inexact=guard._inexact
+            model,
+            say=say,
+            event=keeper.recorder.event,
+            micro_batch=guard._micro_batch,
+            inexact=guard._inexact,
         )
     except UsageError as error:
         if guard._micro_batch is not None:

@@ -12,7 +12,7 @@ from buoy.errors import BuoyError, UsageError
 from buoy.keras import state
 
 
-class OtherModel(BuoyError):
+class OtherModel(BuoyError):  # noqa: N818 - says what happened
     """A checkpoint does not fit this model; nothing was loaded."""
 
 
@@ -28,7 +28,7 @@ class Holdings:
         try:
             if not self._is_built():
                 self._model._symbolic_build(data_batch=batch)
-        except Exception as error:  # noqa: BLE001 - whatever a model's call raises on symbols
+        except Exception as error:  # whatever a model's call raises on symbols
             if not self._model.built:
                 raise UsageError(
                     "the model cannot be built from the shapes of the data",
@@ -50,6 +50,27 @@ class Holdings:
                 items[name] = state.state_of(optimizer)
         items["metrics"] = state.state_of(list(self._model.metrics))
         return items
+
+    def places_in_weights_file(self) -> dict[str, tuple[str, str]]:
+        """Where Keras would put each variable in a `.weights.h5`: path -> (name of the item, name in it)."""
+        names = {
+            id(variable): (item, name)
+            for item, variables in self.items().items()
+            if item == "model"
+            for name, variable in variables.items()
+        }
+        try:
+            from keras.src.saving import saving_lib
+
+            layout = _layout(saving_lib)
+            saving_lib._save_state(self._model, layout, None, "", set())
+        except Exception:
+            return {}  # only the export to that format is lost, and it says so
+        return {
+            place: names[id(variable._value)]
+            for place, variable in layout.places.items()
+            if id(getattr(variable, "_value", None)) in names
+        }
 
     def load(self, stored: Mapping[str, Mapping[str, Any]]) -> None:
         """All of it, or nothing and an error that names what does not fit."""
@@ -109,3 +130,27 @@ class _Described:
     def __init__(self, spec: Any) -> None:
         self.shape = tuple(spec.shape)
         self.dtype = spec.dtype
+
+
+def _layout(saving_lib: Any) -> Any:
+    """A store for Keras's own saver that writes nothing and notes which variable goes where."""
+
+    class Layout(saving_lib.H5IOStore):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.places: dict[str, Any] = {}
+            self._group = ""
+
+        def __bool__(self) -> bool:
+            return True
+
+        def make(self, path: str, metadata: Any = None) -> Any:
+            self._group = f"{path}/vars" if path else "vars"
+            return self
+
+        def __setitem__(self, key: str, value: Any) -> None:
+            self.places[f"{self._group}/{key}"] = value
+
+        def __del__(self) -> None:
+            """Nothing is open."""
+
+    return Layout()

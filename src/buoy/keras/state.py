@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -56,7 +57,7 @@ def state_of(value: Any) -> dict[str, Any]:
     Names do not depend on how many layers this process made before: `dense_7` of a notebook's second try is
     `dense` here, as it was in the first.
     """
-    return _components(_named(_variables(value)))
+    return _components(_named(_variables(value), _trained_by(value)))
 
 
 def check(here: Mapping[str, Any], stored: Mapping[str, Any], owner: str) -> list[str]:
@@ -78,6 +79,35 @@ def assign(here: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
     """Load; `check` first, since nothing may be loaded half-way."""
     for name, variable in here.items():
         variable.assign(stored[name])
+
+
+def write_weights_h5(checkpoint: Any, path: str) -> None:
+    """The weights of a Guard's checkpoint as a file that `model.load_weights` takes; written whole or not at all."""
+    places = {}
+    if "training" in checkpoint.names:
+        places = checkpoint.value("training", to_tensor).get("weights_file") or {}
+    if not places:
+        raise UsageError(
+            "this checkpoint does not say how Keras would lay its weights out in a file",
+            received=str(checkpoint.folder),
+            expected="a checkpoint of buoy.keras.Guard",
+            hint="export it as .safetensors",
+        )
+    import h5py
+
+    stored = {name: checkpoint.value(name, to_tensor) for name in {owner for owner, _ in places.values()}}
+    beside = f"{path}.part-{os.getpid()}"
+    try:
+        with h5py.File(beside, "w") as file:
+            for place, (owner, name) in places.items():
+                value = stored[owner][name]
+                dataset = file.create_dataset(place, data=value)
+                if value.dtype.name == "bfloat16":
+                    dataset.attrs["dtype"] = "bfloat16"  # as Keras marks it
+        os.replace(beside, path)
+    finally:
+        if os.path.exists(beside):
+            os.remove(beside)
 
 
 def _variables(value: Any) -> list[Any]:
@@ -113,23 +143,54 @@ def _once(variables: Iterable[Any]) -> list[Any]:
     return list(seen.values())
 
 
-def _named(variables: list[Any]) -> dict[str, Any]:
+def _trained_by(value: Any) -> list[Any]:
+    """What an optimizer trains; the names of its slots contain theirs."""
+    trained = getattr(value, "_trainable_variables", None)
+    return list(trained) if hasattr(value, "iterations") and trained else []
+
+
+def _named(variables: list[Any], trained: list[Any]) -> dict[str, Any]:
     """Each variable under its path, whose automatic numbers are counted anew in order of appearance."""
-    numbers: dict[str, dict[str, int]] = {}
-    named: dict[str, Any] = {}
+    plain = _renumbered([_path(variable) for variable in trained])
+    slots = sorted(
+        ((old.replace("/", "_"), new.replace("/", "_")) for old, new in plain.items()), key=_length
+    )
+    paths = []
     for variable in variables:
-        path = str(getattr(variable, "path", None) or variable.name.partition(":")[0])
-        parts = []
-        for part in path.split("/"):
-            base = re.sub(r"_\d+$", "", part)
-            number = numbers.setdefault(base, {}).setdefault(part, len(numbers[base]))
-            parts.append(f"{base}_{number}" if number else base)
-        name, count = "/".join(parts), 1
+        owner, _, last = _path(variable).rpartition("/")
+        old, new = next((pair for pair in slots if last.startswith(pair[0] + "_")), ("", ""))
+        paths.append(f"{owner}/{new}{last[len(old) :]}" if owner else _path(variable))
+    renumbered = _renumbered(paths, slots=bool(slots))
+    named: dict[str, Any] = {}
+    for path, variable in zip(paths, variables, strict=True):
+        name, count = renumbered[path], 1
         while name in named:
             count += 1
-            name = f"{'/'.join(parts)}~{count}"
+            name = f"{renumbered[path]}~{count}"
         named[name] = variable
     return named
+
+
+def _renumbered(paths: list[str], slots: bool = False) -> dict[str, str]:
+    """path -> the same with `dense_7` as `dense`, when it is the first of its kind here; slots' names stay."""
+    numbers: dict[str, dict[str, int]] = {}
+    renumbered = {}
+    for path in paths:
+        parts = path.split("/")
+        for place, part in enumerate(parts[:-1] if slots else parts):
+            base = re.sub(r"_\d+$", "", part)
+            number = numbers.setdefault(base, {}).setdefault(part, len(numbers[base]))
+            parts[place] = f"{base}_{number}" if number else base
+        renumbered[path] = "/".join(parts)
+    return renumbered
+
+
+def _path(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or variable.name.partition(":")[0])
+
+
+def _length(pair: tuple[str, str]) -> int:
+    return -len(pair[0])
 
 
 def _components(named: Mapping[str, Any]) -> dict[str, Any]:
