@@ -44,3 +44,17 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOMES])
+
+
+def load_ipython_extension(shell: object) -> None:
+    """What `%load_ext buoy` calls."""
+    from buoy.notebook.extension import load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: object) -> None:
+    """What `%unload_ext buoy` calls."""
+    from buoy.notebook.extension import unload
+
+    unload(shell)

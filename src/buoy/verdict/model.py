@@ -97,3 +97,8 @@ class Verdict:
         )  # the one look upwards: print(verdict) in a notebook should just work
 
         return render(self)
+
+    def _repr_html_(self) -> str:
+        from buoy.view.card import verdict_card  # the same look upwards, for a notebook's last line
+
+        return verdict_card(self.to_json())

@@ -22,7 +22,7 @@ def verdict_card(verdict: dict[str, Any]) -> str:
     cause = _mapping(verdict.get("cause"))
     claim = _mapping(cause.get("claim"))
     grade = str(claim.get("grade", "possible"))
-    edge = "#1a7f4b" if cause.get("id") == "finished" else "#b3261e"
+    edge = "#1a7f4b" if cause.get("id") == "clean-exit" else "#b3261e"
     parts = [
         f'<div class="buoy-card" style="{_BOX.format(edge=edge)}">',
         f"<div><b>{_text(cause.get('id', 'unknown'))}</b> "

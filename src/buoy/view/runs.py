@@ -44,7 +44,7 @@ def describe(run: str) -> dict[str, Any]:
         "step": step,
         "checkpoints": len(entries),
         "checkpoint_step": newest.step if newest else None,
-        "finished": bool(newest and newest.about.get("finished")) or status == "finished",
+        "finished": bool(newest and newest.about.get("finished")) or (status == "clean-exit" and not entries),
         "bytes": _bytes(run),
         "touched": _touched(run),
     }

@@ -100,7 +100,7 @@ def marks(axis: Axis) -> list[dict[str, Any]]:
         if life.verdict is not None:
             cause = life.verdict.get("cause")
             name = str(cause.get("id", "ended")) if isinstance(cause, dict) else "ended"
-            said.append((("end" if name == "finished" else "death", name), stretch.begin + stretch.seconds))
+            said.append((("end" if name == "clean-exit" else "death", name), stretch.begin + stretch.seconds))
         for words, moment in said:
             index = stretch.bucket(moment) if words is not None and moment is not None else None
             if words is not None and index is not None:

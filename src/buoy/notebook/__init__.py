@@ -1,0 +1,7 @@
+"""buoy in a notebook: `%load_ext buoy`.
+
+extension.py  starts the recorder for this kernel, and shows what killed the one before
+magic.py      `%buoy why`, `top`, `check`, `report`, `off`
+live.py       the card that follows a training, drawn by the training's own steps
+startup.py    `buoy notebook install`: loaded by itself in each new kernel
+"""

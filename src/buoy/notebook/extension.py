@@ -1,0 +1,129 @@
+"""Loading into a kernel: the recorder starts, and the first cell shows what killed the kernel before."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from buoy.flight.attempt import attempt_numbers, is_run
+from buoy.flight.imports import after_import
+from buoy.flight.recorder import Recorder
+from buoy.notebook.live import LiveCard
+from buoy.notebook.magic import Magic
+from buoy.supervisor.watch import watch
+from buoy.verdict import why
+from buoy.verdict.model import Verdict
+from buoy.view.card import verdict_card
+
+# A kernel that ended in order, or still lives, needs no word.
+_NO_NEWS = ("clean-exit", "still-running")
+_FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
+
+
+class Extension:
+    """buoy in this kernel, from `%load_ext buoy` to `%unload_ext buoy` (or `%buoy off`)."""
+
+    def __init__(self, shell: Any, folder: str) -> None:
+        self.shell = shell
+        self.folder = folder
+        self.recorder: Recorder | None = None
+        self._live: LiveCard | None = None
+        self._waiting = False
+
+    def start(self) -> None:
+        """In a cell: show the last death and record at once. In a start-up file: do both when the first cell runs."""
+        self.shell.register_magic_function(Magic(self).line, "line", "buoy")
+        if is_in_a_cell(self.shell):
+            self._begin()
+        else:
+            self._waiting = True
+            self.shell.events.register("pre_run_cell", self._first_cell)
+
+    def stop(self) -> None:
+        """No further card or message. The recorder itself goes on: it costs nothing and may be needed."""
+        self._stop_waiting()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _first_cell(self, info: Any = None) -> None:
+        self._stop_waiting()
+        if is_run(self.folder):
+            self._begin()
+            return
+        # Loaded by itself in every kernel: a notebook that trains nothing gets no folder.
+        for framework in _FRAMEWORKS:
+            after_import(framework, self.record)
+
+    def _stop_waiting(self) -> None:
+        if self._waiting:
+            self._waiting = False
+            self.shell.events.unregister("pre_run_cell", self._first_cell)
+
+    def _begin(self) -> None:
+        verdict = last_death(self.folder)
+        if verdict is not None:
+            show(verdict_card(verdict.to_json()), str(verdict))
+        self.record()
+
+    def record(self) -> None:
+        """Record this kernel, once."""
+        if self.recorder is None:
+            self.recorder = watch(self.folder)
+            self._live = LiveCard(self.shell, self.recorder)
+
+
+def last_death(folder: str) -> Verdict | None:
+    """What killed the kernel that recorded here last; None when nothing did, or it cannot be told."""
+    if not is_run(folder) or not attempt_numbers(folder):
+        return None
+    try:
+        verdict = why(folder)
+    except Exception:  # noqa: BLE001 - a damaged folder must not break the first cell
+        return None
+    return None if verdict.cause.id in _NO_NEWS else verdict
+
+
+def show(html: str, text: str) -> None:
+    """Display HTML where the front end can, text elsewhere."""
+    from IPython.display import display
+
+    display({"text/html": html, "text/plain": text}, raw=True)  # type: ignore[no-untyped-call]
+
+
+def is_in_a_cell(shell: Any) -> bool:
+    """Whether a cell is running now: what is displayed outside of one is shown nowhere."""
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None:
+        return True  # the terminal's IPython prints at any time
+    try:
+        parent = kernel.get_parent("shell") if hasattr(kernel, "get_parent") else kernel._parent_header
+    except Exception:  # noqa: BLE001 - another kernel's ways: then show at once
+        return True
+    return bool(parent) and parent.get("header", {}).get("msg_type") == "execute_request"
+
+
+def run_folder_of(shell: Any) -> str:
+    """`runs/<notebook>` where the front end tells the notebook's name, else `runs/notebook`."""
+    known = os.environ.get("JPY_SESSION_NAME") or shell.user_ns.get("__vsc_ipynb_file__")
+    name = os.path.splitext(os.path.basename(str(known or "")))[0].lstrip(".")[:80]
+    return os.path.join("runs", name or "notebook")
+
+
+_loaded: Extension | None = None
+
+
+def load(shell: Any) -> None:
+    """What `%load_ext buoy` calls."""
+    global _loaded
+    if _loaded is None:
+        _loaded = Extension(shell, run_folder_of(shell))
+        _loaded.start()
+
+
+def unload(shell: Any) -> None:
+    """What `%unload_ext buoy` calls."""
+    global _loaded
+    if _loaded is not None:
+        _loaded.stop()
+        _loaded = None

@@ -1,0 +1,74 @@
+"""A card below the training cell, drawn by the training's own steps: no thread, no widget, no comm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+from buoy.flight.recorder import Recorder
+from buoy.view.now import lines, state
+
+_LEAST_SECONDS = 2.0
+_SHARE = 0.005
+"""Drawing may take this share of the time: a slow disk makes the card rarer, not the training slower."""
+_BOX = "font:13px/1.45 ui-monospace,monospace;border:1px solid #8884;border-radius:6px;padding:8px 12px;overflow-x:auto"
+
+
+class LiveCard:
+    """Shows where the training is while a cell runs; one card per cell, updated in place."""
+
+    def __init__(self, shell: Any, recorder: Recorder) -> None:
+        self._shell = shell
+        self._recorder = recorder
+        self._handle: Any = None
+        self._next = time.monotonic() + _LEAST_SECONDS
+        self._step: Callable[[int | None], None] = recorder.beacon.step
+        recorder.beacon.step = self._stepped  # type: ignore[method-assign]
+        shell.events.register("pre_run_cell", self._begins)
+        shell.events.register("post_run_cell", self._ends)
+
+    def stop(self) -> None:
+        """Draw no more."""
+        self._recorder.beacon.step = self._step  # type: ignore[method-assign,assignment]
+        self._shell.events.unregister("pre_run_cell", self._begins)
+        self._shell.events.unregister("post_run_cell", self._ends)
+
+    def _stepped(self, number: int | None = None) -> None:
+        self._step(number)
+        if time.monotonic() >= self._next:
+            self._draw()
+
+    def _begins(self, info: Any = None) -> None:
+        self._handle = None
+        self._next = time.monotonic() + _LEAST_SECONDS
+
+    def _ends(self, result: Any = None) -> None:
+        if self._handle is not None:
+            self._draw()
+            self._handle = None
+
+    def _draw(self) -> None:
+        begin = time.monotonic()
+        try:
+            if self._recorder.attempt is not None:
+                now = state(self._recorder.attempt)
+                reading = self._recorder.beacon.read()
+                if reading is not None:
+                    now["step"] = reading.step  # the newest sample is up to a fifth of a second old
+                self._show("\n".join(lines(now)))
+        except Exception:  # noqa: BLE001 - a card that cannot be drawn must not end the training
+            self._next = float("inf")
+            return
+        end = time.monotonic()
+        self._next = end + max(_LEAST_SECONDS, (end - begin) / _SHARE)
+
+    def _show(self, text: str) -> None:
+        from IPython.display import display
+
+        content = {"text/html": f'<pre style="{_BOX}">{escape(text)}</pre>', "text/plain": text}
+        if self._handle is None:
+            self._handle = display(content, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._handle.update(content, raw=True)

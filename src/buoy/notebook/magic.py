@@ -1,0 +1,124 @@
+"""`%buoy VERB`: buoy's verbs for the notebook one is in."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from buoy.errors import BuoyError
+from buoy.flight.attempt import Attempt, find_attempt
+
+if TYPE_CHECKING:
+    from buoy.notebook.extension import Extension
+
+_HELP = """\
+%buoy why      what killed the kernel before this one, how sure that is, and how to go on
+%buoy top      where the training is: steps, RAM, VRAM, disk and time against their limits
+%buoy check    the lines in the cells run so far that will end the session
+%buoy report   one page about the run, written to its folder and shown here
+%buoy off      no more cards in this kernel"""
+
+
+class Magic:
+    """The line magic and its verbs."""
+
+    def __init__(self, extension: Extension) -> None:
+        self._extension = extension
+        self._verbs = {
+            "why": self._why,
+            "top": self._top,
+            "check": self._check,
+            "report": self._report,
+            "off": self._off,
+        }
+
+    def line(self, line: str) -> Any:
+        """Run `%buoy VERB`; an error is shown in words, without a traceback."""
+        from buoy.notebook.extension import show
+
+        words = line.split()
+        verb = self._verbs.get(words[0]) if words else None
+        if verb is None:
+            shown = _HELP if not words else f"`{words[0]}` is none of buoy's verbs here\n{_HELP}"
+            return show(f"<pre>{escape(shown)}</pre>", shown)
+        try:
+            return verb()
+        except BuoyError as error:
+            return show(f"<pre>{escape(str(error))}</pre>", str(error))
+
+    def _attempt(self) -> Attempt:
+        recorder = self._extension.recorder
+        if recorder is not None and recorder.attempt is not None:
+            return recorder.attempt
+        return find_attempt(self._extension.folder)
+
+    def _why(self) -> None:
+        """The attempt before this kernel's own; this one is alive."""
+        from buoy.notebook.extension import show
+        from buoy.verdict import why
+        from buoy.view.card import verdict_card
+
+        attempt = self._attempt()
+        recorder = self._extension.recorder
+        mine = recorder is not None and recorder.attempt is not None
+        number = attempt.number - 1 if mine else attempt.number
+        if number < 1:
+            text = f"this is the first kernel that {attempt.run_folder} has seen"
+            return show(f"<pre>{escape(text)}</pre>", text)
+        verdict = why(attempt.run_folder, number)
+        return show(verdict_card(verdict.to_json()), str(verdict))
+
+    def _top(self) -> None:
+        from buoy.notebook.extension import show
+        from buoy.view.now import lines, state
+
+        text = "\n".join(lines(state(self._attempt())))
+        show(f"<pre>{escape(text)}</pre>", text)
+
+    def _check(self) -> Any:
+        """What was run so far as a notebook, this cell included; `cell 3` of a finding is `In [3]`."""
+        from buoy.view.findings_notebook import check
+
+        cells = self._extension.shell.user_ns.get("In") or []
+        sources = [str(cell) for cell in cells[1:]]
+        notebook = {
+            "nbformat": 4,
+            "nbformat_minor": 5,
+            "metadata": {},
+            "cells": [
+                {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": text}
+                for text in sources
+            ],
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "notebook.ipynb")
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(notebook, file)
+            before = os.getcwd()
+            os.chdir(folder)  # findings name the file as it is given: `notebook.ipynb`, no folder of ours
+            try:
+                return check("notebook.ipynb")
+            finally:
+                os.chdir(before)
+
+    def _report(self) -> None:
+        from buoy.notebook.extension import show
+        from buoy.view.history import read
+        from buoy.view.report import page
+
+        history = read(self._attempt().run_folder)
+        text = page(history)
+        path = os.path.join(history.folder, "report.html")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        frame = (
+            f'<iframe srcdoc="{escape(text, quote=True)}" sandbox="allow-scripts" '
+            'style="width:100%;height:640px;border:1px solid #8884;border-radius:6px"></iframe>'
+        )
+        show(f"{frame}<div>written to <code>{escape(path)}</code></div>", f"written to {path}")
+
+    def _off(self) -> None:
+        self._extension.stop()

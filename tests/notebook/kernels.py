@@ -1,0 +1,54 @@
+"""Real Jupyter kernels whose cells are run and whose displays are collected."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+manager = pytest.importorskip("jupyter_client.manager", reason="jupyter_client is not installed")
+pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+
+
+class Kernel:
+    """One kernel; `run` gives what the cell displayed, as a front end would get it."""
+
+    def __init__(self, cwd: Path, **environment: str) -> None:
+        self._manager = manager.KernelManager(kernel_name="python3")
+        self._manager.start_kernel(cwd=str(cwd), env={**os.environ, **environment})
+        self._client: Any = self._manager.client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=60)
+
+    @property
+    def pid(self) -> int:
+        return int(self._manager.provisioner.process.pid)
+
+    def start(self, code: str) -> None:
+        """Send a cell and do not wait."""
+        self._client.execute(code)
+
+    def run(self, code: str) -> list[dict[str, Any]]:
+        """Run a cell to its end: the messages a front end would show, with their kind."""
+        sent = self._client.execute(code)
+        shown: list[dict[str, Any]] = []
+        while True:
+            message = self._client.get_iopub_msg(timeout=60)
+            if message["parent_header"].get("msg_id") != sent:
+                continue
+            kind = message["msg_type"]
+            if kind == "status" and message["content"]["execution_state"] == "idle":
+                return shown
+            if kind not in ("status", "execute_input"):
+                shown.append({"kind": kind, **message["content"]})
+
+    def end(self) -> None:
+        self._client.stop_channels()
+        self._manager.shutdown_kernel(now=True)
+
+
+def html(shown: list[dict[str, Any]]) -> str:
+    """All HTML of a cell's output."""
+    return "\n".join(item.get("data", {}).get("text/html", "") for item in shown)

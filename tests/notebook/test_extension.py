@@ -1,0 +1,115 @@
+"""`%load_ext buoy` in real kernels: a death is shown in the next kernel's first cell, a training draws its card."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebook.kernels import Kernel, html
+from tests.processes import buoy, wait_until
+
+Start = Callable[..., Kernel]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    kernels: list[Kernel] = []
+
+    def begin(**environment: str) -> Kernel:
+        kernels.append(Kernel(tmp_path, IPYTHONDIR=str(tmp_path / "ipython"), **environment))
+        return kernels[-1]
+
+    yield begin
+    for kernel in kernels:
+        kernel.end()
+
+
+def verdict_exists(tmp_path: Path, number: int = 1, run: str = "notebook") -> None:
+    path = tmp_path / "runs" / run / "attempts" / f"{number:04d}" / "verdict.json"
+    wait_until(path.exists, "the verdict")
+
+
+def test_a_cell_killed_for_memory_is_explained_in_the_next_kernels_first_cell(
+    start: Start, tmp_path: Path, make_session: Callable[[int], Path]
+) -> None:
+    kernel = start()
+    group = make_session(400 << 20)
+    (group / "cgroup.procs").write_text(str(kernel.pid))
+    first = kernel.run("%load_ext buoy")
+    kernel.start("# load the images\nimages = [bytearray(b'x' * (20 << 20)) for _ in range(100)]")
+    verdict_exists(tmp_path)
+
+    card = html(start().run("%load_ext buoy"))
+
+    assert html(first) == ""  # nothing had died before
+    assert "kernel-oom" in card
+    assert ">certain<" in card or ">likely<" in card
+    assert "In [2] images = [bytearray" in card
+    assert "<b>next</b>" in card
+    assert "<script" not in card and "http" not in card
+
+
+def test_installed_it_loads_by_itself_and_a_notebook_that_trains_nothing_gets_no_folder(
+    start: Start, tmp_path: Path
+) -> None:
+    installed = buoy("notebook", "install", env={**os.environ, "IPYTHONDIR": str(tmp_path / "ipython")})
+    kernel = start(JPY_SESSION_NAME="/content/Cats and dogs.ipynb")
+    kernel.run("1 + 1")
+    without = list(tmp_path.glob("runs/*"))
+    (tmp_path / "jax.py").write_text("")  # stands for a framework: importing it is what tells a training
+    kernel.run("import jax")
+    wait_until(lambda: list(tmp_path.glob("runs/*")), "the run folder")
+    os.kill(kernel.pid, signal.SIGKILL)
+    verdict_exists(tmp_path, run="Cats and dogs")
+
+    card = html(start(JPY_SESSION_NAME="/content/Cats and dogs.ipynb").run("x = 1"))
+
+    assert installed.returncode == 0
+    assert without == []
+    assert "<b>killed</b>" in card
+
+
+def test_a_kernel_that_ended_in_order_is_not_mentioned(start: Start, tmp_path: Path) -> None:
+    kernel = start()
+    kernel.run("%load_ext buoy")
+    kernel.run("exit()")
+    verdict_exists(tmp_path)
+
+    assert html(start().run("%load_ext buoy")) == ""
+
+
+def test_a_training_draws_one_card_and_updates_it(start: Start) -> None:
+    kernel = start()
+    kernel.run("%load_ext buoy")
+    shown = kernel.run(
+        "import time\nfrom buoy.flight.recorder import current\n"
+        "for _ in range(55):\n    current().step(); time.sleep(0.1)"
+    )
+    cards = [item for item in shown if item["kind"] == "display_data"]
+    updates = [item for item in shown if item["kind"] == "update_display_data"]
+
+    assert len(cards) == 1
+    assert 1 <= len(updates) <= 3  # every two seconds, and once when the cell ends
+    assert "step 55" in updates[-1]["data"]["text/html"]
+    assert "step 55" in updates[-1]["data"]["text/plain"]
+
+    kernel.run("%buoy off")
+    assert kernel.run("for _ in range(25):\n    current().step(); time.sleep(0.1)") == []
+
+
+def test_magics_answer_in_words(start: Start) -> None:
+    kernel = start()
+    kernel.run("%load_ext buoy")
+    kernel.run("import numpy as np")
+    kernel.run("x = np.zeros(3)\nprint(undefined_thing_of_mine)")
+
+    assert "first kernel" in html(kernel.run("%buoy why"))
+    assert "RAM" in html(kernel.run("%buoy top"))
+    assert "undefined_thing_of_mine" in html(kernel.run("%buoy check"))
+    assert "srcdoc" in html(kernel.run("%buoy report"))
+    assert "none of buoy&#x27;s verbs" in html(kernel.run("%buoy sing"))
+    assert 'class="buoy-card"' in html(kernel.run("import buoy; buoy.why()"))
