@@ -4,6 +4,8 @@
     pip download --no-deps -d wheels numpy==1.23.5 numpy==1.26.4 numpy==2.0.2 pandas==1.5.3 pandas==2.0.3 pandas==2.2.3
     pip download --no-deps -d wheels pillow==10.0.0 pillow==11.0.0 tensorflow-cpu==2.16.2
     # of another Python, with --python-version 3.7 --only-binary=:all: (pillow: 3.10):
+    #   torch==1.4.0 torch==1.8.1 torch==1.13.1 torch==2.1.2 torch==2.4.1 torch==2.6.0
+    #   torch==2.7.1 torch==2.8.0 torch==2.9.1 torch==2.11.0 (3.7 to 3.11; the macOS wheels are the small ones)
     #   tensorflow==1.15.0 tensorflow-cpu==2.1.0 pandas==0.25.3 pillow==9.0.1
     python scripts/probe_apis.py wheels
 
@@ -22,6 +24,7 @@ import json
 import os
 import re
 import sys
+import textwrap
 import warnings
 import zipfile
 from pathlib import Path
@@ -34,7 +37,18 @@ LIBRARIES = {
     "numpy": "numpy",
     "pandas": "pandas",
     "pillow": "PIL",
+    "torch": "torch",
 }
+# Where torch keeps the list of its compiled functions and those that only raise, and a private module that
+# much old code imports.
+TORCH_FILES = {
+    "torch/__init__.pyi": "torch",
+    "torch/_C/_VariableFunctions.pyi": "torch",
+    "torch/_six.py": "torch._six",
+    "torch/_linalg_utils.py": "torch._linalg_utils",
+}
+# Modules of torch whose classes and functions people call by the module's name.
+TORCH_CALLED = ("torch.optim.lr_scheduler", "torch.nn.functional", "torch.nn.utils.clip_grad")
 # Where a library's own import path differs from the folder in its wheel.
 TENSORFLOW_API = re.compile(r"^tensorflow(?:_core)?/(?:_api/v[12]/)?(?P<inner>.*?)/?__init__\.py$")
 OLD_TF_KERAS_API = re.compile(
@@ -85,6 +99,10 @@ class Names(ast.NodeVisitor):
         self.names: set[str] = set()
         self.methods: dict[str, set[str]] = {}
         self.signatures: dict[str, list[str]] = {}
+        self.variables: set[str] = set()
+        """Names that are only assigned: in torch those are inner matters of a module."""
+        self.raising: set[str] = set()
+        """Functions that are still there and do nothing but raise."""
         self.package_file, self.root = package_file, root
 
     def visit_Module(self, node: ast.Module) -> None:
@@ -97,6 +115,8 @@ class Names(ast.NodeVisitor):
         if isinstance(item, ast.FunctionDef):
             self.add(item.name)
             self.signatures[item.name] = parameters(item)
+            if only_raises(item):
+                self.raising.add(item.name)
         elif isinstance(item, ast.ClassDef):
             self.add(item.name)
             members = [member for member in item.body if isinstance(member, ast.FunctionDef)]
@@ -112,6 +132,7 @@ class Names(ast.NodeVisitor):
             for target in item.targets:
                 if isinstance(target, ast.Name):
                     self.add(target.id)
+                    self.variables.add(target.id)
         elif isinstance(item, ast.ImportFrom) and self.package_file:
             if item.level or (item.module or "").partition(".")[0] in self.root:
                 for alias in item.names:
@@ -122,7 +143,7 @@ class Names(ast.NodeVisitor):
 
     def add(self, name: str) -> None:
         """Keep a public name."""
-        if not name.startswith("_") and name != "*":
+        if not name.startswith(("_", "namedtuple_")) and name != "*":
             self.names.add(name)
 
 
@@ -132,6 +153,12 @@ def is_property(function: ast.FunctionDef) -> bool:
         "property" in ast.dump(decorator) or "setter" in ast.dump(decorator)
         for decorator in function.decorator_list
     )
+
+
+def only_raises(function: ast.FunctionDef) -> bool:
+    """Whether its whole body, a docstring apart, is one `raise`."""
+    body = [item for item in function.body if not isinstance(item, ast.Expr)]
+    return len(body) == 1 and isinstance(body[0], ast.Raise)
 
 
 def parameters(function: ast.FunctionDef) -> list[str]:
@@ -147,7 +174,7 @@ def read_wheel(path: Path) -> tuple[str, str, dict[str, Names]]:
     modules: dict[str, Names] = {}
     with zipfile.ZipFile(path) as wheel:
         for entry in wheel.namelist():
-            if not entry.endswith(".py") or re.search(
+            if not entry.endswith((".py", ".pyi")) or re.search(
                 r"(^|/)(tests?|testing|_\w*test)/|_test\.py|conftest|/setup\.py", entry
             ):
                 continue
@@ -159,6 +186,7 @@ def read_wheel(path: Path) -> tuple[str, str, dict[str, Names]]:
                     continue
                 if module in modules:  # TensorFlow 1.15 has its top level in two places
                     found.names |= modules[module].names
+                    found.raising |= modules[module].raising
                 modules[module] = found
     return library, version, modules
 
@@ -166,6 +194,10 @@ def read_wheel(path: Path) -> tuple[str, str, dict[str, Names]]:
 def import_paths(library: str, entry: str) -> list[str]:
     """The public import paths under which a wheel's file can be reached."""
     module = entry[: -len("/__init__.py")] if entry.endswith("/__init__.py") else entry[:-3]
+    if entry in TORCH_FILES:
+        return [TORCH_FILES[entry]]
+    if entry.endswith(".pyi"):
+        return []
     if library == "tensorflow":
         if old := OLD_TF_KERAS_API.match(entry):
             return [public("tensorflow/keras/" + old.group("inner"))]
@@ -203,11 +235,22 @@ def exists(name: str) -> bool:
     for index, part in enumerate(parts[1:], 1):
         try:
             value = getattr(value, part)
+            continue
         except Exception:  # noqa: BLE001 - numpy raises AttributeError, lazy loaders raise what they like
-            try:
-                value = importlib.import_module(".".join(parts[: index + 1]))
-            except Exception:  # noqa: BLE001
-                return False
+            pass
+        here, path = ".".join(parts[:index]), ".".join(parts[: index + 1])
+        # A function may stand in front of the module of the same name (`torch.autograd.gradcheck`): ask the module.
+        module = sys.modules.get(here)
+        if module is not None and hasattr(module, part):
+            value = getattr(module, part)
+            continue
+        try:
+            value = importlib.import_module(path)
+        except ModuleNotFoundError as error:
+            # Something else that it needs is missing here: whether the name is gone cannot be told.
+            return error.name is not None and not f"{path}.".startswith(f"{error.name}.")
+        except Exception:  # noqa: BLE001
+            return False
     return True
 
 
@@ -291,12 +334,13 @@ def numpy_names(wheel: Path) -> set[str]:
 
 def probe(library: str, releases: list[tuple[str, dict[str, Names]]]) -> dict[str, Any]:
     """The table of one installed library."""
-    installed = importlib.import_module(LIBRARIES[library]).__version__
+    installed = importlib.import_module(LIBRARIES[library]).__version__.partition("+")[0]
     releases.sort(key=lambda item: version_key(item[0]))
     seen: dict[str, str] = {}
     for version, modules in releases:
         for module, found in modules.items():
-            for name in (module, *(f"{module}.{item}" for item in found.names)):
+            names = found.names - found.variables if library == "torch" else found.names
+            for name in (module, *(f"{module}.{item}" for item in names)):
                 seen[name] = version
     roots = ("keras.", "tensorflow.keras.") if library == "keras" else (LIBRARIES[library] + ".",)
     removed = {
@@ -304,6 +348,8 @@ def probe(library: str, releases: list[tuple[str, dict[str, Names]]]) -> dict[st
         for name, last in seen.items()
         if name.startswith(roots) and not PRIVATE.search(name) and not exists(name)
     }
+    raising = still_raising(library, releases)
+    removed |= raising
     # A name below a module that is gone says nothing more than the module.
     top = {
         name: last
@@ -318,9 +364,31 @@ def probe(library: str, releases: list[tuple[str, dict[str, Names]]]) -> dict[st
     return {
         "version": installed,
         "names": dict(sorted(gone.items())),
+        "raising": sorted(raising),
         "methods": old_methods(library, releases, versions),
         "keywords": old_keywords(library, releases, versions),
     }
+
+
+def still_raising(library: str, releases: list[tuple[str, dict[str, Names]]]) -> dict[str, str]:
+    """Functions of torch that exist and only raise, with the last release in which they worked."""
+    import torch
+
+    found: dict[str, str] = {}
+    for name in dir(torch) if library == "torch" else ():
+        value = getattr(torch, name)
+        if not inspect.isfunction(value) or name.startswith("_"):
+            continue
+        source = ast.parse(textwrap.dedent(inspect.getsource(value))).body[0]
+        if isinstance(source, ast.FunctionDef) and only_raises(source):
+            worked = [
+                version
+                for version, modules in releases
+                if not any(value.__name__ in module.raising for module in modules.values())
+            ]
+            if worked:
+                found[f"torch.{name}"] = worked[-1]
+    return found
 
 
 def prefixes(name: str) -> list[str]:
@@ -354,19 +422,23 @@ def old_keywords(
     library: str, releases: list[tuple[str, dict[str, Names]]], versions: list[str]
 ) -> dict[str, dict[str, str]]:
     """Keywords of callables that still exist under the same name: `keras.optimizers.Adam` had `lr`."""
-    if library != "keras":
+    if library not in ("keras", "torch"):
         return {}
     last: dict[str, dict[str, str]] = {}
     for version, modules in releases:
         for module, found in modules.items():
             area = module.split(".")[1] if module.count(".") else ""
             for name, keywords in found.signatures.items():
-                owner = (
-                    f"keras.{area}.{name}"
-                    if area in ("optimizers", "callbacks", "layers") and "." not in name
-                    else None
-                )
-                if name.startswith("Model."):
+                owner = None
+                if library == "torch":
+                    owner = (
+                        f"{module}.{name}"
+                        if module in TORCH_CALLED and name.isidentifier() and name[0] != "_"
+                        else None
+                    )
+                elif area in ("optimizers", "callbacks", "layers") and "." not in name:
+                    owner = f"keras.{area}.{name}"
+                elif name.startswith("Model."):
                     owner = f"keras.{name}"
                 if owner is not None:
                     for keyword in keywords:
@@ -381,6 +453,8 @@ def old_keywords(
         major = next(v for v in versions if version_key(v)[0] == version_key(versions[-1])[0])
         gone = {
             keyword: major
+            if library == "keras"
+            else next(v for v in versions if version_key(v) > version_key(version))
             for keyword, version in sorted(keywords.items())
             if keyword not in ("self", "cls", "args", "kwargs") and keyword_gone(target, keyword)
         }

@@ -8,6 +8,7 @@ from functools import cache
 
 from buoy.lint.facts import Block, Facts
 from buoy.lint.frameworks import is_guarded
+from buoy.lint.model import Edit, Fix, Safety, Span
 from buoy.lint.target import Target, removed
 from buoy.lint.timing import timing_of
 
@@ -47,8 +48,11 @@ class Use:
 
     def message(self, facts: Facts) -> str:
         """What happens, and when."""
+        table = removed()[self.library]
         failure = "ImportError" if isinstance(self.node, ast.Import | ast.ImportFrom) else "AttributeError"
-        tried = removed()[self.library]["version"]
+        if self.name in table.get("raising", ()):
+            failure = "it is still there, but only raises RuntimeError"
+        tried = table["version"]
         more = f" ({len(self.places)} uses)" if len(self.places) > 1 else ""
         when = strike(facts, self.block, getattr(self.node, "lineno", 1))
         gone = f"`{self.name}` is gone{more}: not in {self.library} {self.since} nor later (tried in {tried})"
@@ -98,6 +102,16 @@ def _through_import(node: ast.expr, facts: Facts) -> bool:
         and node.id in facts.imports
         and all(binding.how == "import" for binding in facts.module.bindings.get(node.id, ()))
     )
+
+
+def drop_argument(keyword: ast.keyword, facts: Facts, safety: Safety) -> Fix | None:
+    """Take an argument out with the comma in front of it; only on one line, where that comma is easy to see."""
+    span = facts.document.span(keyword)
+    before = facts.document.line(span.line)[: span.column].rstrip()
+    if span.line != span.end_line or not before.endswith(","):
+        return None
+    edit = Edit(Span(span.line, len(before) - 1, span.line, span.end_column), "")
+    return Fix(f"drop `{keyword.arg}`", (edit,), safety)
 
 
 def strike(facts: Facts, block: Block, line: int) -> str:

@@ -13,7 +13,7 @@ from buoy.lint.facts import Facts
 from buoy.units import format_bytes
 
 _PIN = re.compile(
-    r"\b(keras|tensorflow(?:[-_](?:gpu|cpu))?|numpy|pandas|pillow)\s*(==|<=|<|~=|=)\s*(\d+(?:\.\d+)*)",
+    r"\b(keras|tensorflow(?:[-_](?:gpu|cpu))?|numpy|pandas|pillow|(?:py)?torch)\s*(==|<=|<|~=|=)\s*(\d+(?:\.\d+)*)",
     re.IGNORECASE,
 )
 _OLD_TENSORFLOW = re.compile(r"%tensorflow_version\s+(1|2)\.x")
@@ -23,13 +23,21 @@ _PIN_FILES = re.compile(
 _FOLDERS_UP = 4
 # What Colab's image has, read there in 2026-08. Of pandas and Pillow only the least is known: NumPy 2 needs pandas 2.2,
 # Python 3.13 needs Pillow 11. Other platforms are taken to have the newest.
-_COLAB = {"keras": (3, 13), "tensorflow": (2, 20), "numpy": (2, 1, 3), "pandas": (2, 2), "pillow": (11,)}
+_COLAB = {
+    "keras": (3, 13),
+    "tensorflow": (2, 20),
+    "numpy": (2, 1, 3),
+    "pandas": (2, 2),
+    "pillow": (11,),
+    "torch": (2, 11),
+}
 _PACKAGES = {
     "keras": "keras",
     "tensorflow": "tensorflow",
     "numpy": "numpy",
     "pandas": "pandas",
     "pillow": "pillow",
+    "torch": "torch",
 }
 
 
@@ -119,7 +127,8 @@ def _pins(text: str) -> dict[str, tuple[int, ...]]:
         key = version_key(version)
         if relation == "<" and key:
             key = (*key[:-1], key[-1] - 1, 999) if key[-1] else (key[0] - 1, 999)
-        found[name.lower().replace("_", "-").removesuffix("-gpu").removesuffix("-cpu")] = key
+        name = name.lower().replace("_", "-").removesuffix("-gpu").removesuffix("-cpu")
+        found["torch" if name == "pytorch" else name] = key
     if old := _OLD_TENSORFLOW.search(text):
         found["tensorflow"] = (int(old.group(1)), 15 if old.group(1) == "1" else 999)
     return found

@@ -24,6 +24,7 @@ MODULES = {
     "BY204": "history_key",
     "BY205": "removed_argument",
     "BY206": "removed_data_api",
+    "BY207": "removed_torch_api",
     "BY301": "allocation_over_memory",
     "BY302": "float64_images",
     "BY303": "images_in_list",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from buoy.lint.facts import Call, Facts
 from buoy.lint.frameworks import is_guarded, is_keras_model, uses_keras
 from buoy.lint.model import Edit, Finding, Fix, Rule, Span
-from buoy.lint.removed import strike
+from buoy.lint.removed import drop_argument, strike
 from buoy.lint.target import Target, removed
 
 RULE = Rule("BY205", "removed-keras-argument", "an argument that Keras 3 no longer takes")
@@ -62,15 +62,4 @@ def _finding(call: Call, keyword: ast.keyword, owner: str, facts: Facts) -> Find
         if name in ("workers", "use_multiprocessing", "max_queue_size")
         else f"leave `{name}` out"
     )
-    return Finding(span, "error", message, hint, _drop(keyword, call, facts))
-
-
-def _drop(keyword: ast.keyword, call: Call, facts: Facts) -> Fix | None:
-    """Take the argument out with the comma in front of it; only on one line, where that comma is easy to see."""
-    span = facts.document.span(keyword)
-    line = facts.document.line(span.line)
-    before = line[: span.column].rstrip()
-    if span.line != span.end_line or not before.endswith(","):
-        return None
-    edit = Edit(Span(span.line, len(before) - 1, span.line, span.end_column), "")
-    return Fix(f"drop `{keyword.arg}`", (edit,), "unsafe")
+    return Finding(span, "error", message, hint, drop_argument(keyword, facts, "unsafe"))
