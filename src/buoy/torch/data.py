@@ -69,7 +69,7 @@ class Feeds:
         """A pass over the loader, from its beginning or from where `state` was taken."""
         if is_loader(loader) and not isinstance(loader.dataset, IterableDataset) and not _keeps_state(loader):
             return _IndexPass(*self._twin(loader), place, state)
-        if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+        if _has_state(loader):
             return _StatefulPass(loader, place, state)
         if isinstance(loader, Sequence):
             return _SequencePass(loader, state)
@@ -104,13 +104,17 @@ def is_loader(value: object) -> bool:
 class _IndexPass:
     """Over a map-style dataset: the place is a number of samples."""
 
-    def __init__(self, twin: DataLoader[Any], order: Order, place: Place, state: dict[str, Any] | None) -> None:
+    def __init__(
+        self, twin: DataLoader[Any], order: Order, place: Place, state: dict[str, Any] | None
+    ) -> None:
         state = state or {}
         self.samples = int(state.get("samples", 0))
         self.batches = int(state.get("batches", 0))
         self._course = Course(place.number("order"), place.number("items"), self.samples)
         self._memory = order.begin(self._course, state.get("sampler"))
-        self._apart = twin.num_workers == 0  # items are made in this process: mind the training's random state
+        self._apart = (
+            twin.num_workers == 0
+        )  # items are made in this process: mind the training's random state
         with Stream(place.number("workers")):  # a new iterator draws a seed for its workers
             self._iterator = iter(twin)
 
@@ -187,49 +191,44 @@ class _ReplayPass:
 
     def __init__(self, loader: Any, place: Place, state: dict[str, Any] | None, say: Say) -> None:
         self.samples = self.batches = 0
-        self._loader = loader
         self._size = getattr(loader, "batch_size", None) or 1
         self._workers = int(getattr(loader, "num_workers", 0))
-        self._dataset = getattr(loader, "dataset", None)
+        self._dataset = _Watched.over(loader) if self._workers == 0 else None
         self._stream = Stream(place.number("stream"))
-        own = self._own_state()
-        if state and state["workers"] != self._workers and self._dataset is not None:
+        if self._dataset is not None:
+            loader = copy.copy(loader)
+            object.__setattr__(loader, "dataset", self._dataset)
+        if state and state["workers"] != self._workers:
             say(
                 f"the loader had {state['workers']} workers and has {self._workers} now: an IterableDataset "
                 "yields another order then, so this resume is not exact"
             )
-        if state and own is not None and state.get("dataset") is not None:
+        known = state.get("dataset") if state else None
+        if self._dataset is not None and known is not None:
+            self._dataset.load_state_dict(known)
+        with self._stream:  # also with workers: the loader draws a seed for them
+            self._iterator = iter(loader)
+        if state and self._dataset is not None and known is not None:
             self.batches, self.samples = int(state["batches"]), int(state["samples"])
-            self._dataset.load_state_dict(state["dataset"])  # type: ignore[union-attr]
-        with self._stream:
-            self._iterator = self._begin()
-        if state and self.batches:
             self._stream.load_state_dict(state["stream"])
         elif state:
             self._replay(int(state["batches"]), say)
 
     def __next__(self) -> Any:
-        with self._stream:  # with workers only for what the loader draws when it starts
+        if self._workers:
             batch = next(self._iterator)
+        else:
+            with self._stream:
+                batch = next(self._iterator)
         self.samples += self._size
         self.batches += 1
         return batch
 
     def state_dict(self) -> dict[str, Any]:
         state = {"samples": self.samples, "batches": self.batches, "workers": self._workers}
-        own = self._own_state()
-        return state if own is None else {**state, "dataset": own, "stream": self._stream.state_dict()}
-
-    def _begin(self) -> Iterator[Any]:
-        return iter(self._loader)
-
-    def _own_state(self) -> Any:
-        """The dataset's own state, where it lives in this process (workers keep theirs to themselves)."""
-        if self._workers or not (
-            hasattr(self._dataset, "state_dict") and hasattr(self._dataset, "load_state_dict")
-        ):
-            return None
-        return self._dataset.state_dict()  # type: ignore[union-attr]
+        if self._dataset is None:
+            return state
+        return {**state, "dataset": self._dataset.state_dict(), "stream": self._stream.state_dict()}
 
     def _replay(self, batches: int, say: Say) -> None:
         start = time.monotonic()
@@ -248,6 +247,43 @@ class _ReplayPass:
             )
 
 
+class _Watched(IterableDataset[Any]):
+    """An iterable dataset with a state of its own; knows also when it is exhausted, which that state may not say."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._exhausted = False
+
+    @staticmethod
+    def over(loader: Any) -> _Watched | None:
+        """The loader's dataset, if it can say where it is."""
+        dataset = getattr(loader, "dataset", None)
+        if isinstance(dataset, IterableDataset) and _has_state(dataset):
+            return _Watched(dataset)
+        return None
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._exhausted:
+            yield from self._dataset
+        self._exhausted = True
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the dataset is."""
+        return {"exhausted": self._exhausted, "own": self._dataset.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on there."""
+        self._exhausted = bool(state["exhausted"])
+        self._dataset.load_state_dict(state["own"])
+
+
+def _has_state(thing: object) -> bool:
+    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+
+
 def _keeps_state(loader: Any) -> bool:
     """A loader with a state whose dataset has one too: only they know where they are."""
-    return hasattr(loader, "state_dict") and hasattr(loader.dataset, "state_dict")
+    return _has_state(loader) and hasattr(loader.dataset, "state_dict")

@@ -1,4 +1,4 @@
-"""Random state around a PyTorch training: python's, numpy's, torch's and every accelerator's; taken, put back, seeded."""
+"""Random state around a PyTorch training, python's, numpy's, torch's, every accelerator's: taken, put back, seeded."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def restore(state: State, say: Callable[[str], None] | None = None) -> None:
                 say(f"the random state of {name} could not be put back here: what is drawn there will differ")
 
 
-def generator_state(generator: object) -> object | None:
+def generator_state(generator: object) -> Any:
     """The state of somebody's own generator (torch's, numpy's, python's); None: it is no generator."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()

@@ -57,8 +57,11 @@ class WorkerStart:
         self._start = start
 
     def __call__(self, worker: int) -> None:
+        """In a new worker, before its first item."""
         information = get_worker_info()
         if information is not None and isinstance(information.dataset, SeededDataset):
-            object.__setattr__(information, "dataset", information.dataset.inner)  # it refuses a plain assignment
+            object.__setattr__(
+                information, "dataset", information.dataset.inner
+            )  # it refuses a plain assignment
         if self._start is not None:
             self._start(worker)

@@ -24,7 +24,15 @@ _WORDS = {
 }  # fmt: skip
 _TYPES = {word: kind for kind, word in _WORDS.items()}
 _COMPILED = "_orig_mod."
-_PARAMETER_SIZED = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "acc_delta", "sum")
+_PARAMETER_SIZED = (
+    "exp_avg",
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "momentum_buffer",
+    "square_avg",
+    "acc_delta",
+    "sum",
+)
 # Optimizers that make their state in the first step: how many tensors of a parameter's size.
 _STATE_OF_FIRST_STEP: dict[str, Callable[[dict[str, Any]], int]] = {
     "Adam": lambda group: 3 if group.get("amsgrad") else 2,
@@ -77,8 +85,10 @@ def kept(stored: StoredTensor) -> torch.Tensor:
 class Tracked(Protocol):
     """Something whose state is a part of the run."""
 
-    tensor: Callable[[StoredTensor], torch.Tensor]
-    """How its stored tensors are to be made: `lent` or `kept`."""
+    @property
+    def tensor(self) -> Callable[[StoredTensor], torch.Tensor]:
+        """How its stored tensors are to be made: `lent` or `kept`."""
+        ...
 
     def state(self) -> object:
         """Its state now: plain values and tensors."""
@@ -223,7 +233,9 @@ class _Module:
 
     def load(self, state: Any) -> None:
         names = {key.replace(_COMPILED, ""): key for key in self._module.state_dict()}
-        whole = {names[key]: _own(value) if _may_be_kept(key, value) else value for key, value in state.items()}
+        whole = {
+            names[key]: _own(value) if _may_be_kept(key, value) else value for key, value in state.items()
+        }
         self._module.load_state_dict(whole)
 
 

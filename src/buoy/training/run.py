@@ -118,7 +118,8 @@ class Run:
                 "memory_cap": memory_cap,
             },
         )
-        self._epoch_rng: Any = mine.get("epoch_rng")
+        self._before_loop: Any = mine.get("before_loop") or rng.capture()
+        """Random state where the way to the loop began: what the script draws there it draws again on resume."""
         self._epochs_before = 0
         self._in_epochs = self._looked_over = self._finished = False
         self._wish: tuple[str, str | None] | None = None
@@ -214,11 +215,8 @@ class Run:
             self._position.begin_epoch(epoch)
             if self._keeper is not None:
                 self._keeper.recorder.epoch(epoch)
-            if self._from:
-                # In the middle of an epoch: what stands before its loop draws again what it drew then.
-                which = "epoch_rng" if self._position.is_returning else "rng"
-                self._rng.restore(self._from.mine[which], self._say)
-            self._epoch_rng = self._rng.capture()
+            self._restore_rng("rng" if not self._position.is_returning else "before_loop")
+            self._before_loop = self._rng.capture()
             yield epoch - before
             self._end_epoch(last=epoch + 1 == before + count)
         self._epochs_before += count
@@ -293,7 +291,7 @@ class Run:
         mine = {
             "position": self._position.describe(epoch_done=epoch_done),
             "rng": self._rng.capture(),
-            "epoch_rng": self._epoch_rng,
+            "before_loop": self._before_loop,
             "seed": self._seed,
         }
         items = {name: thing.state() for name, thing in self._tracked.items()}
@@ -356,6 +354,7 @@ class Run:
 
     def _walk(self, loader: Any, loop: Loop) -> Iterator[Any]:
         if loop.done:
+            self._restore_rng("before_loop")
             return
         from buoy.torch.data import Place
 
@@ -380,11 +379,13 @@ class Run:
                     if loop.trains or counts_batches:
                         self._metrics.clear()  # they were measured on other weights
                     position.hand_out(loop)
-                    yield batch
                     if counts_batches:
                         self.step += 1
+                    yield batch
         finally:
             position.end_loop(loop)
+            if not loop.nested:
+                self._before_loop = self._rng.capture()
 
     def _arrive(self) -> None:
         """The first loop with work to do begins; after a resume this is the saved place."""
@@ -394,8 +395,12 @@ class Run:
             if self._position.skipped:
                 # What the script did between the loops that were done was done a second time: undo it.
                 self._from.load(self._tracked)
-            self._rng.restore(self._from.mine["rng"], self._say)
+            self._restore_rng("rng")
         self._from.forget()
+
+    def _restore_rng(self, which: str) -> None:
+        if self._from:
+            self._rng.restore(self._from.mine[which], self._say)
 
     def _look_over(self) -> None:
         """Everything is tracked: name what is left over, and say what a checkpoint will take."""
