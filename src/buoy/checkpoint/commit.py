@@ -10,13 +10,14 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 
 from buoy.checkpoint.manifest import MANIFEST, PIECE_BYTES, SCHEMA, STATE, VALUES, seal
 
 _PAGE = 4096
-_CHUNK = 8 << 20
+_BITE = 1 << 20  # what is checked or written at once, and rested after
 _NO_DIRECT_IO = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 _NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -36,7 +37,7 @@ class Part:
         os.mkdir(self._folder)
 
     def write_image(
-        self, image: memoryview, size: int, ends: Sequence[int], pace: Callable[[], object]
+        self, image: memoryview, size: int, ends: Sequence[int], rest: Callable[[int, float], object]
     ) -> None:
         """`state.safetensors` from its image in memory (which is whole pages), checksums cut at `ends`.
 
@@ -48,15 +49,18 @@ class Part:
 
         def count() -> None:
             for number, (start, end) in enumerate(spans):
-                if stop.is_set():
-                    return
-                sums[number] = zlib.crc32(image[start:end])
-                pace()
+                for at in range(start, end, _BITE):
+                    if stop.is_set():
+                        return
+                    bite = image[at : min(at + _BITE, end)]
+                    began = time.monotonic()
+                    sums[number] = zlib.crc32(bite, sums[number])
+                    rest(len(bite), began)
 
         counter = threading.Thread(target=count)
         counter.start()
         try:
-            _write_image(os.path.join(self._folder, STATE), image, size, pace)
+            _write_image(os.path.join(self._folder, STATE), image, size, rest)
         except BaseException:
             stop.set()
             raise
@@ -173,7 +177,17 @@ def remove_folder(path: str, *, truncate: bool = False) -> None:
     os.rmdir(path)
 
 
-def _write_image(path: str, image: memoryview, size: int, pace: Callable[[], object]) -> None:
+def remove_leftovers(checkpoints: str) -> None:
+    """Remove what dead writers left half-way; only for who holds the run's lock."""
+    for name in os.listdir(checkpoints):
+        if name.startswith(".step-") and (".part-" in name or ".gone-" in name):
+            try:
+                remove_folder(os.path.join(checkpoints, name))
+            except OSError:
+                continue  # it does no harm where it is
+
+
+def _write_image(path: str, image: memoryview, size: int, rest: Callable[[int, float], object]) -> None:
     for flags in (os.O_DIRECT, 0):
         try:
             descriptor = os.open(path, _NEW | flags, 0o644)
@@ -184,7 +198,7 @@ def _write_image(path: str, image: memoryview, size: int, pace: Callable[[], obj
                 continue
             raise
         try:
-            _write_chunks(descriptor, image, size, whole_pages=bool(flags), pace=pace)
+            _write_chunks(descriptor, image, size, whole_pages=bool(flags), rest=rest)
             if os.fstat(descriptor).st_size != size:
                 raise OSError(errno.EIO, "the file has not the size that was written")
             return
@@ -197,13 +211,15 @@ def _write_image(path: str, image: memoryview, size: int, pace: Callable[[], obj
 
 
 def _write_chunks(
-    descriptor: int, image: memoryview, size: int, *, whole_pages: bool, pace: Callable[[], object]
+    descriptor: int, image: memoryview, size: int, *, whole_pages: bool, rest: Callable[[int, float], object]
 ) -> None:
     until = -(-size // _PAGE) * _PAGE if whole_pages else size
     at = 0
     while at < until:
-        at += os.pwrite(descriptor, image[at : min(at + _CHUNK, until)], at)
-        pace()
+        began = time.monotonic()
+        done = os.pwrite(descriptor, image[at : min(at + _BITE, until)], at)
+        at += done
+        rest(done, began)
     if until != size:
         os.ftruncate(descriptor, size)
     os.fsync(descriptor)

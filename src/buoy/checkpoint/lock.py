@@ -62,6 +62,8 @@ def _take(descriptor: int, checkpoints: str, say: Callable[[str], object]) -> No
         holder = _read_note(descriptor)
         living = _lives(holder)
         waited = time.monotonic() - started
+        if living and holder.get("pid") == os.getpid():
+            living = None  # our own writer, about to leave
         patience = _PATIENCE_DEAD if living is False else _PATIENCE_UNKNOWN if living is None else 0.0
         if waited >= patience:
             raise _busy(checkpoints, holder)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from buoy import __version__
 from buoy.checkpoint.arena import Arena, has_room, memory_room
-from buoy.checkpoint.commit import Part
+from buoy.checkpoint.commit import Part, remove_leftovers
 from buoy.checkpoint.layout import Layout, lay_out, signature_of
 from buoy.checkpoint.link import WriterLink
 from buoy.checkpoint.state import AsTensor, Encoded, Tensor, encode, encode_all
@@ -64,6 +64,8 @@ class Saver:
         self._arena: Arena | None = None
         self._layout: Layout | None = None
         self._in_flight: Receipt | None = None
+        self._request: tuple[dict[str, object], bytes] | None = None
+        """What is in flight, until the writer has told how it went: another writer may have to take it over."""
         self._last: Receipt | None = None
         self._told: set[str] = set()
         _savers.add(self)
@@ -103,11 +105,12 @@ class Saver:
         self._fill(self._arena.memory, layout, encoded)
         request = {"checkpoints": self._checkpoints, "name": name, "size": layout.size,
                    "ends": layout.ends, "fields": fields}  # fmt: skip
-        if not self._hand_over(self._arena.descriptor, request, values):
+        if not self._hand_over(request, values):
             return self._stream(name, layout, encoded, values, fields, started)
         size = layout.size + len(values)
         folder = self._free_name(name)
         self._in_flight = Receipt(step, folder, size, time.perf_counter() - started, None)
+        self._request = (request, values)
         if wait:
             return self.wait() or self._in_flight
         return self._in_flight
@@ -201,18 +204,30 @@ class Saver:
             if end > start:
                 encoded.tensors[name].copy_into(memory[start:end])
 
-    def _hand_over(self, arena: int, request: dict[str, object], values: bytes) -> bool:
+    def _hand_over(self, request: dict[str, object], values: bytes) -> bool:
         for _ in range(2):
             if not self._started():
                 return False
-            assert self._link is not None
+            assert self._link is not None and self._arena is not None
             try:
-                self._link.send(arena, request, values)
+                self._link.send(self._arena.descriptor, request, values)
                 return True
             except OSError:  # it died while idle: another one
                 self._link.forget()
                 self._link = None
         return False
+
+    def _hand_over_again(self, asked: Receipt, why: Exception) -> bool:
+        """The writer died over a checkpoint whose copy is still in the arena: another one, once, may finish it."""
+        self._event("trouble", what=f"checkpoint of step {asked.step}: {why}")
+        if self._link is not None:
+            self._link.forget()
+            self._link = None
+        request, self._request = self._request, None
+        if request is None:
+            return False
+        remove_leftovers(self._checkpoints)
+        return self._hand_over(*request)
 
     def _stream(
         self,
@@ -255,17 +270,16 @@ class Saver:
         """The receipt of what is in flight, once the writer has told; None while it has not."""
         asked = self._in_flight
         assert asked is not None
+        assert self._link is not None
         try:
-            reply = self._link.reply(timeout) if self._link is not None else {"error": "the writer is gone"}
+            reply = self._link.reply(timeout)
             if reply is None:
                 return None
         except (OSError, ValueError) as error:
+            if self._hand_over_again(asked, error):
+                return self._settle(timeout)
             reply = {"error": str(error)}
-            if self._link is not None:
-                self._link.forget()
-                self._link = None
-            self._event("trouble", what=f"checkpoint of step {asked.step}: {error}")
-        self._in_flight = None
+        self._in_flight = self._request = None
         told, number, seconds, size = (reply.get(key) for key in ("error", "errno", "seconds", "bytes"))
         self._last = Receipt(
             asked.step,

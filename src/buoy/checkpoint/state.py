@@ -35,6 +35,10 @@ class CannotSave(BuoyError):  # noqa: N818 - says what happened
     """Something tracked is neither a plain value nor a tensor."""
 
 
+class BadTree(Exception):  # noqa: N818 - says what it is
+    """JSON that `encode` never wrote."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """One array on its way to disk."""
@@ -128,29 +132,27 @@ def decode(
     if kind == "tensor":
         return tensor(_text(value))
     if kind in ("bytes", "bytearray"):
-        data = bytes.fromhex(_text(value)) if "v" in tree else _stored_bytes(raw, tree)
+        data = _from_hex(value) if "v" in tree else _stored_bytes(raw, tree)
         return data if kind == "bytes" else bytearray(data)
     if kind == "array":
         return _numpy_array(raw, tree)
-    if kind == "int":
-        return int(_text(value), 16)
-    if kind == "float":
-        return struct.unpack(">d", bytes.fromhex(_text(value)))[0]
+    if kind in ("int", "float"):
+        return _number(kind, value)
     if not isinstance(value, list):
-        raise ValueError(f"a {kind!r} without its list")
+        raise BadTree(f"a {kind!r} without its list")
     if kind == "dict":
+        if not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+            raise BadTree("a dict that is not made of pairs")
         return {_hashable(decode(key, tensor, raw)): decode(item, tensor, raw) for key, item in value}
     items = [decode(item, tensor, raw) for item in value]
-    if kind == "complex":
-        real, imaginary = items
-        if isinstance(real, float) and isinstance(imaginary, float):
-            return complex(real, imaginary)
-    elif kind == "tuple":
+    if kind == "complex" and [type(part) for part in items] == [float, float]:
+        return complex(*items)  # type: ignore[call-overload, no-any-return]
+    if kind == "tuple":
         return tuple(items)
-    elif kind in ("set", "frozenset"):
+    if kind in ("set", "frozenset"):
         members = {_hashable(item) for item in items}
         return members if kind == "set" else frozenset(members)
-    raise ValueError(f"an unknown kind of value, {kind!r}")
+    raise BadTree(f"an unknown kind of value, {kind!r}")
 
 
 def _encode(value: object, path: tuple[str, ...], encoding: _Encoding) -> object:
@@ -240,17 +242,35 @@ def _encode_numpy(value: object, path: tuple[str, ...], encoding: _Encoding) -> 
 def _numpy_array(raw: Callable[[str], memoryview] | None, tree: Mapping[str, object]) -> object:
     from importlib import import_module
 
-    dtype, shape = _text(tree.get("dtype")), tree.get("shape")
+    dtype, shape, data = _text(tree.get("dtype")), tree.get("shape"), _stored_bytes(raw, tree)
     if dtype not in _NUMPY_TYPES or not isinstance(shape, list):
-        raise ValueError("an array without its type and shape")
-    flat = import_module("numpy").frombuffer(_stored_bytes(raw, tree), dtype=dtype)
-    return flat.reshape(shape).copy()  # its own, writable memory
+        raise BadTree("an array without its type and shape")
+    try:
+        return (
+            import_module("numpy").frombuffer(data, dtype=dtype).reshape(shape).copy()
+        )  # its own, writable memory
+    except (ValueError, TypeError) as error:
+        raise BadTree(f"an array that is none: {error}") from None
 
 
 def _stored_bytes(raw: Callable[[str], memoryview] | None, tree: Mapping[str, object]) -> bytes:
     if raw is None:
-        raise ValueError("bytes kept as a tensor cannot be had without `raw`")
+        raise BadTree("bytes kept as a tensor, where none can be")
     return bytes(raw(_text(tree.get("tensor"))))
+
+
+def _number(kind: str, value: object) -> int | float:
+    try:
+        return int(_text(value), 16) if kind == "int" else struct.unpack(">d", _from_hex(value))[0]
+    except (ValueError, struct.error):
+        raise BadTree(f"a {kind} that is none") from None
+
+
+def _from_hex(value: object) -> bytes:
+    try:
+        return bytes.fromhex(_text(value))
+    except ValueError:
+        raise BadTree("bytes that are none") from None
 
 
 def _tagged(kind: str, value: object) -> dict[str, object]:
@@ -259,14 +279,16 @@ def _tagged(kind: str, value: object) -> dict[str, object]:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError("a text is missing")
+        raise BadTree("a text is missing")
     return value
 
 
 def _hashable(value: object) -> Hashable:
-    if isinstance(value, Hashable):
-        return value
-    raise ValueError("a key that cannot be one")
+    try:
+        hash(value)
+    except TypeError:
+        raise BadTree("a key that cannot be one") from None
+    return value
 
 
 def _refused(path: tuple[str, ...], what: str) -> CannotSave:

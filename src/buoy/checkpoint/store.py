@@ -9,18 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from buoy.checkpoint import lock
-from buoy.checkpoint.commit import remove_folder, sync_folder
+from buoy.checkpoint.commit import remove_folder, remove_leftovers, sync_folder
 from buoy.checkpoint.lock import WriterBusy
 from buoy.checkpoint.manifest import STATE, VALUES, DamagedCheckpoint, NewerCheckpoint, size_of
 from buoy.checkpoint.reader import (
     Checkpoint,
     StoredTensor,
+    decode_about,
     open_checkpoint,
     read_manifest,
     sizes_fit,
 )
 from buoy.checkpoint.saver import Receipt, Saver
-from buoy.checkpoint.state import decode
 from buoy.errors import BuoyError, RunFolderError
 from buoy.machine import disk
 
@@ -30,7 +30,6 @@ __all__ = [
 ]  # fmt: skip
 
 _NAME = re.compile(r"step-(\d{9,})(?:\.(\d+))?")
-_LEFTOVER = re.compile(r"\.step-\d{9,}(\.\d+)?\.(part|gone)-\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ class Store:
                 expected="a folder that can be written",
                 hint="give the Run another folder",
             ) from error
-        self._tidy()
+        remove_leftovers(self.checkpoints)
         saver = Saver(self.checkpoints, held, say, event)
         _open_savers[self.checkpoints] = saver
         return saver
@@ -144,15 +143,6 @@ class Store:
                 continue
         return False
 
-    def _tidy(self) -> None:
-        """Remove what dead writers left half-way; the lock says that none is alive."""
-        for name in os.listdir(self.checkpoints):
-            if _LEFTOVER.fullmatch(name):
-                try:
-                    remove_folder(os.path.join(self.checkpoints, name))
-                except OSError:
-                    continue  # it does no harm where it is
-
 
 _open_savers: weakref.WeakValueDictionary[str, Saver] = weakref.WeakValueDictionary()
 
@@ -160,11 +150,11 @@ _open_savers: weakref.WeakValueDictionary[str, Saver] = weakref.WeakValueDiction
 def _entry(folder: str, step: int) -> Entry:
     try:
         fields, size = read_manifest(folder)
-        about = decode(fields["about"], str)
-        assert isinstance(about, dict)
-        whole = sizes_fit(folder, fields) and fields["step"] == step
+        about = decode_about(fields)
+        whole = about is not None and sizes_fit(folder, fields) and fields["step"] == step
+        about = about or {}
         size += sum(size_of(fields, name) for name in (STATE, VALUES))
         saved = about.get("time")
         return Entry(step, folder, saved if isinstance(saved, (int, float)) else None, size, about, whole)
-    except (BuoyError, ValueError, AssertionError):
+    except BuoyError:
         return Entry(step, folder, None, 0, {}, complete=False)

@@ -25,6 +25,7 @@ import socket
 import time
 
 from buoy.checkpoint.commit import Part
+from buoy.checkpoint.pace import Pace
 
 _NICE = 15
 _MOST_MESSAGE = 64
@@ -38,6 +39,7 @@ class Writer:
         self._connection = connection
         self._map: mmap.mmap | None = None
         self._map_inode = -1
+        self._pace = Pace(trainer)
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         try:
@@ -66,7 +68,7 @@ class Writer:
             image = self._image(arena)
             part = Part(request["checkpoints"], request["name"])
             try:
-                part.write_image(image, request["size"], request["ends"], _no_pause)
+                part.write_image(image, request["size"], request["ends"], self._pace.rest)
                 part.write_values(values)
                 folder = part.commit(request["fields"])
             except BaseException:
@@ -103,10 +105,6 @@ def _read_note(descriptor: int) -> tuple[dict, bytes]:  # type: ignore[type-arg]
     return json.loads(data[8:end]), data[end:]
 
 
-def _no_pause() -> None:
-    pass
-
-
 def _be_modest() -> None:
     """Never in the way of the training: a low priority for the processor."""
     try:
@@ -121,7 +119,10 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # what was handed over is finished; only SIGKILL ends that
     os.chdir("/")
     _be_modest()
-    Writer(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[3])).run()
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    Writer(connection, int(sys.argv[3])).run()
+    os.close(int(sys.argv[2]))  # the lock first: the end of the connection says that it is free
+    connection.close()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,145 @@
+"""Values go to JSON and tensors and come back as they were, or are refused by their path."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import random
+from collections import OrderedDict
+
+import numpy
+import pytest
+
+from buoy.checkpoint.state import CannotSave, decode, encode, encode_all
+from tests.checkpoint.ground import Array, as_tensor
+
+
+class Colour(enum.IntEnum):
+    RED = 7
+
+
+def there_and_back(value: object) -> object:
+    encoded = encode("value", value, as_tensor)
+    memory = {}
+    for name, tensor in encoded.tensors.items():
+        memory[name] = memoryview(bytearray(tensor.nbytes))
+        tensor.copy_into(memory[name])
+    tree = json.loads(json.dumps(encoded.tree, allow_nan=False))
+    return decode(tree, lambda name: Array(bytes(memory[name])), memory.__getitem__)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        -0.0,
+        5e-324,
+        10**30,
+        -(10**6000),
+        float("inf"),
+        1 + 2j,
+        "a\x00\ud800é",
+        b"\x00\xff",
+        b"x" * 9000,
+        bytearray(b"ab"),
+        (),
+        [1, (2, [3, ()])],
+        {1: "a", "1": "b", (2, 3): None, None: 0, 1.5: True},
+        {"$": "tuple", "v": [1]},
+        {3, "a", (1, 2)},
+        frozenset([1, frozenset()]),
+        random.getstate(),
+        {"": {"..": {"/": 1}}},
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_plain_value_comes_back_as_it_was(value: object) -> None:
+    back = there_and_back(value)
+
+    assert back == value
+    assert type(back) is type(value)
+
+
+def test_negative_zero_and_nan_keep_their_bits() -> None:
+    assert math.copysign(1, there_and_back(-0.0)) == -1  # type: ignore[arg-type]
+    assert math.isnan(there_and_back(float("nan")))  # type: ignore[arg-type]
+
+
+def test_a_dict_keeps_its_order_and_the_types_of_its_keys() -> None:
+    back = there_and_back({2: "b", 1: "a"})
+
+    assert list(back) == [2, 1]  # type: ignore[call-overload]
+
+
+def test_relatives_of_plain_values_come_back_as_the_plain_value() -> None:
+    value = [OrderedDict(a=1), Colour.RED, numpy.float32(0.1), numpy.int64(-3), numpy.bool_(True)]
+
+    back = there_and_back(value)
+
+    assert back == [{"a": 1}, 7, float(numpy.float32(0.1)), -3, True]
+    assert [type(item) for item in back] == [dict, int, float, int, bool]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        numpy.arange(6, dtype="complex64").reshape(2, 3).T,
+        numpy.zeros((0, 2)),
+        numpy.array(1.5),
+        numpy.array([True]),
+    ],
+    ids=["transposed", "empty", "scalar", "bool"],
+)
+def test_a_numpy_array_comes_back_writable_with_type_and_shape(array: numpy.ndarray) -> None:  # type: ignore[type-arg]
+    back = there_and_back({"a": array})["a"]  # type: ignore[index]
+
+    assert back.dtype == array.dtype and back.shape == array.shape and (back == array).all()
+    assert back.flags.writeable
+
+
+def test_tied_memory_is_stored_once_also_between_values() -> None:
+    shared = Array(b"abcd")
+
+    encoded = encode_all({"model": {"a": shared, "b": shared}, "ema": shared}, as_tensor)
+
+    assert list(encoded.tensors) == ["model/a"]
+
+
+def test_names_that_would_collide_stay_apart() -> None:
+    value = {"a.b": Array(b"1"), "a": {"b": Array(b"2")}}
+
+    assert there_and_back(value) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"lr_lambdas": [lambda epoch: 1]}, "scheduler.lr_lambdas[0] is a function"),
+        ({"a": {"b": object()}}, "scheduler.a.b is an object"),
+        ({"rng": numpy.random.default_rng(0)}, "scheduler.rng is a numpy.random._generator.Generator"),
+        ({"x": numpy.array(["a"])}, "scheduler.x is a numpy array of <U1"),
+        ({"x": numpy.datetime64("2020-01-01")}, "scheduler.x is a numpy"),
+        ([1, (range,)], "scheduler[1][0] is a class"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_by_its_path(value: object, words: str) -> None:
+    with pytest.raises(CannotSave) as refused:
+        encode("scheduler", value, as_tensor)
+
+    assert str(refused.value).startswith(words)
+    assert refused.value.hint
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    loop: list[object] = []
+    loop.append({"again": loop})
+
+    with pytest.raises(CannotSave, match="contains itself"):
+        encode("loop", loop, as_tensor)
+
+
+def test_a_type_without_a_word_in_safetensors_is_refused() -> None:
+    with pytest.raises(CannotSave, match=r"model\.w is a tensor of C128"):
+        encode("model", {"w": Array(b"", "C128", (0,))}, as_tensor)
