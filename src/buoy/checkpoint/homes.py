@@ -19,6 +19,8 @@ from buoy.checkpoint.commit import remove_folder
 from buoy.machine import disk
 
 CHUNK = 8 << 20
+_PART = 16 << 20
+"""Bytes of one part of an upload, held in memory: S3 takes 10,000 of them."""
 _IS_CHECKPOINT = re.compile(r"step-\d{9,}(\.\d+)?")
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
@@ -191,7 +193,7 @@ class UrlHome:
         """Copy a local file there, in parts where it is large, and compare what the store says of it."""
         md5 = hashlib.md5(usedforsecurity=False)
         with _as_os_error(), open(source, "rb") as reading:
-            writing = self._fs.open(self._path(name, file), "wb")
+            writing = self._fs.open(self._path(name, file), "wb", block_size=_PART)
             try:
                 while chunk := reading.read(CHUNK):
                     md5.update(chunk)

@@ -130,6 +130,7 @@ class Mirror:
                 status = self.status()
                 copying = status.get("copying") or {}
                 if status.get("newest") is not None and status["newest"] >= newest and not copying:
+                    say(f"step {status['newest']} is safe in the mirror {self.shown}")
                     return
                 if copying.get("done", 0) != done:
                     moved, done = time.monotonic(), copying.get("done", 0)
@@ -143,7 +144,11 @@ class Mirror:
                 time.sleep(0.05)
         except KeyboardInterrupt:
             pass
-        say(f"step {newest} is not yet in the mirror {self.shown}; the copying goes on in the background")
+        trouble = self.status().get("trouble")
+        words = f" ({trouble})" if trouble else ""
+        say(
+            f"step {newest} is not yet in the mirror {self.shown}{words}; the copying goes on in the background"
+        )
 
     def copies(self) -> list[dict[str, Any]]:
         """The complete checkpoints there, newest first."""
@@ -207,7 +212,8 @@ class Mirror:
         assert process.stdin is not None
         path = sys.path if is_url(self.where) else []
         orders = {**orders, "run": self._run, "name": self._name, "where": self.where, "shown": self.shown,
-                  "mount": self._mount, "keep": asdict(self._keep), "path": path, "retry": self.retry_seconds}  # fmt: skip
+                  "mount": self._mount, "keep": asdict(self._keep), "path": path,
+                  "retry": self.retry_seconds}  # fmt: skip
         try:
             process.stdin.write(json.dumps(orders).encode())
             process.stdin.close()

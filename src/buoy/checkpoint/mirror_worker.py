@@ -33,7 +33,7 @@ from buoy.flight.attempt import write_json
 
 STATUS = "mirror.json"
 STATUS_SCHEMA = "buoy.mirror/1"
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 0.25
 _STATUS_SECONDS = 1.0
 _RETRY_MOST = 300.0
 _AFTER_DEATH = 600.0
@@ -83,6 +83,13 @@ def local_copies(run: str) -> list[Copy]:
             except (OSError, BuoyError, ValueError):
                 continue
     return found  # the store lists the newest first
+
+
+def _names(run: str) -> list[str]:
+    try:
+        return sorted(os.listdir(os.path.join(run, "checkpoints")))
+    except OSError:
+        return []
 
 
 def remote_copies(home: Home) -> list[Copy]:
@@ -137,6 +144,8 @@ class Worker:
         self._keep = Keep(**orders["keep"])
         self._home: Home | None = None
         self._there: dict[str, Copy] = {}
+        self._settled: list[str] | None = None
+        """What the run folder held when there was nothing left to do: looking again costs one listing."""
         self._status = Status(self._run, str(orders["shown"]))
         self._retry = float(orders["retry"])
         self._ended: float | None = None
@@ -160,7 +169,7 @@ class Worker:
             except Exception as error:  # noqa: BLE001 - a home that fails is tried again; nobody waits for it
                 done, pause = False, self._retry
                 self._retry = min(_RETRY_MOST, 2 * self._retry)
-                self._home, self._there = None, {}
+                self._home, self._there, self._settled = None, {}, None
                 self._status.set(trouble=_in_words(error), copying=None)
             if self._training_ended() and (done or time.monotonic() - (self._ended or 0.0) > _AFTER_DEATH):
                 return
@@ -174,13 +183,17 @@ class Worker:
             )
             self._there = {copy.name: copy for copy in remote_copies(self._home)}
             self._tell_there()
+        names = _names(self._run)
+        if names == self._settled:
+            self._status.beat()
+            return True
         here = local_copies(self._run)
         everything = {**self._there, **{copy.name: copy for copy in here}}
         unwanted = {copy.name for copy in surplus(list(everything.values()), self._keep)}
         missing = [copy for copy in here if copy.name not in self._there and copy.name not in unwanted]
         if not missing:
             self._forget(self._home)
-            self._status.beat()
+            self._settled = names
             return True
         self._copy(self._home, missing[0], newest=missing[0] is here[0])
         self._forget(self._home)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from math import inf, isfinite
 
 from buoy.checkpoint import budget, schedule
-from buoy.checkpoint.mirror import Mirror
+from buoy.checkpoint.mirror import Mirror, MirrorFailed
 from buoy.checkpoint.retention import Keep, as_keep, surplus, to_make_room
 from buoy.checkpoint.state import AsTensor
 from buoy.checkpoint.store import Checkpoint, Entry, Receipt, Saver, Store
@@ -92,9 +92,16 @@ class Keeper:
         here = self.store.newest(say)
         if self._mirror is None:
             return here
-        if self._mirror.bring_back(here.step if here is not None else None, say) is None:
+        try:
+            brought = self._mirror.bring_back(here.step if here is not None else None, say)
+        except MirrorFailed as error:
+            if here is None:
+                raise  # to begin anew beside checkpoints that could not be seen is nobody's wish
+            self._trouble(
+                "mirror", f"{error.message} ({error.received}); going on from step {here.step} here"
+            )
             return here
-        return self.store.newest(say)
+        return here if brought is None else self.store.newest(say)
 
     def expect(self, items: Mapping[str, object], as_tensor: AsTensor) -> None:
         """Before the first step: refuse what cannot be saved, and say what the checkpoints will take."""

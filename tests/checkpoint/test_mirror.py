@@ -1,0 +1,220 @@
+"""The second home: a drive that is pulled away, fills up or hangs, and the way back from it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buoy.checkpoint.homes import FolderHome
+from buoy.checkpoint.manifest import STATE, pieces_of
+from buoy.checkpoint.mirror import Mirror
+from buoy.checkpoint.reader import read_manifest
+from buoy.checkpoint.retention import Keep
+from buoy.checkpoint.store import Store
+from buoy.errors import UsageError
+from tests.processes import read, wait_until
+
+HEAD = """
+import os, signal, subprocess, sys, time
+from buoy.checkpoint.mirror import Mirror
+from buoy.training import keeper as module
+from tests.training.loop import *
+Mirror.retry_seconds, Mirror.patience = 0.2, 3.0
+"""
+
+
+def start(folder: Path, mirror: object, code: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", HEAD + code, str(folder), str(mirror)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def train(folder: Path, mirror: object, code: str) -> tuple[str, str]:
+    return start(folder, mirror, code).communicate(timeout=60)
+
+
+def steps(run: Path) -> list[int]:
+    return [entry.step for entry in Store(str(run)).list() if entry.complete]
+
+
+def status(run: Path) -> dict[str, Any]:
+    try:
+        return read(run / "mirror.json")  # type: ignore[no-any-return]
+    except FileNotFoundError:
+        return {}
+
+
+PLAIN = "train(sys.argv[1], mirror=sys.argv[2], steps=45, save=10, keep=2, pause=0.01)"
+
+
+def test_checkpoints_are_copied_and_the_end_waits_for_the_last_one(tmp_path: Path) -> None:
+    out, err = train(tmp_path / "run", tmp_path / "drive", PLAIN)
+    copies = tmp_path / "drive" / "run"
+
+    assert out.endswith("finished\n") and f"step 45 is safe in the mirror {tmp_path / 'drive'}" in err
+    assert steps(copies)[0] == 45
+    newest = Store(str(copies)).newest(pytest.fail)  # every byte
+    assert newest is not None and newest.step == 45
+    wait_until(lambda: steps(copies) == [45, 40], "the mirror's own retention")
+    assert (copies / "attempts").is_dir()  # one argument for the checkpoints and the flight log
+
+
+def test_what_was_saved_before_a_kill_reaches_the_mirror_and_a_new_machine_goes_on_from_it(
+    tmp_path: Path,
+) -> None:
+    code = """
+def each(step):
+    if step == 31: os.kill(os.getpid(), signal.SIGKILL)
+train(sys.argv[1], mirror=sys.argv[2], steps=100, save=10, pause=0.01, each=each)
+"""
+    train(tmp_path / "run", tmp_path / "drive", code)
+    wait_until(lambda: steps(tmp_path / "drive" / "run")[:1] == [30], "the last checkpoint in the mirror")
+    shutil.rmtree(tmp_path / "run")
+
+    out, err = train(tmp_path / "run", tmp_path / "drive", PLAIN)
+    assert out.startswith("from 30\n"), err
+    assert f"step 30 was brought back from the mirror {tmp_path / 'drive'}" in err
+
+
+def test_what_is_newer_here_is_not_replaced_by_the_mirror(tmp_path: Path) -> None:
+    train(tmp_path / "run", tmp_path / "drive", PLAIN)
+    train(tmp_path / "run", tmp_path / "other", "train(sys.argv[1], steps=50, pause=0)")
+
+    out, err = train(tmp_path / "run", tmp_path / "drive", PLAIN.replace("45", "60"))
+    assert out.startswith("from 50\n") and "brought back" not in err
+
+
+def test_a_damaged_copy_is_named_and_the_one_before_is_brought_back(tmp_path: Path) -> None:
+    train(tmp_path / "run", tmp_path / "drive", PLAIN)
+    wait_until(lambda: len(steps(tmp_path / "drive" / "run")) == 2, "two copies")
+    path = tmp_path / "drive" / "run" / "checkpoints" / "step-000000045" / STATE
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    shutil.rmtree(tmp_path / "run")
+
+    out, err = train(tmp_path / "run", tmp_path / "drive", PLAIN)
+    assert out.startswith("from 40\n"), err
+    assert "step 45 in the mirror is damaged" in err and "model/weights" in err
+
+
+def test_a_drive_that_is_pulled_away_costs_one_warning_and_is_used_again_when_it_is_back(
+    tmp_path: Path, make_disk: Callable[[str], Path]
+) -> None:
+    drive = make_disk("32m")
+    code = """
+module._LOOK_SECONDS = 0.1
+import buoy.checkpoint.mirror as mirror
+mirror._LOOK_SECONDS = 0.1
+def each(step):
+    if step == 30: subprocess.run(["umount", "-l", sys.argv[2]], check=True)
+    if step == 160: subprocess.run(["mount", "-t", "tmpfs", "tmpfs", sys.argv[2]], check=True)
+train(sys.argv[1], mirror=sys.argv[2], steps=340, save=10, pause=0.01, each=each)
+"""
+    training = start(tmp_path / "run", drive, code)
+    wait_until(lambda: status(tmp_path / "run").get("trouble"), "the trouble")
+    assert not os.path.ismount(drive) and not os.listdir(drive)  # nothing on the machine's own disk
+    out, err = training.communicate(timeout=60)
+
+    assert out.endswith("finished\n")
+    assert err.count("takes no checkpoint: it is no longer mounted") == 1 and "the training goes on" in err
+    assert "again safe in the mirror" in err
+    assert steps(drive / "run")[0] == 340
+
+
+def test_a_drive_that_is_full_costs_one_warning(tmp_path: Path, make_disk: Callable[[str], Path]) -> None:
+    drive = make_disk("1m")
+    code = """
+module._LOOK_SECONDS = 0.1
+import buoy.checkpoint.mirror as mirror
+mirror._LOOK_SECONDS = 0.1
+train(sys.argv[1], mirror=sys.argv[2], steps=100, save=20, size=200_000, pause=0.01)
+"""
+    out, err = train(tmp_path / "run", drive, code)
+
+    assert out.endswith("finished\n") and steps(tmp_path / "run")[0] == 100
+    assert err.count("takes no checkpoint: No space left on device") == 1
+    assert "step 100 is not yet in the mirror" in err
+    assert not list(drive.rglob("*.part"))  # half a file helps nobody there
+
+
+def test_a_drive_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
+    for step in range(10, 160, 10):
+        place = tmp_path / "drive" / "run" / "checkpoints" / f"step-{step:09d}"
+        place.mkdir(parents=True)
+        os.mkfifo(place / f"{STATE}.part")  # opening it blocks for ever, as a dead network drive does
+    code = """
+import buoy.checkpoint.mirror as mirror
+mirror._LOOK_SECONDS, mirror._SILENCE, module._LOOK_SECONDS, Mirror.patience = 0.1, 0.5, 0.1, 0.5
+train(sys.argv[1], mirror=sys.argv[2], steps=150, save=10, pause=0.01)
+"""
+    out, err = train(tmp_path / "run", tmp_path / "drive", code)
+    hung = int(status(tmp_path / "run")["pid"])
+    os.kill(hung, signal.SIGKILL)
+
+    assert out.endswith("finished\n")
+    assert err.count("takes no checkpoint: it has not answered for") == 1
+    assert "the copying goes on in the background" in err
+
+
+def test_an_interrupted_copy_goes_on_from_its_last_good_piece(tmp_path: Path) -> None:
+    train(
+        tmp_path / "run", tmp_path / "drive", "train(sys.argv[1], steps=2, save=1, size=3_000_000, pause=0)"
+    )
+    folder = Path(Store(str(tmp_path / "run")).list()[0].folder)
+    fields, _ = read_manifest(str(folder))
+    pieces = pieces_of(fields, STATE)
+    whole = (folder / STATE).read_bytes()
+    home = FolderHome(str(tmp_path / "second"), "run")
+    target = tmp_path / "second" / "run" / "checkpoints" / folder.name
+    target.mkdir(parents=True)
+    (target / f"{STATE}.part").write_bytes(whole[: sum(length for length, _ in pieces[:2])] + b"torn")
+    moved: list[int] = []
+
+    home.put(str(folder / STATE), folder.name, STATE, pieces, moved.append)
+    assert moved[0] == sum(length for length, _ in pieces[:2]) and sum(moved) == len(whole)
+    assert (target / STATE).read_bytes() == whole
+
+
+def test_old_copies_go_truncated_where_the_trash_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Google Drive a deleted file moves to the trash and keeps its bytes: it must be empty before."""
+    train(tmp_path / "run", tmp_path / "drive", PLAIN)
+    copies = tmp_path / "drive" / "run" / "checkpoints"
+    trash = tmp_path / "trash"
+    os.link(copies / "step-000000045" / STATE, trash)
+    monkeypatch.setattr("buoy.checkpoint.homes.is_drive", lambda path: True)
+
+    FolderHome(str(tmp_path / "drive"), "run").remove("step-000000045")
+    assert not (copies / "step-000000045").exists() and trash.stat().st_size == 0
+
+
+@pytest.mark.parametrize(
+    ("where", "words", "hint"),
+    [
+        ("gs://bucket/runs", "the mirror needs gcsfs", "pip install gcsfs"),
+        ("memory://runs", "a mirror in memory is none", "s3://"),
+        ("sthree://bucket", "unknown kind of mirror", "s3://"),
+        ("/proc/nowhere", "the mirror cannot be written", "mounted"),
+        ("/content/drive/MyDrive/runs", "Google Drive is not mounted", "drive.mount"),
+    ],
+)
+def test_a_mirror_that_cannot_work_is_refused_at_the_start(
+    where: str, words: str, hint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        Mirror(str(tmp_path / "run"), where, Keep())
+
+    assert words in str(refused.value) and hint in str(refused.value.hint)
+
+
+def test_passwords_in_a_url_are_shown_to_nobody(tmp_path: Path) -> None:
+    assert Mirror(str(tmp_path / "run"), "ftp://me:secret@host/runs", Keep()).shown == "ftp://***@host/runs"

@@ -1,0 +1,221 @@
+"""`buoy ckpt` on real run folders: what it shows, what it refuses, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buoy.checkpoint.store import Store
+from buoy.cli import main
+from tests.processes import buoy
+
+MAKE = """
+import sys
+from tests.training.loop import *
+with kept(sys.argv[1], keep=9) as keeper:
+    for step, loss in ((100, 3.0), (200, 1.5), (300, 2.0)):
+        keeper.save(items(step, 5000), step=step, epoch=step // 100, reason="steps", metrics={"val_loss": loss},
+                    pin="before the new data" if step == 100 else None, as_tensor=as_tensor, wait=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "cats"
+    subprocess.run([sys.executable, "-c", MAKE, str(folder)], check=True, timeout=60, capture_output=True)
+    return folder
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    """A run with steps 100 (pinned), 200 (the best) and 300, to do with as one likes."""
+    return Path(shutil.copytree(made, tmp_path / "runs" / "cats"))
+
+
+def ckpt(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    return buoy("ckpt", *map(str, words), **options)
+
+
+def flip(run: Path, step: int, file: str, at: int = -3) -> None:
+    path = run / "checkpoints" / f"step-{step:09d}" / file
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    path.write_bytes(data)
+
+
+def test_list_shows_what_there_is_newest_first(run: Path) -> None:
+    done = ckpt("list", run)
+    rows = [line.split() for line in done.stdout.splitlines()[2:]]
+
+    assert done.returncode == 0 and "3 checkpoints" in done.stdout.splitlines()[0]
+    assert [row[0] for row in rows] == ["300", "200", "100"]
+    assert "val_loss=1.5" in rows[1] and "pinned: before the new data" in done.stdout
+    assert "hint: `buoy ckpt verify" in done.stderr
+
+
+def test_list_as_json_is_for_programs_and_alone_on_stdout(run: Path) -> None:
+    value = json.loads(ckpt("list", run, "--format", "json").stdout)
+
+    assert value["schema"] == "buoy.checkpoints/1" and value["mirror"] is None
+    assert [(item["step"], item["complete"], item["about"]["epoch"]) for item in value["checkpoints"]] == [
+        (300, True, 3), (200, True, 2), (100, True, 1),
+    ]  # fmt: skip
+
+
+def test_the_newest_run_below_the_working_directory_is_meant_by_default(run: Path) -> None:
+    assert ckpt("list", cwd=run.parent.parent).stdout.startswith("runs/cats: 3 checkpoints")
+    assert ckpt("list", cwd=run).stdout.startswith(".: 3 checkpoints")
+
+
+def test_verify_reads_every_byte_and_exits_1_on_damage_naming_file_and_tensor(run: Path) -> None:
+    assert ckpt("verify", run).returncode == 0
+    flip(run, 200, "state.safetensors")
+    done = ckpt("verify", run)
+    as_json = ckpt("verify", run, "--format", "json")
+
+    assert done.returncode == as_json.returncode == 1
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("step 300: good") and lines[2].startswith("step 100: good")
+    assert lines[1].startswith("step 200: damaged: state.safetensors") and "model/weights" in lines[1]
+    assert [item["good"] for item in json.loads(as_json.stdout)["checkpoints"]] == [True, False, True]
+    assert ckpt("verify", run, 300).returncode == 0 and ckpt("verify", run, 200).returncode == 1
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "values.json"])
+def test_verify_sees_damage_in_the_small_files_too(run: Path, file: str) -> None:
+    flip(run, 300, file, 12)
+    done = ckpt("verify", run)
+
+    assert done.returncode == 1 and f"step 300: damaged: {file}" in done.stdout
+
+
+def test_show_tells_what_is_in_one(run: Path) -> None:
+    text = ckpt("show", run, 200).stdout
+    value = json.loads(ckpt("show", run, "--format", "json").stdout)
+
+    assert "step 200" in text and "val_loss=1.5" in text and "39.1 KiB" in text
+    assert any(line.split()[:3] == ["model/weights", "F64", "5000"] for line in text.splitlines())
+    assert value["step"] == 300 and value["names"] == ["model", "counter"]
+    assert value["tensors"] == [{"name": "model/weights", "dtype": "F64", "shape": [5000], "bytes": 40000}]
+
+
+def test_the_folder_of_one_checkpoint_may_be_named(run: Path) -> None:
+    assert (
+        json.loads(ckpt("show", run / "checkpoints" / "step-000000100", "--format", "json").stdout)["step"]
+        == 100
+    )
+
+
+def test_export_writes_weights_that_the_safetensors_library_reads(run: Path, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors")
+    path = tmp_path / "weights.safetensors"
+    done = ckpt("export", run, 200, "-o", path)
+
+    assert done.returncode == 0 and "model of step 200, 1 tensor" in done.stdout
+    with safetensors.safe_open(path, "np") as file:
+        assert list(file.keys()) == ["weights"]  # without the prefix of what it was saved as
+        assert set(file.get_tensor("weights").tolist()) == {200.0}
+    assert sorted(os.listdir(tmp_path)) == ["runs", "weights.safetensors"]  # nothing half-written beside it
+
+
+def test_a_tied_weight_is_exported_under_each_of_its_names(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors")
+    code = """
+import sys
+from tests.training.loop import *
+with kept(sys.argv[1]) as keeper:
+    tied = array("d", [7.0])
+    keeper.save({"model": {"embed.weight": tied, "head.weight": tied}}, step=1, epoch=0, reason="user",
+                as_tensor=as_tensor, wait=True)
+"""
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run")], check=True, timeout=60, capture_output=True
+    )
+    path = tmp_path / "w.safetensors"
+
+    assert ckpt("export", tmp_path / "run", "-o", path).returncode == 0
+    with safetensors.safe_open(path, "np") as file:
+        assert {name: file.get_tensor(name).tolist() for name in file.keys()} == {  # noqa: SIM118 - no mapping
+            "embed.weight": [7.0], "head.weight": [7.0],
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["export"], "no file to export to"),
+        (["export", "-o", "w.pt"], "cannot tell the format"),
+        (["export", "-o", "w.h5"], "Keras would not load this name"),
+        (["export", "-o", "w.safetensors", "--only", "ema"], "one of model, counter"),
+        (["export", "-o", "w.safetensors", "--only", "counter"], "'counter' has no tensors"),
+        (["export", "-o", "/proc/w.safetensors"], "cannot write the weights"),
+        (["show", "250"], "the nearest are 200, 300, 100"),
+        (["show", "a", "b"], "one run at a time"),
+        (["shwo"], "buoy ckpt --help"),
+        (["prune", "--keep", "0", "--yes"], "cannot keep so few"),
+        (["prune", "--keep", "1"], "add `--yes`"),
+        (["restore"], "one mirror to restore from"),
+        (["restore", "nowhere/cats"], "no checkpoints in this mirror"),
+        (["restore", "s3://bucket"], "which run of this mirror?"),
+    ],
+)
+def test_bad_input_is_answered_in_words_and_with_exit_2(
+    made: Path,
+    words: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(made)
+    monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115 - closed with the test
+    code = main(["ckpt", *words])
+
+    shown = capsys.readouterr()
+    assert code == 2 and said in shown.err and "hint:" in shown.err and shown.out == ""
+
+
+def test_a_folder_that_is_no_run_or_has_none_is_told_with_what_there_is(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "dogs").mkdir()
+
+    assert "there are: cats" in ckpt("list", tmp_path / "runs" / "cast").stderr
+    assert "this run has no checkpoint" in ckpt("list", tmp_path / "runs" / "dogs").stderr
+    assert "no run with checkpoints found" in ckpt("list", cwd=tmp_path / "runs" / "dogs").stderr
+
+
+def test_prune_keeps_the_pinned_the_best_and_the_last(run: Path) -> None:
+    done = ckpt("prune", run, "--keep", 1, "--best", "val_loss", "--yes")
+    assert done.returncode == 0 and "nothing removed; 3 stay" in done.stdout
+    done = ckpt("prune", run, "--keep", 1, "--yes", "--format", "json")
+
+    assert json.loads(done.stdout)["removed"] == [200]
+    assert [entry.step for entry in Store(str(run)).list()] == [300, 100]
+
+
+def test_restore_brings_the_newest_good_one_out_of_a_mirror(run: Path, tmp_path: Path) -> None:
+    """A run folder has the same shape as its copy in a mirror."""
+    flip(run, 300, "state.safetensors")
+    done = ckpt("restore", run, "--to", tmp_path / "back")
+    old = ckpt("restore", run, 100, "--to", tmp_path / "back", "--format", "json")
+    none = ckpt("restore", run, 150, "--to", tmp_path / "back")
+
+    assert done.returncode == 0 and "step 300 in the mirror is damaged" in done.stderr
+    assert "step 200 is in" in done.stdout and "goes on from it" in done.stdout
+    assert json.loads(old.stdout)["step"] == 100
+    assert none.returncode == 1 and "has no good checkpoint of step 150" in none.stderr
+    assert [entry.step for entry in Store(str(tmp_path / "back")).list()] == [200, 100]
+
+
+def test_a_closed_pipe_and_the_help_are_no_trouble(run: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m buoy ckpt show {run} | head -1", shell=True, capture_output=True, text=True
+    )
+
+    assert done.stderr == "" and done.stdout.startswith("step 300")
+    assert "restore  MIRROR/RUN" in ckpt("--help").stdout
