@@ -14,7 +14,31 @@ _PATIENCE = 16  # clean steps before a larger size is tried
 _MOST_PATIENCE = 1024
 _SAME = 1.03  # sizes closer than this are not worth a failed try
 _MARGIN = 0.98  # of the predicted maximum
+_ALIKE = 1.25  # samples up to so much longer follow the same line
 _STEADY = 0.02  # a slope that changes less than this has left the flat part of the curve
+_KEPT = ("limit", "passed", "failed", "clean", "patience", "trying", "fit")
+
+
+@dataclass
+class Fit:
+    """Bytes of activations as a line over cost."""
+
+    slope: float
+    """Bytes per element."""
+    intercept: float
+    each: float
+    """Elements per sample where it was measured: longer samples may need more than in proportion (attention)."""
+    rough: bool = False
+    """An upper bound from a few samples, good only to say that something surely fits."""
+
+    def samples(self, free: float, each: float) -> int:
+        """How many samples of this kind there is room for; less than 1 when there is none."""
+        return int((free - self.intercept) / (self.slope * each * max(1.0, each / self.each)))
+
+    @property
+    def is_exact(self) -> bool:
+        """Measured up to near the limit."""
+        return not self.rough
 
 
 @dataclass
@@ -33,40 +57,50 @@ class Sizer:
     patience: int = _PATIENCE
     trying: float | None = None
     """The limit to go back to when the growth under way fails."""
+    fit: Fit | None = None
 
-    def samples(self, total: int, each: float) -> int:
-        """Samples per micro-batch, for a batch of so many at this cost each."""
+    def samples(self, total: int, each: float, free: float | None) -> tuple[int, bool]:
+        """Samples per micro-batch, and whether to find the size by a ramp; `free`: bytes for activations."""
         size = total if self.limit == math.inf else max(1, min(total, int(self.limit / each + 1e-9)))
-        return min(size, self.most) if self.most is not None else size
+        size = min(size, self.most) if self.most is not None else size
+        if self.fit is None or free is None:
+            return size, False
+        room = self.fit.samples(free, each)
+        if room >= size:
+            return size, False
+        if self.fit.rough or each > self.fit.each * _ALIKE:
+            return size, size > 1
+        return max(1, min(size, int(room * _MARGIN))), False
 
-    def done(self, size: int, each: float, *, held_back: bool) -> bool:
-        """A step went through with micro-batches of this size; True when the limit has grown for the next."""
+    def done(self, size: int, each: float, *, held_back: bool) -> None:
+        """A step went through with micro-batches of this size; the limit may grow for the next."""
         cost = size * each
         self.passed = max(self.passed, cost)
         if self.limit == math.inf or not held_back:
-            return False
+            return
         if self.trying is not None and cost > self.trying:
             self.trying, self.patience = None, _PATIENCE
         self.clean += 1
         if self.clean < self.patience:
-            return False
+            return
         self.clean = 0
         self.trying = max(self.limit, self.passed)
         middle = (self.limit + self.failed) / 2 if self.failed < math.inf else self.limit * 1.5
-        # So close to an old failure that only a change elsewhere on the device can help: look beyond it, seldom.
-        self.limit = middle if middle >= self.limit * _SAME and middle < self.failed else self.failed * 1.1
-        return True
+        if self.limit * _SAME <= middle < self.failed:
+            self.limit = middle
+        else:  # so near to the old failure that only a change elsewhere can help: look beyond it, seldom
+            self.patience = min(self.patience * 4, _MOST_PATIENCE)
+            self.limit = self.failed * 1.1
 
     def oom(self, size: int, each: float) -> int:
         """It did not fit; the size to go on with. 1 again when it was 1."""
         cost = size * each
         self.clean = 0
-        self.failed = min(cost, self.failed) if self.trying is None else cost
         if self.trying is not None:
             self.patience = min(self.patience * 2, _MOST_PATIENCE)
-            goal, self.trying = self.trying, None
+            goal, self.trying, self.failed = self.trying, None, cost
         else:
-            goal = self.passed
+            goal, self.failed = self.passed, min(cost, self.failed)
         if not cost / 8 <= goal <= cost / _SAME:
             goal = cost / 2  # nothing of that size is known to fit
         self.passed = min(self.passed, goal)
@@ -75,60 +109,71 @@ class Sizer:
         self.limit = size * each
         return size
 
-    def fitted(self, cost: float) -> None:
-        """A fit says that this cost is the most that there is room for."""
-        self.limit, self.clean, self.trying = max(1.0, cost), 0, None
+    def fitted(self, fit: Fit, samples: int | None, each: float) -> None:
+        """A ramp has measured the line, and how many samples there is room for."""
+        self.fit = fit
+        if samples is not None:
+            self.limit, self.clean, self.trying = samples * each, 0, None
+            self.failed, self.patience = self.limit * _SAME / _MARGIN, _MOST_PATIENCE
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values; infinite is None."""
-        return {name: None if value == math.inf else value for name, value in asdict(self).items()}
+        values = {name: None if value == math.inf else value for name, value in asdict(self).items()}
+        return {name: values[name] for name in _KEPT}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse; the person's own bound stays the one given now."""
-        for name in ("limit", "passed", "failed", "clean", "patience", "trying"):
+        for name in _KEPT:
             value = state.get(name)
             setattr(self, name, math.inf if value is None and name in ("limit", "failed") else value)
+        self.fit = Fit(**state["fit"]) if state.get("fit") else None
 
 
 class Ramp:
     """The first batch in parts of growing size, each measured, until the line through them is straight.
 
-    Gradients exist after the first part, so the line is that of activations alone; probing with a few samples
-    and no gradients gives ten times too much or half (bench/recovery.py). Nothing is computed twice.
+    Gradients exist after the first part, so the line is that of activations alone; the line through a few samples
+    without gradients gives ten times too much or half. Nothing is computed twice.
     """
 
-    def __init__(self, start: int, free: float) -> None:
+    def __init__(self, start: int) -> None:
         self._points: list[tuple[int, float]] = []
         self._next = start
-        self._free = free
         self._slope: float | None = None
-        self.predicted: int | None = None
-        """Samples that fit, once the slope is steady."""
+        self.free: float | None = None
+        """Bytes for activations once the gradients are there; told after the first part."""
+        self.samples: int | None = None
+        """How many fit, once that can be told."""
+        self.line: tuple[float, float] | None = None
+        """(bytes per sample, bytes besides)"""
 
     def next(self, left: int) -> int:
         """Samples of the next part, of so many that are left."""
         return min(left, self._next)
 
     def measured(self, size: int, peak: float) -> None:
-        """The last part's size, and the bytes it needed above what was there before it."""
-        if self._points and size <= self._points[-1][0]:
-            return  # the remainder of the batch: says nothing new
+        """The last part's size, and the bytes it needed above what was there when `free` was read."""
+        if self.free is None or (self._points and size <= self._points[-1][0]):
+            return  # the first part made the gradients; the remainder of the batch says nothing new
         self._points.append((size, peak))
         self._next = size * 2
         if len(self._points) < 2:
+            self._next = min(self._next, max(size, int(self.free / max(1.0, peak / size))))
             return
         (small, low), (large, high) = self._points[-2:]
         slope = (high - low) / (large - small)
         if slope <= 0:
             return
-        room = int((self._free - (high - slope * large)) / slope * _MARGIN)
+        self.line = (slope, max(0.0, high - slope * large))
+        room = max(1, int((self.free - (high - slope * large)) / slope * _MARGIN))
         steady = self._slope is not None and abs(slope - self._slope) <= _STEADY * slope
         self._slope = slope
-        if steady:
-            self.predicted = max(1, room)
-        # Never beyond what this line allows, and past half of it the line is as good as it gets.
-        self._next = max(1, min(self._next, room))
-        if room < size * 2:
-            self.predicted = max(1, room)
-        if self.predicted is not None:
-            self._next = self.predicted
+        if steady or room < size * 2:  # past half of the room the line is as good as it gets
+            self.samples = room
+        self._next = min(self._next, room) if self.samples is None else self.samples
+
+    def finish(self) -> None:
+        """The batch is done: what two points say must do."""
+        if self.samples is None and self.line is not None and self.free is not None:
+            slope, besides = self.line
+            self.samples = max(1, int((self.free - besides) / slope * _MARGIN))

@@ -81,7 +81,7 @@ def _checked(split: Split) -> int:
     if not (isinstance(split, tuple) and len(split) == 2 and callable(split[1]) and type(split[0]) is int):
         raise BadBatch("`split` cannot be used", received=repr(split),
                        expected="(samples, function of start and stop)",
-                       hint="split=(len(images), lambda start, stop: (images[start:stop], boxes[start:stop]))")  # fmt: skip
+                       hint="split=(len(images), lambda start, stop: images[start:stop])")  # fmt: skip
     if split[0] < 1:
         raise BadBatch(
             "the batch is empty", received=f"split=({split[0]}, ...)", expected="at least one sample"

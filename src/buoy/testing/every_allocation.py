@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-
-from buoy.testing.budget import AllocationWatch, out_of_memory
+from buoy.testing.budget import PretendedDevice, out_of_memory
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def every_allocation(
         yield Failure(number, operation, subject, result, error)
 
 
-class _Recording(AllocationWatch):
+class _Recording(PretendedDevice):  # type: ignore[no-untyped-call]
     def __init__(self, smallest: int) -> None:
         super().__init__()
         self.smallest = smallest
@@ -73,11 +72,8 @@ class _Recording(AllocationWatch):
         if new >= self.smallest:
             self.allocations.append((self.operations, str(func)))
 
-    def free(self) -> int | None:
-        return 0  # short of memory from the start, as it will be
 
-
-class _Injection(AllocationWatch):
+class _Injection(PretendedDevice):  # type: ignore[no-untyped-call]
     def __init__(self, position: int) -> None:
         super().__init__()
         self.position = position
@@ -89,6 +85,3 @@ class _Injection(AllocationWatch):
         if self.operations == self.position:
             self.failed = True
             raise out_of_memory(0, f"allocation of {func} was made to fail")
-
-    def free(self) -> int | None:
-        return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,54 +13,63 @@ from buoy.microbatch.errors import BadLoss
 LossFunction = Callable[[Any], Any]
 
 
+class Progress:
+    """What happens around the parts of one try; each method may be replaced."""
+
+    def forward_done(self) -> None:
+        """A part's loss is there, its backward pass comes next."""
+
+    def last_backward(self, loss: torch.Tensor) -> None:
+        """The next backward pass is the last; may raise to stop it."""
+
+    def backward_done(self, size: int) -> None:
+        """A part of so many samples is done."""
+
+
 def accumulate(
-    parts: list[int],
+    samples: int,
+    next_size: Callable[[int], int],
     take: Callable[[int, int], object],
     loss_fn: LossFunction,
     *,
     reduction: str,
     scaler: Any,
     parameters: list[torch.Tensor],
-    forward_done: Callable[[], None],
-    backward_done: Callable[[int], None],
-    before_last_backward: Callable[[], None] | None = None,
-    last: Callable[[bool], AbstractContextManager[object]] | None = None,
+    progress: Progress,
 ) -> torch.Tensor:
     """The gradient of the whole batch, left in `.grad`; returns the loss of the whole batch, detached.
 
-    `last(is_last)` is entered around each part: DDP exchanges gradients in the last one only.
+    `next_size(left)` says how many of the samples that are left come next.
     """
-    total = sum(parts)
     start, running, weights, divisor = 0, None, None, None
-    for number, size in enumerate(parts):
-        is_last = number == len(parts) - 1
-        with last(is_last) if last is not None else _NOTHING:
-            loss, weight = read_loss(loss_fn(take(start, start + size)), reduction)
-            _check(loss, scaler, parameters if number == 0 else [])
-            if weight is not None:
-                weights = weight if weights is None else weights + weight
-                if len(parts) == 1:
-                    share = loss / weight
-                elif is_last:
-                    # Only now is the weight of the whole known: mend the parts before, then add this one.
+    while start < samples:
+        size = next_size(samples - start)
+        is_first, is_last = start == 0, start + size == samples
+        loss, weight = read_loss(loss_fn(take(start, start + size)), reduction)
+        _check(loss, scaler, parameters if is_first else [])
+        if weight is not None:
+            weights = weight if weights is None else weights + weight
+            if is_last:
+                # Only now is the weight of the whole known: mend the parts before, then add this one.
+                if divisor is not None:
                     _scale([p.grad for p in parameters if p.grad is not None], divisor / weights)
-                    share = loss / weights
-                else:
-                    if divisor is None:
-                        divisor = _at_least_one(weight * (total / size))
-                    share = loss / divisor
-                value = loss.detach()
+                share = loss / weights
             else:
-                factor = size / total if reduction == "mean" and len(parts) > 1 else None
-                share = loss if factor is None else loss * factor
-                value = share.detach()
-            running = value if running is None else running + value
-            forward_done()
-            if is_last and before_last_backward is not None:
-                before_last_backward()
-            (share if scaler is None else scaler.scale(share)).backward()
-            loss = share = value = None  # type: ignore[assignment]
-            backward_done(size)
+                if divisor is None:
+                    divisor = _at_least_one(weight * (samples / size))
+                share = loss / divisor
+            value = loss.detach()
+        else:
+            whole = is_first and is_last
+            share = loss if whole or reduction == "sum" else loss * (size / samples)
+            value = share.detach()
+        running = value if running is None else running + value
+        progress.forward_done()
+        if is_last:
+            progress.last_backward(share)
+        (share if scaler is None else scaler.scale(share)).backward()
+        loss = share = value = None  # type: ignore[assignment] # the graph goes before the next part comes
+        progress.backward_done(size)
         start += size
     assert running is not None
     return running if weights is None else running / weights
@@ -120,12 +128,3 @@ def _scale(gradients: list[torch.Tensor], factor: Any) -> None:
     with torch.no_grad():
         for gradient in gradients:
             gradient.mul_(factor)
-
-
-class _Nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *details: object) -> None: ...
-
-
-_NOTHING = _Nothing()

@@ -22,6 +22,7 @@ from buoy.microbatch.oom import is_oom
 from buoy.torch.release import release
 
 _TRIES = 3
+_SMALLER = "a smaller optimizer (SGD, Adafactor), or fewer trained parameters"
 
 
 class Guard(Protocol):
@@ -171,7 +172,7 @@ class _AtomicStep:
                 self._guard.recovered("optimizer step")
         raise OutOfMemory(f"{type(self._optimizer).__name__}.step() does not fit, not even for one parameter",
                           received=str(error).split("\n")[0], expected="room for one parameter's update and a copy",
-                          hint="a smaller optimizer (SGD, Adafactor), or fewer trained parameters") from error  # fmt: skip
+                          hint=_SMALLER) from error  # fmt: skip
 
     def _reserve(self) -> None:
         """Fail before the first change, not after some: ask for what the largest parameter and new state will need."""
@@ -180,7 +181,7 @@ class _AtomicStep:
         ]
         if not sizes:
             return
-        need = 4 * max(sizes) + (0 if self._optimizer.state else _expected_state(self._optimizer))
+        need = 4 * max(sizes) + (0 if self._optimizer.state else expected_state(self._optimizer))
         for number in range(_TRIES):
             error: BaseException
             try:
@@ -195,7 +196,7 @@ class _AtomicStep:
                 self._guard.recovered("optimizer step")
         raise OutOfMemory(f"the state of {type(self._optimizer).__name__} does not fit",
                           received=str(error).split("\n")[0], expected="room for the optimizer's state",
-                          hint="a smaller optimizer (SGD, Adafactor), or fewer trained parameters") from error  # fmt: skip
+                          hint=_SMALLER) from error  # fmt: skip
 
 
 class _Undo:
@@ -275,10 +276,10 @@ def _need(optimizer: Optimizer) -> int:
         optimizer.defaults.get("foreach") is None and _device(optimizer).type != "cpu"
     )
     need = 4 * max(sizes, default=0) + (3 * sum(sizes) if together else 0)
-    return need + (0 if optimizer.state else _expected_state(optimizer))
+    return need + (0 if optimizer.state else expected_state(optimizer))
 
 
-def _expected_state(optimizer: Optimizer) -> int:
+def expected_state(optimizer: Optimizer) -> int:
     """Bytes of state that the first step will make; three times the parameters where nothing is known."""
     total = sum(_bytes(parameter) for parameter in _parameters(optimizer) if parameter.grad is not None)
     name, defaults = type(optimizer).__name__, optimizer.defaults

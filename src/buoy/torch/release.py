@@ -18,7 +18,7 @@ def release(error: BaseException) -> None:
     for link in chain(error):
         traceback.clear_frames(link.__traceback__)
     gc.collect()
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
     if torch.backends.mps.is_available():
         torch.mps.empty_cache()

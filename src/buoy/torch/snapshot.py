@@ -1,4 +1,4 @@
-"""What a failed try must put back: random number generators, buffers and gradients. Never weights: a try changes none."""
+"""What a failed try must put back: generators, buffers and gradients. Never weights: a try changes none."""
 
 from __future__ import annotations
 
@@ -120,10 +120,7 @@ class Gradients:
     def commit(self) -> None:
         """The new ones on top of the old."""
         if not self._merged:
-            sums = [
-                before + parameter.grad if _needs_memory(before, parameter.grad) else before
-                for parameter, before in self._before
-            ]
+            sums = [_sum(before, parameter.grad) for parameter, before in self._before]
             for (parameter, before), total in zip(self._before, sums, strict=True):
                 if total is before and parameter.grad is not None:
                     before.add_(parameter.grad)  # allocates nothing, so it cannot fail half-way
@@ -141,8 +138,11 @@ class Gradients:
         self._before, self._begun = [], False
 
 
-def _needs_memory(before: torch.Tensor, after: torch.Tensor | None) -> bool:
-    return after is not None and not before.layout == after.layout == torch.strided
+def _sum(before: torch.Tensor, after: torch.Tensor | None) -> torch.Tensor:
+    """Of sparse gradients, which cannot be added in place; otherwise `before`, into which it is added later."""
+    if after is None or before.layout == after.layout == torch.strided:
+        return before
+    return before + after
 
 
 def _copy(into: list[torch.Tensor], source: list[torch.Tensor]) -> None:
@@ -161,7 +161,7 @@ def _random_states() -> list[Restore]:
     if numpy is not None:
         array = numpy.random.get_state(legacy=False)
         found.append(lambda: numpy.random.set_state(array))
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states = torch.cuda.get_rng_state_all()
         found.append(lambda: torch.cuda.set_rng_state_all(states))
     if torch.backends.mps.is_available():

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, TypeVar
 
 import torch
 
-from buoy.microbatch.errors import BadLoss, CannotSplit, OutOfMemory, StepError
+from buoy.errors import UsageError
+from buoy.microbatch.errors import BadLoss, CannotSplit, PeerFailed
+from buoy.microbatch.history import History
 from buoy.microbatch.oom import is_oom
-from buoy.microbatch.sizing import Sizer
+from buoy.microbatch.sizing import Fit, Sizer
 from buoy.microbatch.split import Batch, Split, even
-from buoy.torch.backward import LossFunction, accumulate
-from buoy.torch.memory import memory_of
-from buoy.torch.optimizer_step import make_atomic
+from buoy.torch.backward import LossFunction, Progress, accumulate
+from buoy.torch.memory import HostMemory, memory_of
+from buoy.torch.optimizer_step import expected_state, make_atomic
+from buoy.torch.peak import too_big
+from buoy.torch.probe import Finding, Probe
+from buoy.torch.ramp import MeasuredRamp
 from buoy.torch.release import release
 from buoy.torch.snapshot import Gradients, Snapshot
+from buoy.torch.vote import GIVE_UP, READY, Vote
 
 _TRIES = 40  # far more than halving ever needs: a bound, not a plan
+_Result = TypeVar("_Result")
 
 
-class Transaction:
+class Transaction(Progress):
     """Computes gradients in micro-batches and survives running out of memory; used by `buoy.Run.backward`."""
 
     def __init__(
@@ -29,22 +37,51 @@ class Transaction:
         say: Callable[[str], object],
         event: Callable[..., object],
         micro_batch: int | None = None,
-        inexact: tuple[str, ...] = (),
-        memory_cap: int | None = None,
+        inexact: tuple[str, ...] | str = (),
+        memory_cap: str | int | None = None,
     ) -> None:
         self._say = say
         self._event = event
+        if micro_batch is not None and (type(micro_batch) is not int or micro_batch < 1):
+            raise UsageError(
+                "micro_batch is not a number of samples", received=repr(micro_batch), expected="1 or more"
+            )
+        self._inexact = (inexact,) if isinstance(inexact, str) else tuple(inexact)
+        if set(self._inexact) - {"batchnorm"}:
+            raise UsageError("unknown word in inexact", received=repr(inexact), expected='"batchnorm"')
+        if memory_cap is not None:
+            from buoy.torch.cap import set_cap
+
+            set_cap(memory_cap, say)
         self._sizer = Sizer(most=micro_batch)
-        self._inexact = inexact
+        self._history = History()
         self._modules: list[torch.nn.Module] = []
         self._parameters: list[torch.Tensor] = []
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._gradient_bytes = 0
         self._snapshot = Snapshot()
         self._gradients = Gradients()
+        self._vote = Vote()
+        self._finding: Finding | None = None
+        self._asked = False
+        self._split_steps = 0
+        self._ramp: MeasuredRamp | None = None
+        self._part = 0
+        self._voted = False
         self.inside = False
         """A loss is being computed."""
         self.steps = 0
         """Calls of `backward` that went through."""
         self.retries = 0
+
+    @property
+    def sizes(self) -> list[dict[str, Any]]:
+        """Every change of size so far, for `replay`."""
+        return self._history.entries
+
+    def replay(self, sizes: list[dict[str, Any]]) -> None:
+        """Use the sizes that an earlier attempt has logged, as far as it came."""
+        self._history.replay(sizes)
 
     def track(
         self,
@@ -54,8 +91,10 @@ class Transaction:
     ) -> None:
         """Guard these: their gradients, buffers and steps."""
         modules, optimizers = list(modules), list(optimizers)
-        self._modules += modules
+        self._vote.watch(modules)
         self._snapshot.watch(modules)
+        self._modules += modules
+        self._optimizers += optimizers
         known = {id(parameter) for parameter in self._parameters}
         found = [parameter for module in modules for parameter in module.parameters()]
         found += [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
@@ -63,6 +102,7 @@ class Transaction:
             if id(parameter) not in known and parameter.requires_grad:
                 known.add(id(parameter))
                 self._parameters.append(parameter)
+                self._gradient_bytes += parameter.numel() * parameter.element_size()
         for optimizer in optimizers:
             make_atomic(optimizer, self)
 
@@ -76,64 +116,255 @@ class Transaction:
         scaler: Any = None,
     ) -> torch.Tensor:
         """The gradient of `loss_fn` over the whole batch, added to `.grad`; returns the loss, detached."""
+        if not self._parameters:
+            raise UsageError("nothing to train is known", received="run.backward before run.track",
+                             expected="run.track(model=model, optimizer=optimizer)")  # fmt: skip
         whole = Batch(batch, split)
-        size = self._sizer.samples(whole.samples, whole.each)
+        with self._vote.quiet():
+            if not self._asked:
+                self._probe(whole, loss_fn, reduction)
+            return self._done(whole, loss_fn, reduction, scaler)
+
+    def _done(self, whole: Batch, loss_fn: LossFunction, reduction: str, scaler: Any) -> torch.Tensor:
+        parts, ramp = self._plan(whole)
         again = True
         for _ in range(_TRIES):
-            parts = even(whole.samples, size)
-            outcome = self._try(whole, parts, loss_fn, reduction, scaler)
+            if len(parts) > 1 or ramp is not None:
+                self._check_cut(whole, loss_fn, reduction)
+            outcome = self._try(whole, parts, ramp, loss_fn, reduction, scaler)
             if isinstance(outcome, torch.Tensor):
-                self.steps += 1
-                self._sizer.done(parts[0], whole.each, held_back=len(parts) > 1)
+                self._learn(whole, ramp.sizes if ramp is not None else parts, ramp)
                 return outcome
-            if not is_oom(outcome):
+            size = self._part or parts[0]
+            if isinstance(outcome, _PeerShrinks):
+                asked = outcome.size
+            elif is_oom(outcome):
+                release(outcome)
+                asked = self._smaller(whole, size, outcome, again)
+            else:
+                self._tell_peers(GIVE_UP)
                 raise outcome
-            release(outcome)
+            if not isinstance(outcome, _PeerShrinks):
+                asked = min(asked, self._tell_peers(asked))
+            if asked == GIVE_UP:
+                raise PeerFailed("another process could not do this step", received="its vote",
+                                 expected="every rank ready", hint="its own error says why") from outcome  # fmt: skip
+            again = again and asked < size
             self.retries += 1
-            size, again = self._smaller(whole, parts[0], outcome, again)
-        raise OutOfMemory("no size was found that fits", received=f"{_TRIES} tries") from outcome
+            parts, ramp = even(whole.samples, asked), None
+        raise too_big(self._modules, self._parameters, self._optimizers, MemoryError(f"{_TRIES} tries"))
+
+    def _plan(self, whole: Batch) -> tuple[list[int], MeasuredRamp | None]:
+        replayed = self._history.parts(self.steps, whole.samples)
+        if replayed is not None:
+            return replayed, None
+        memory = memory_of(self._parameters[0].device)
+        free = None
+        # The host's memory changes by others' doing; a device's reading is only needed for what was never tried.
+        if isinstance(memory, HostMemory) or whole.samples * whole.each > self._sizer.passed:
+            free = memory.free()
+        if free is not None:
+            free -= self._missing_bytes()
+        size, ramp = self._sizer.samples(whole.samples, whole.each, free)
+        if self._finding is not None and self._finding.reason is not None and self._sizer.most is None:
+            return [whole.samples], None
+        if ramp and self._finding is not None:
+            return [whole.samples], MeasuredRamp(max(1, size // 32), memory, self._missing_state)
+        return even(whole.samples, size), None
+
+    def _missing_bytes(self) -> int:
+        """Gradients and optimizer state that are still to be made."""
+        gradients = 0 if self._parameters[0].grad is not None else self._gradient_bytes
+        return gradients + self._missing_state()
+
+    def _missing_state(self) -> int:
+        return sum(expected_state(optimizer) for optimizer in self._optimizers if not optimizer.state)
 
     def _try(
-        self, whole: Batch, parts: list[int], loss_fn: LossFunction, reduction: str, scaler: Any
+        self,
+        whole: Batch,
+        parts: list[int],
+        ramp: MeasuredRamp | None,
+        loss_fn: LossFunction,
+        reduction: str,
+        scaler: Any,
     ) -> torch.Tensor | BaseException:
         """The loss; or what was raised, with everything put back."""
         versions = [getattr(array, "_version", 0) for array in whole.arrays]
-        self.inside = True
-        try:
-            self._snapshot.take()
-            self._gradients.begin(self._parameters)
-            loss = accumulate(
-                parts, whole.take, loss_fn, reduction=reduction, scaler=scaler, parameters=self._parameters,
-                forward_done=self._snapshot.keep_statistics,
-                backward_done=self._backward_done,
-            )  # fmt: skip
+        left = iter(parts)
+        self._ramp, self._part, self._voted = ramp, 0, False
+
+        def next_size(remaining: int) -> int:
+            self._part = next(left) if ramp is None else ramp.next(remaining)
+            return self._part
+
+        def work() -> torch.Tensor:
+            self._rehearse(whole, parts, ramp, loss_fn, reduction)
+            with ramp.watching() if ramp is not None else nullcontext():
+                loss = accumulate(
+                    whole.samples, next_size, whole.take, loss_fn, reduction=reduction, scaler=scaler,
+                    parameters=self._parameters, progress=self,
+                )  # fmt: skip
             if versions != [getattr(array, "_version", 0) for array in whole.arrays]:
-                raise BadLoss("the loss function changed the batch in place", received="an in-place operation on its input",
+                raise BadLoss("the loss function changed the batch in place",
+                              received="an in-place operation on its input",
                               expected="an input that a second try finds as it was",
                               hint="`x = x * 2` instead of `x.mul_(2)`, or clone it first")  # fmt: skip
             self._gradients.commit()
             return loss
+
+        try:
+            return self._guarded(work, keep=True)
         except BaseException as error:  # noqa: BLE001 - Ctrl-C must find the state of before the step too
-            failure = error
+            return error
+
+    def _guarded(self, work: Callable[[], _Result], *, keep: bool = False) -> _Result:
+        """Do it and put everything back, unless it went well and is to be kept."""
+        if self.inside:
+            raise BadLoss("a loss function computes another step", received="run.backward inside a loss function",
+                          expected="only the loss")  # fmt: skip
+        self.inside = True
+        done = False
+        try:
+            self._snapshot.take()
+            self._gradients.begin(self._parameters)
+            result = work()
+            done = keep
+            return result
         finally:
             self.inside = False
+            if not done:
+                self._gradients.undo()
+                self._snapshot.restore()
+
+    # What accumulate tells on the way (backward.Progress).
+
+    def forward_done(self) -> None:
+        """Batch statistics count once, even if backward computes them again."""
+        self._snapshot.keep_statistics()
+
+    def last_backward(self, loss: torch.Tensor) -> None:
+        """Every rank must have come this far before gradients are exchanged."""
+        if not self._vote.is_group:
+            return
+        self._voted = True
+        vote = self._vote.lowest(READY)
+        if vote < READY:
+            raise _PeerShrinks(vote)
+        self._gradients.merge()
+        self._vote.exchange(loss)
+
+    def backward_done(self, size: int) -> None:
+        """A part is done."""
+        self._snapshot.put_statistics_back()
+        if self._ramp is not None:
+            self._ramp.measured(size)
+
+    def _rehearse(
+        self, whole: Batch, parts: list[int], ramp: MeasuredRamp | None, loss_fn: LossFunction, reduction: str
+    ) -> None:
+        """In a group a new size is tried alone first: inside the exchange of gradients nobody can be told."""
+        if not self._vote.is_group or ramp is not None or parts[0] * whole.each <= self._sizer.passed:
+            return
+        sizes = [parts[0]] * min(2, len(parts))  # the second time with gradients there
+        for size in sizes:
+            accumulate(size, lambda left: left, whole.take, loss_fn, reduction=reduction, scaler=None,
+                       parameters=[], progress=Progress())  # fmt: skip
         self._gradients.undo()
         self._snapshot.restore()
-        return failure
+        self._gradients.begin(self._parameters)
 
-    def _backward_done(self, size: int) -> None:
-        self._snapshot.put_statistics_back()
+    def _tell_peers(self, vote: int) -> int:
+        if not self._vote.is_group:
+            return READY
+        if self._voted:  # too late: the others are in the exchange of gradients, and will see this rank go
+            self._say(
+                "out of memory or an error while gradients were exchanged: the other ranks cannot be told"
+            )
+            return READY
+        self._voted = True
+        return self._vote.lowest(vote)
 
-    def _smaller(self, whole: Batch, size: int, error: BaseException, again: bool) -> tuple[int, bool]:
-        if size > 1:
-            smaller = self._sizer.oom(size, whole.each)
-            self._say(f"out of memory with {size} samples at once; the step is done again with {smaller}")
-            self._event("retry", what="oom", step=self.steps, samples=size, smaller=smaller)
-            return smaller, again
-        if again:  # what the failed try held is free now: once more
-            self._say("out of memory; the step is done again")
-            return size, False
-        raise OutOfMemory("one sample does not fit", received=str(error).split("\n")[0]) from error
+    def _probe(self, whole: Batch, loss_fn: LossFunction, reduction: str) -> None:
+        """Once, with the first batch that can be cut."""
+        self._ask(whole, loss_fn, reduction)
+        self._asked = self._finding is not None or self._vote.is_group
+        if self._vote.is_group:
+            refused = self._finding is not None and self._finding.reason is not None
+            if self._vote.lowest(GIVE_UP if refused else READY) == GIVE_UP and not refused:
+                self._finding = Finding("another rank found that its batch cannot be cut")
+
+    def _ask(self, whole: Batch, loss_fn: LossFunction, reduction: str) -> None:
+        probe = Probe(self._modules, self._parameters, self._inexact)
+        finding = probe.ask(whole, loss_fn, reduction, self._guarded)
+        if finding is None:
+            return
+        self._finding = finding
+        if finding.bytes_per_sample and self._sizer.fit is None:
+            self._sizer.fit = Fit(finding.bytes_per_sample / whole.each, 0.0, whole.each, rough=True)
+        self._event("probe", step=self.steps, exact=finding.reason is None, reason=finding.reason)
+
+    def _check_cut(self, whole: Batch, loss_fn: LossFunction, reduction: str) -> None:
+        """May this batch be cut? Asked again at split steps 1, 2, 4, 8...: a later batch may show another truth."""
+        refusal = None
+        if whole.reason is not None:
+            refusal = CannotSplit(
+                "this batch cannot be cut", received=whole.reason, expected="arrays, or `split=`"
+            )
+        else:
+            self._split_steps += 1
+            seldom = self._split_steps & (self._split_steps - 1) == 0
+            if self._finding is None or (seldom and self.steps):
+                self._ask(whole, loss_fn, reduction)
+            if self._finding is None:
+                refusal = CannotSplit("nothing shows that this batch can be cut with the same gradient",
+                                      received="two samples do not fit", expected="room to compare whole and parts",
+                                      hint="a smaller model or shorter samples")  # fmt: skip
+            elif self._finding.reason is not None:
+                refusal = CannotSplit("cutting this batch would change the gradient", received=self._finding.reason,
+                                      expected="a gradient that is a sum over samples",
+                                      hint=self._finding.hint)  # fmt: skip
+        if refusal is not None:
+            self._tell_peers(GIVE_UP)
+            raise refusal
+
+    def _smaller(self, whole: Batch, size: int, error: BaseException, again: bool) -> int:
+        """The size to go on with after this failure; or the failure in words."""
+        refused = whole.reason is not None or (self._finding is not None and self._finding.reason is not None)
+        if (size == 1 or refused) and again:  # what the failed try held is free now: once more as it was
+            self._tell(f"out of memory with {_count(size)}; the step is done again", size, size)
+            return size
+        if size == 1:
+            self._tell_peers(GIVE_UP)
+            raise too_big(self._modules, self._parameters, self._optimizers, error)
+        if refused:
+            reason = whole.reason or (self._finding.reason if self._finding else None)
+            self._tell_peers(GIVE_UP)
+            raise CannotSplit("out of memory, and this batch cannot be cut", received=reason,
+                              expected="a batch that fits, or one whose gradient is a sum over samples",
+                              hint=self._finding.hint if self._finding else None) from error  # fmt: skip
+        smaller = self._sizer.oom(size, whole.each)
+        self._tell(
+            f"out of memory with {_count(size)} at once; the step is done again with {smaller}", size, smaller
+        )
+        return smaller
+
+    def _tell(self, words: str, size: int, smaller: int) -> None:
+        self._say(words)
+        self._event("retry", what="oom", step=self.steps, samples=size, smaller=smaller)
+
+    def _learn(self, whole: Batch, parts: list[int], ramp: MeasuredRamp | None) -> None:
+        self._history.note(self.steps, whole.samples, parts)
+        self.steps += 1
+        if ramp is None:
+            self._sizer.done(max(parts), whole.each, held_back=len(parts) > 1)
+            return
+        ramp.learn(self._sizer, whole.each)
+        self._sizer.done(max(parts), whole.each, held_back=False)
+        size, _ = self._sizer.samples(whole.samples, whole.each, None)
+        if size < whole.samples:
+            self._say(f"{_count(whole.samples)} at once would not fit: {size} at a time from now on")
+        self._event("sized", step=self.steps, samples=size, of=whole.samples)
 
     # What the optimizers' steps ask (optimizer_step.Guard).
 
@@ -150,9 +381,25 @@ class Transaction:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the same sizes."""
-        return {"sizer": self._sizer.state_dict(), "steps": self.steps}
+        return {
+            "sizer": self._sizer.state_dict(),
+            "history": self._history.state_dict(),
+            "steps": self.steps,
+            "split_steps": self._split_steps,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse."""
         self._sizer.load_state_dict(state["sizer"])
-        self.steps = state["steps"]
+        self._history.load_state_dict(state["history"])
+        self.steps, self._split_steps = state["steps"], state["split_steps"]
+
+
+class _PeerShrinks(Exception):  # noqa: N818 - never leaves this module
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.size = size
+
+
+def _count(samples: int) -> str:
+    return "1 sample" if samples == 1 else f"{samples} samples"

@@ -1,0 +1,59 @@
+"""Counts the bytes of tensors as operations make them: what a device's allocator would tell, on any device."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class AllocationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Every tensor that operations inside the `with` block make or use; what one frees itself is not seen."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = 0
+        """Bytes of storages that exist."""
+        self.peak = 0
+        """The most at once."""
+        self._seen: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in _tensors((args, kwargs)):
+            self._count(tensor)
+        self.before(func)
+        made = func(*args, **(kwargs or {}))
+        new = sum(self._count(tensor) for tensor in _tensors(made))
+        if new:
+            self.after(func, new)
+            self.peak = max(self.peak, self.live)
+        return made
+
+    def before(self, func: Any) -> None:
+        """Called ahead of each operation."""
+
+    def after(self, func: Any, new: int) -> None:
+        """Called when an operation has made so many bytes of new storage."""
+
+    def _count(self, tensor: torch.Tensor) -> int:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._seen:
+            return 0
+        size = storage.nbytes()
+        self.live += size
+
+        def gone(_: object, key: int = key, size: int = size) -> None:
+            if self._seen.pop(key, None) is not None:
+                self.live -= size
+
+        self._seen[key] = weakref.ref(storage, gone)
+        return size
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    leaves = tree_leaves(values)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided]

@@ -1,0 +1,247 @@
+"""Does cutting the batch change the gradient of this model and loss? Asked with a few samples; leaves no trace."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from buoy.microbatch.oom import is_oom
+from buoy.microbatch.split import Batch
+from buoy.torch.allocations import AllocationWatch
+from buoy.torch.backward import LossFunction, Progress, accumulate
+from buoy.torch.release import release
+
+_SAMPLES = 4
+_KEPT = 1 << 16  # elements compared per parameter
+_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 1e-2}
+
+
+@dataclass
+class Finding:
+    """What the probe found."""
+
+    reason: str | None
+    """Why the batch must not be cut; None when it may be."""
+    hint: str | None = None
+    bytes_per_sample: float | None = None
+    """An upper bound, from a few samples."""
+
+
+class Probe:
+    """The probe for one model; asked again now and then, since a later batch may show what the first did not."""
+
+    def __init__(
+        self, modules: list[torch.nn.Module], parameters: list[torch.Tensor], inexact: tuple[str, ...]
+    ) -> None:
+        self._modules = modules
+        self._parameters = parameters
+        self._inexact = inexact
+
+    def ask(
+        self,
+        whole: Batch,
+        loss_fn: LossFunction,
+        reduction: str,
+        attempt: Callable[[Callable[[], Any]], Any],
+    ) -> Finding | None:
+        """None when nothing can be told. `attempt` runs a function and puts everything back after it."""
+        if whole.samples < 2 or whole.reason is not None:
+            return None
+        for most in (_SAMPLES, 2):
+            try:
+                return self._ask(Batch(_few(whole, most)), loss_fn, reduction, attempt)
+            except Exception as caught:
+                if not is_oom(caught):
+                    raise
+                error = caught
+            release(error)
+        return None
+
+    def _ask(self, few: Batch, loss_fn: LossFunction, reduction: str, attempt: Any) -> Finding:
+        watch, still = AllocationWatch(), _Still()
+
+        def gradient(parts: list[int], source: Batch = few, counted: bool = False) -> list[torch.Tensor]:
+            left = list(parts)
+
+            def work() -> list[torch.Tensor]:
+                with ExitStack() as stack:
+                    if counted:
+                        stack.enter_context(watch)
+                    stack.enter_context(still)
+                    stack.enter_context(_eager())
+                    accumulate(
+                        sum(parts), lambda _: left.pop(0), source.take, _same_random(loss_fn),
+                        reduction=reduction, scaler=None, parameters=[], progress=Progress(),
+                    )  # fmt: skip
+                return [_some(parameter) for parameter in self._parameters]
+
+            return attempt(work)  # type: ignore[no-any-return]
+
+        training = [
+            m
+            for module in self._modules
+            for m in module.modules()
+            if isinstance(m, _BatchNorm) and m.training
+        ]
+        names = _names(self._modules, training)
+        allowed = "batchnorm" in self._inexact
+        try:
+            for module in training if allowed else []:
+                module.training = False
+            n = few.samples
+            together = gradient([n], counted=True)
+            size = watch.peak / n
+            try:
+                apart = gradient([n - 1, 1])
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                if is_oom(error):
+                    raise
+                return Finding(_batchnorm(names) or f"a part of the batch fails: {error}", _hint(names), size)
+            swapped = gradient([n], Batch(few.pick(list(range(n))[::-1]))) if few.arrays else together
+            if _alike(together, apart, swapped, still.tolerance):
+                return Finding(None, None, size)
+            if names and not allowed:
+                return Finding(_batchnorm(names), _hint(names), size)
+            return Finding(*self._explain(few, gradient, reduction, still.tolerance), size)
+        finally:
+            for module in training:
+                module.training = True
+
+    def _explain(self, few: Batch, gradient: Any, reduction: str, tolerance: float) -> tuple[str, str]:
+        """Where the other reduction fits, say so; otherwise samples depend on each other."""
+        n = few.samples
+        together = gradient([n])
+        most, last = gradient([n - 1], Batch(few.take(0, n - 1))), gradient([1], Batch(few.take(n - 1, n)))
+        share = 1.0 if reduction == "mean" else 1 / n
+        other = [
+            a * (share if share == 1.0 else 1 - share) + b * share if a.shape == b.shape else a
+            for a, b in zip(most, last, strict=True)
+        ]
+        if _alike(together, other, together, tolerance):
+            right = "sum" if reduction == "mean" else "mean"
+            return f"the loss is a {right} over samples, not a {reduction}", f'reduction="{right}"'
+        return (
+            "the gradient of the batch is not that of its parts together: samples depend on each other",
+            "a mean over tokens, or over what is not ignored: return (sum of the losses, how many); a loss that "
+            "compares the samples of a batch (contrastive) cannot be cut: use a smaller batch",
+        )
+
+
+def _few(whole: Batch, most: int) -> Any:
+    """Some samples, among them the most and the least padded: a mean over tokens shows there."""
+    n = whole.samples
+    if whole.take != whole._take:  # a person's own cut gives ranges only
+        return whole.take(0, min(n, most))
+    chosen: list[int] = []
+    for array in whole.arrays:
+        if (
+            isinstance(array, torch.Tensor)
+            and array.dim() >= 2
+            and not array.is_floating_point()
+            and n > most
+        ):
+            flat = array.detach().reshape(n, -1)
+            padded = (flat == flat.min()).sum(dim=1)
+            chosen += [int(padded.argmin()), int(padded.argmax())]
+    spread = [number * n // most for number in range(min(n, most))]
+    indices = list(dict.fromkeys([*chosen[: most - 1], *spread, *range(min(n, most))]))[:most]
+    return whole.pick(indices)
+
+
+def _some(parameter: torch.Tensor) -> torch.Tensor:
+    """The gradient, thinned out where it is large; empty without one."""
+    if parameter.grad is None:
+        return torch.empty(0, dtype=parameter.dtype)
+    gradient = parameter.grad.detach()
+    flat = (gradient.to_dense() if gradient.layout != torch.strided else gradient).reshape(-1)
+    stride = max(1, flat.numel() // _KEPT)
+    return flat[::stride].clone()
+
+
+def _alike(
+    whole: list[torch.Tensor], parts: list[torch.Tensor], swapped: list[torch.Tensor], tolerance: float
+) -> bool:
+    """Equal but for rounding, which the same samples in another order show too."""
+    norm = sum(float(g.double().square().sum()) for g in whole) ** 0.5
+    for one, other, again in zip(whole, parts, swapped, strict=True):
+        if one.shape != other.shape:
+            return False
+        difference = float((one.double() - other.double()).norm())
+        rounding = float((one.double() - again.double()).norm()) if one.shape == again.shape else 0.0
+        if not difference <= tolerance * (float(one.double().norm()) + 1e-3 * norm) + 4 * rounding:
+            return False
+    return True
+
+
+class _Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Makes random operations constant: masks of the whole and of the parts can never be the same otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tolerance = min(_TOLERANCE.values())
+        """Of the coarsest numbers that were computed with."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            made = func(*args, **kwargs)
+            if isinstance(made, torch.Tensor) and made.is_floating_point():
+                self.tolerance = max(self.tolerance, _TOLERANCE.get(made.dtype, 0.0))
+            return made
+        name = func._schema.name
+        if name == "aten::native_dropout":
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        args = list(args)
+        for number, argument in enumerate(func._schema.arguments):
+            if argument.name in ("dropout_p", "dropout"):
+                if number < len(args):
+                    args[number] = 0.0
+                elif argument.name in kwargs:
+                    kwargs = {**kwargs, argument.name: 0.0}
+        made = func(*args, **kwargs)
+        if isinstance(made, torch.Tensor) and made.is_floating_point():
+            made.fill_(1.0 if "bernoulli" in name else 0.0 if "norm" in name or "randn" in name else 0.5)
+        return made
+
+
+def _same_random(loss_fn: LossFunction) -> LossFunction:
+    def same(part: Any) -> Any:
+        random.seed(0)
+        numpy: Any = sys.modules.get("numpy")
+        if numpy is not None:
+            numpy.random.seed(0)
+        return loss_fn(part)
+
+    return same
+
+
+def _eager() -> Any:
+    """A compiled model is asked as it was before compilation: no new shapes are compiled for a probe."""
+    compiled = "torch._dynamo" in sys.modules  # whose import takes seconds
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
+def _names(modules: list[torch.nn.Module], wanted: list[Any]) -> list[str]:
+    ids = {id(module) for module in wanted}
+    return [
+        name or type(part).__name__ for m in modules for name, part in m.named_modules() if id(part) in ids
+    ]
+
+
+def _batchnorm(names: list[str]) -> str | None:
+    return f"{names[0]} is BatchNorm, which computes over all samples at once" if names else None
+
+
+def _hint(names: list[str]) -> str:
+    if names:
+        return 'GroupNorm or LayerNorm in place of BatchNorm, a smaller batch; or inexact=("batchnorm",) to compute ' \
+               "statistics over each micro-batch"  # fmt: skip
+    return "a smaller batch, or `split=` if the samples are not along the first dimension"
