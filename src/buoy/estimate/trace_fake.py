@@ -1,8 +1,8 @@
 """Fake tensors on `cuda:0` without CUDA: shapes, dtypes and lifetimes, and an autograd engine that runs backward.
 
 A plain fake CUDA tensor aborts the process in backward on a CPU-only wheel: the C++ engine asks for its device and has
-no such backend. So C++ is told `meta` here, while Python still sees `cuda:0`; what C++ then cannot know (which attention
-kernel, autocast, dropout) is answered in Python by `trace_semantics` and `trace_autocast`.
+no such backend. So C++ is told `meta` here, while Python still sees `cuda:0`; what C++ then cannot know (which
+attention kernel, autocast, dropout) is answered in Python by `trace_semantics` and `trace_autocast`.
 """
 
 from __future__ import annotations

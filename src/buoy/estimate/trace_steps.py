@@ -62,12 +62,11 @@ def trace_steps(
                 tape.mark("backward")
                 tape.phase = "backward"
                 scale.scale(loss).backward()  # type: ignore[no-untyped-call]
-                tape.gradients |= _identities(tape, [p.grad for p in job.model.parameters()])
             tape.mark("optimizer")
             tape.phase = "optimizer"
             scale.step(optimizer)
             scale.update()
-            tape.optimizer |= _identities(tape, _state(optimizer))
+            gradients_and_state(tape, job.model, optimizer)
         tape.phase = "other"
         trace = tape.trace()
         del batch, loss
@@ -171,8 +170,11 @@ def _optimizer(job: Job, moved: dict[int, torch.nn.Parameter]) -> torch.optim.Op
     return job.optimizer
 
 
-def _state(optimizer: torch.optim.Optimizer) -> list[Any]:
-    return [value for state in optimizer.state.values() for value in state.values()]
+def gradients_and_state(tape: Tape, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Tell the tape which of its allocations are gradients and which belong to the optimizer."""
+    state = [value for kept in optimizer.state.values() for value in kept.values()]
+    tape.gradients |= _identities(tape, [parameter.grad for parameter in model.parameters()])
+    tape.optimizer |= _identities(tape, state)
 
 
 def _identities(tape: Tape, values: list[Any]) -> set[int]:

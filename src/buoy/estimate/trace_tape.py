@@ -41,9 +41,11 @@ class Device:
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records allocations and frees on one device type while it is entered."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, where: str | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
+        self.where = where or device.type
+        """The type of the tensors that are recorded: `cpu` where real ones stand in for the device's."""
         self.phase = "weights"
         self.events: list[Event] = []
         self.marks: list[str] = []
@@ -129,7 +131,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Trace(events, list(labels), owner, self.marks, facts=dict(self.convolutions))
 
     def _add(self, tensor: torch.Tensor, operation: str) -> None:
-        if tensor.device.type != self.device.type:
+        if tensor.device.type != self.where:
             return
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()

@@ -1,0 +1,84 @@
+"""Other batch sizes: allocation by allocation along the line through two traces, and the largest that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from buoy.estimate.events import Event, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class LargestBatch:
+    """The answer to "how large a batch fits", and how it was found."""
+
+    batch: int
+    """0 when not even one sample fits."""
+    traces: int
+    """How many times the step was traced."""
+
+
+def at_size(first: Trace, small: int, second: Trace, large: int, size: int) -> Trace:
+    """The trace at another batch size: every allocation on the line through its two sizes.
+
+    Where the two runs did different things, the larger one is scaled as a whole.
+    """
+    if _shape(first) == _shape(second):
+        before = {identity: size for kind, identity, size in first.events if kind == "a"}
+        order = [identity for kind, identity, _ in first.events if kind == "a"]
+        now = [identity for kind, identity, _ in second.events if kind == "a"]
+        pairs = dict(zip(now, (before[identity] for identity in order), strict=True))
+
+        def along(identity: int, bytes_: int) -> int:
+            slope = (bytes_ - pairs[identity]) / (large - small)
+            return max(0, round(bytes_ + slope * (size - large)))
+    else:
+        fixed = {"weights", "gradients", "optimizer", "workspace"}
+
+        def along(identity: int, bytes_: int) -> int:
+            return bytes_ if second.label(identity)[0] in fixed else round(bytes_ * size / large)
+
+    events: list[Event] = [
+        (kind, identity, along(identity, bytes_) if kind == "a" else bytes_)
+        for kind, identity, bytes_ in second.events
+    ]
+    facts = dict(second.facts)
+    for name in ("convolution",):
+        if name in facts:
+            facts[name] = round(facts[name] * size / large)
+    return Trace(events, second.labels, second.owner, second.marks, list(second.notes), facts)
+
+
+def largest_batch(
+    trace_at: Callable[[int], Trace], fits: Callable[[Trace], bool], *, start: int = 2, most: int = 1 << 16
+) -> LargestBatch:
+    """The largest batch that fits: two traces, a search by replay between them, and a trace that checks the answer.
+
+    Where the check disagrees, the size is brought down until a real trace fits.
+    """
+    small, large = start, 2 * start
+    first, second = trace_at(small), trace_at(large)
+    traces = 2
+
+    def guess(size: int) -> bool:
+        return fits(at_size(first, small, second, large, size))
+
+    low, high = 0, 1
+    while high <= most and guess(high):
+        low, high = high, 2 * high
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (middle, high) if guess(middle) else (low, middle)
+    while low > 0:
+        checked = {small: first, large: second}.get(low)
+        if checked is None:
+            checked, traces = trace_at(low), traces + 1
+        if fits(checked):
+            break
+        low = low - max(1, low // 32)
+    return LargestBatch(low, traces)
+
+
+def _shape(trace: Trace) -> list[str]:
+    """The kinds of events in order: equal when both runs did the same things."""
+    return [kind + (trace.label(identity)[2] if kind == "a" else "") for kind, identity, _ in trace.events]

@@ -1,0 +1,143 @@
+"""The process that traces: whatever happens in it (an abort, a hang, a prompt, 10 GB) stays in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+
+from buoy.errors import BuoyError
+from buoy.estimate.events import Trace
+from buoy.estimate.request import EstimateError, Refusal, Request
+from buoy.machine import host
+from buoy.units import format_bytes, format_duration
+
+TIMEOUT = 300.0
+LEAST_MEMORY = 2 << 30
+# Written by the child beside its result, in this process's words.
+REFUSED = ".refused"
+_MODULES = {"torch": "buoy.estimate.trace_torch", "keras": "buoy.estimate.trace_keras"}
+
+
+def trace(request: Request, *, timeout: float = TIMEOUT, memory: int | None = None) -> Trace:
+    """Trace in a child process; raises EstimateError with the reason when that is not possible.
+
+    `memory` is the most the child may allocate; by default half of this machine's.
+    """
+    limit = memory if memory is not None else _half_of_memory()
+    with tempfile.TemporaryDirectory(prefix="buoy-estimate-") as folder:
+        result = os.path.join(folder, "trace.json.gz")
+        said = os.path.join(folder, "said.txt")
+        command = [sys.executable, "-m", _MODULES[request.framework], result, str(limit)]
+        with open(said, "wb") as output:
+            # A session of its own: whatever the person's code starts can be ended with it.
+            child = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                env=_environment(),
+            )  # fmt: skip
+        try:
+            # The pipe is closed behind the request: a prompt in the person's code reads the end of file.
+            child.communicate(request.to_json().encode(), timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise EstimateError(
+                "the code to be traced did not come to its end",
+                received=f"no result after {format_duration(timeout)}; it said last: {_last_words(said)}",
+                expected="a build function that returns a model and a batch, and a step that ends",
+                hint="let build() return only what one step needs: no training, no download, no server",
+            ) from None
+        finally:
+            _end_session(child)
+        if os.path.exists(result):
+            return Trace.load(result)
+        raise _why(child.returncode, result + REFUSED, said, limit)
+
+
+def _why(code: int, refused: str, said: str, limit: int) -> BuoyError:
+    try:
+        with open(refused, encoding="utf-8") as file:
+            return Refusal(**json.load(file)).error()
+    except (OSError, ValueError, TypeError):
+        pass
+    last = _last_words(said)
+    if code < 0:
+        name = signal.Signals(-code).name
+        return EstimateError(
+            "the tracing process was killed",
+            received=f"{name}; it said last: {last}",
+            expected=f"a step that can be traced within {format_bytes(limit)} of memory",
+            hint="build the model without loading weights or data; or trace a smaller batch",
+        )
+    return EstimateError(
+        "the code to be traced ended the process",
+        received=f"exit code {code}; it said last: {last}",
+        expected="a build function that returns",
+        hint="remove sys.exit() and os._exit() from what build() calls",
+    )
+
+
+def refuse(result: str, refusal: Refusal) -> None:
+    """The child's side: leave the reason where the parent looks for it."""
+    with open(result + REFUSED, "w", encoding="utf-8") as file:
+        json.dump(asdict(refusal), file)
+
+
+def confine(memory: int) -> None:
+    """The child's side: no more memory than this, no core file, no network, and no life after the parent's."""
+    import ctypes
+    import resource
+    import socket
+
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    except (OSError, AttributeError):
+        pass  # not Linux: the parent's own clean-up remains
+
+    connect = socket.socket.connect
+
+    def only_local(self: socket.socket, address: object) -> None:
+        if self.family == socket.AF_UNIX:
+            return connect(self, address)  # type: ignore[arg-type]
+        raise ConnectionRefusedError(f"buoy plan downloads nothing; the code asked for {address}")
+
+    socket.socket.connect = only_local  # type: ignore[method-assign, assignment]
+
+
+def _environment() -> dict[str, str]:
+    quiet = {
+        "CUDA_VISIBLE_DEVICES": "",  # a GPU that is here is not touched
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        "BUOY_TRACING": "1",
+    }
+    return {**os.environ, **quiet}
+
+
+def _end_session(child: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+    child.wait()
+
+
+def _last_words(path: str) -> str:
+    with open(path, "rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - 2000))
+        lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "nothing"
+
+
+def _half_of_memory() -> int:
+    total = host.memory().total
+    return max(LEAST_MEMORY, total // 2) if total else 4 * LEAST_MEMORY

@@ -1,0 +1,127 @@
+"""What an estimate says: the peak as an interval, its parts, who owns it, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+from buoy.estimate.allocators import Fits, Replay, bfc, expandable, host, native
+from buoy.estimate.batch import LargestBatch, largest_batch
+from buoy.estimate.devices import Device
+from buoy.estimate.events import PARTS, Trace
+
+ALLOCATORS: dict[str, ModuleType] = {"native": native, "expandable": expandable, "bfc": bfc, "host": host}
+
+# How far each engine's figure may be off, as a share of it. Fake tensors: the recorded traces agree within 0.3 %
+# allocated and 1.6 % reserved. Small real steps and graphs: not bounded by a recording, so wide.
+DOUBT = {"fake": (0.005, 0.03), "real": (0.15, 0.2), "graph": (0.2, 0.2)}
+# A convolution library may take as much beside the tensors as the largest convolution reads and writes.
+CONVOLUTION = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A number and how far it may be off."""
+
+    low: int
+    likely: int
+    high: int
+
+    def plus(self, low: int, likely: int, high: int) -> Interval:
+        """With something more."""
+        return Interval(self.low + low, self.likely + likely, self.high + high)
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The memory of one training step on one device."""
+
+    device: Device
+    trace: Trace
+    allocator: str
+    replay: Replay
+    allocated: Interval
+    """`torch.cuda.max_memory_allocated`."""
+    reserved: Interval
+    """`torch.cuda.max_memory_reserved`."""
+    total: Interval
+    """What `nvidia-smi` shows: reserved, and what CUDA keeps for itself."""
+    parts: dict[str, int]
+    """The peak by what it is for; beside the tensors' parts `allocator` (kept but unused) and `context`."""
+    owners: tuple[tuple[str, int], ...]
+    """The modules that own most of the peak, largest first."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What people must know about this estimate."""
+        return self.trace.notes
+
+    def verdict(self, memory: int | None = None) -> str:
+        """`fits`, `tight` or `does not fit`, in so many bytes of device memory (the device's own by default).
+
+        The allocator itself answers twice: with the most and with the least that CUDA and its libraries may take.
+        """
+        have = memory if memory is not None else self.device.memory
+        if have is None:
+            return "unknown"
+        fits = Fits(self.trace.events, ALLOCATORS[self.allocator])
+        doubt = self.reserved.high - self.reserved.likely
+        if fits.within(have - self.device.context[1] - doubt):
+            return "fits"
+        return "tight" if fits.within(have - self.device.context[0]) else "does not fit"
+
+
+def estimate(trace: Trace, device: Device, *, allocator: str | None = None) -> Estimate:
+    """Replay a trace for a device."""
+    chosen = allocator or ("native" if device.capability else "host")
+    replay: Replay = ALLOCATORS[chosen].replay(trace.events)
+    off_allocated, off_reserved = DOUBT[trace.facts.get("engine", "fake")]
+    extra = round(CONVOLUTION * trace.facts.get("convolution", 0)) if device.capability else 0
+    extra += trace.facts.get("recurrent_doubt", 0)
+    allocated = _around(replay.peak_allocated, off_allocated).plus(0, 0, extra)
+    reserved = _around(replay.peak_reserved, off_reserved).plus(0, 0, extra)
+    least, most = device.context
+    total = reserved.plus(least, (least + most) // 2, most)
+    parts, owners = _at_the_peak(trace, replay)
+    parts["allocator"] = replay.peak_reserved - sum(parts.values())
+    parts["context"] = (least + most) // 2
+    return Estimate(device, trace, chosen, replay, allocated, reserved, total, parts, owners)
+
+
+def largest(
+    trace_at: Callable[[int], Trace],
+    device: Device,
+    *,
+    memory: int | None = None,
+    allocator: str | None = None,
+) -> LargestBatch:
+    """The largest batch that surely fits the device: two traces and a check."""
+    return largest_batch(
+        trace_at, lambda trace: estimate(trace, device, allocator=allocator).verdict(memory) == "fits"
+    )
+
+
+def _around(value: int, share: float) -> Interval:
+    return Interval(round(value * (1 - share)), value, round(value * (1 + share)))
+
+
+def _at_the_peak(trace: Trace, replay: Replay) -> tuple[dict[str, int], tuple[tuple[str, int], ...]]:
+    live: dict[int, int] = {}
+    for kind, identity, size in trace.events[: replay.peak_event + 1]:
+        if kind == "a":
+            live[identity] = size
+        elif kind == "f":
+            live.pop(identity, None)
+    parts = dict.fromkeys(PARTS, 0)
+    modules: dict[str, int] = {}
+    for identity, size in live.items():
+        part, module, _ = trace.label(identity)
+        parts[part] = parts.get(part, 0) + size
+        if module:
+            modules[module] = modules.get(module, 0) + size
+    ranked = sorted(modules.items(), key=lambda item: -item[1])
+    return parts, tuple(ranked[:10])

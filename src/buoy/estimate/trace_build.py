@@ -1,0 +1,343 @@
+"""From what the person gave (a build function, a config) to one training step: no weights, no download."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from buoy.estimate.request import EstimateError, Request
+from buoy.estimate.trace_steps import Job, Loss
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "AdamW": partial(torch.optim.AdamW, lr=1e-3),
+    "Adam": partial(torch.optim.Adam, lr=1e-3),
+    "SGD": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
+    "RMSprop": partial(torch.optim.RMSprop, lr=1e-3),
+    "Adagrad": partial(torch.optim.Adagrad, lr=1e-3),
+}
+if hasattr(torch.optim, "Adafactor"):
+    OPTIMIZERS["Adafactor"] = partial(torch.optim.Adafactor, lr=1e-3)
+EXPECTED = (
+    "a model and a batch, and optionally an optimizer and a loss: `return model, batch, optimizer, loss`"
+)
+
+
+def build(request: Request, *, lazily: bool = True) -> Job:
+    """The job a request describes. Lazily: parameters are never allocated."""
+    notes: list[str] = []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_eager_instead_of_compiled(notes))
+        if lazily:
+            stack.enter_context(_parameters_on_meta())
+            stack.enter_context(_StayOnHost())
+        if "build" in request.source:
+            job = _from_function(request.source["build"], notes)
+        else:
+            job = _from_config(request.source["hf_config"], int(request.source.get("seq", 512)), notes)
+    job.model = _unwrapped(job.model, notes)
+    if request.optimizer:
+        job.optimizer = _named_optimizer(request.optimizer)
+    if request.checkpointing:
+        _checkpoint(job.model)
+    if request.batch is not None:
+        job.batch = resized(job.batch, request.batch)
+    return job
+
+
+def batch_size(batch: Any) -> int | None:
+    """The samples in a batch: the first dimension its tensors share; None if they share none."""
+    sizes = [
+        leaf.shape[0] for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor) and leaf.dim()
+    ]
+    return int(sizes[0]) if sizes and all(size == sizes[0] for size in sizes) else None
+
+
+def resized(batch: Any, size: int) -> Any:
+    """The batch with another number of samples."""
+    now = batch_size(batch)
+    if now is None:
+        raise EstimateError(
+            "cannot change the batch size",
+            received=f"a batch of {shapes(batch)}",
+            expected="tensors that share their first dimension",
+            hint="return the batch with the wanted size from build()",
+        )
+
+    def resize(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.dim():
+            return leaf
+        return torch.zeros((size, *leaf.shape[1:]), dtype=leaf.dtype, device=leaf.device)
+
+    return tree_map(resize, batch)
+
+
+def shapes(batch: Any) -> str:
+    """A batch in words: the shapes and dtypes of its tensors.
+
+    >>> shapes((torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)))
+    '2x3 float32, 2 int64'
+    """
+    leaves = [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor)]
+    return ", ".join(
+        f"{'x'.join(map(str, leaf.shape)) or 'scalar'} {str(leaf.dtype).removeprefix('torch.')}"
+        for leaf in leaves
+    )
+
+
+def _from_function(target: str, notes: list[str]) -> Job:
+    path, _, name = target.rpartition(":")
+    function = _load(path, name)
+    given = function()
+    parts = _by_kind(given, target)
+    model, batch = parts.get("model"), parts.get("batch")
+    if not isinstance(model, torch.nn.Module) or batch is None:
+        raise EstimateError(
+            f"{name}() did not return a model and a batch", received=_describe(given), expected=EXPECTED,
+            hint="for example `return model, (images, labels)`",
+        )  # fmt: skip
+    batch = _sample(batch)
+    if not any(isinstance(leaf, torch.Tensor) for leaf in tree_flatten(batch)[0]):
+        raise EstimateError(
+            "the batch holds no tensor",
+            received=_describe(batch),
+            expected="tensors, in tuples, lists or dicts",
+        )
+    model.train()
+    optimizer = parts.get("optimizer")
+    if optimizer is None:
+        notes.append("no optimizer was given: AdamW assumed")
+        optimizer = OPTIMIZERS["AdamW"]
+    return Job(model, batch, _loss(parts.get("loss"), notes), optimizer, notes)
+
+
+def _from_config(path: str, length: int, notes: list[str]) -> Job:
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+    except ImportError:
+        raise EstimateError("transformers is not installed", hint="pip install transformers") from None
+    with open(path, encoding="utf-8") as file:
+        record = json.load(file)
+    kind = record.pop("model_type", None)
+    if kind is None:
+        raise EstimateError(
+            "not a model's config.json",
+            received=f"{path} without `model_type`",
+            expected="a Hugging Face config",
+        )
+    config = AutoConfig.for_model(kind, **record)
+    config.use_cache = False
+    masked = any("Masked" in name for name in record.get("architectures") or ())
+    model = (AutoModelForMaskedLM if masked else AutoModelForCausalLM).from_config(config)  # type: ignore[no-untyped-call]
+    model.train()
+    tokens = torch.zeros((1, length), dtype=torch.long)
+    notes.append(f"sequences of {length} tokens, labels as long; AdamW assumed")
+
+    def loss(model: Any, batch: Any) -> torch.Tensor:
+        result: torch.Tensor = model(input_ids=batch["input_ids"], labels=batch["labels"]).loss
+        return result
+
+    return Job(model, {"input_ids": tokens, "labels": tokens.clone()}, loss, OPTIMIZERS["AdamW"], notes)
+
+
+def _load(path: str, name: str) -> Callable[[], Any]:
+    if path.endswith(".py"):
+        if not os.path.exists(path):
+            raise EstimateError("no such file", received=path, expected="a Python file with a build function")
+        sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+        # Under this name `if __name__ == "__main__"` stays quiet: nothing is trained.
+        spec = importlib.util.spec_from_file_location("buoy_traced", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["buoy_traced"] = module
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, os.getcwd())
+        module = importlib.import_module(path)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise EstimateError(
+            f"{path} has no function `{name}`",
+            received=", ".join(
+                sorted(found for found, value in vars(module).items() if inspect.isfunction(value))
+            )
+            or "no functions",
+            expected="a function that returns a model and a batch",
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def _by_kind(given: Any, target: str) -> dict[str, Any]:
+    if isinstance(given, dict):
+        return given
+    if not isinstance(given, (tuple, list)) or not 2 <= len(given) <= 4:
+        raise EstimateError(f"{target} returned nonsense", received=_describe(given), expected=EXPECTED)
+    parts: dict[str, Any] = {"model": given[0], "batch": given[1]}
+    for item in given[2:]:
+        optimizer = isinstance(item, torch.optim.Optimizer) or (
+            inspect.isclass(item) and issubclass(item, torch.optim.Optimizer)
+        )
+        parts["optimizer" if optimizer else "loss"] = item
+    return parts
+
+
+def _loss(given: Any, notes: list[str]) -> Loss:
+    if given is None:
+        notes.append("no loss was given: the model's own, or cross-entropy, assumed")
+        return _assumed_loss
+    if isinstance(given, torch.nn.Module) or len(inspect.signature(given).parameters) < 2:
+        return lambda model, batch: given(_call(model, _inputs(batch)), _target(batch))
+    names = list(inspect.signature(given).parameters)
+    if names[0] in ("input", "outputs", "output", "y_pred", "preds", "logits", "pred"):
+        return lambda model, batch: given(_call(model, _inputs(batch)), _target(batch))
+    return given  # type: ignore[no-any-return]
+
+
+def _assumed_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    if isinstance(batch, dict):
+        out = model(**batch)
+        loss = out.get("loss") if isinstance(out, dict) else getattr(out, "loss", None)
+        if loss is None:
+            raise EstimateError(
+                "the model returned no loss", received=_describe(out), expected="`loss` in its output",
+                hint="put `labels` into the batch, or return a loss function from build()",
+            )  # fmt: skip
+        return loss  # type: ignore[no-any-return]
+    out, target = _call(model, _inputs(batch)), _target(batch)
+    if isinstance(target, torch.Tensor) and not target.is_floating_point() and out.dim() > 1:
+        return torch.nn.functional.cross_entropy(out, target)
+    if isinstance(target, torch.Tensor) and target.shape == out.shape:
+        return torch.nn.functional.mse_loss(out, target)
+    return out.float().mean()  # type: ignore[no-any-return]
+
+
+def _inputs(batch: Any) -> Any:
+    return batch[0] if isinstance(batch, (tuple, list)) else batch
+
+
+def _target(batch: Any) -> Any:
+    return batch[1] if isinstance(batch, (tuple, list)) and len(batch) > 1 else None
+
+
+def _call(model: torch.nn.Module, inputs: Any) -> Any:
+    return model(**inputs) if isinstance(inputs, dict) else model(inputs)
+
+
+def _sample(batch: Any) -> Any:
+    return next(iter(batch)) if isinstance(batch, torch.utils.data.DataLoader) else batch
+
+
+def _named_optimizer(name: str) -> Callable[[Any], torch.optim.Optimizer]:
+    found = OPTIMIZERS.get(name)
+    if found is None:
+        raise EstimateError("no such optimizer", received=repr(name), expected=", ".join(OPTIMIZERS))
+    return found
+
+
+def _unwrapped(model: torch.nn.Module, notes: list[str]) -> torch.nn.Module:
+    inner = getattr(model, "_orig_mod", None)
+    if isinstance(inner, torch.nn.Module):
+        notes.append("the model is compiled: estimated as if it were not")
+        return inner
+    return model
+
+
+def _checkpoint(model: torch.nn.Module) -> None:
+    """Recompute each of the repeated blocks, as people do; by the model's own switch where it has one."""
+    from torch.utils.checkpoint import checkpoint
+
+    switch = getattr(model, "gradient_checkpointing_enable", None)
+    if switch is not None:
+        switch(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return
+    blocks = [
+        child
+        for part in model.modules()
+        if isinstance(part, (torch.nn.ModuleList, torch.nn.Sequential))
+        for child in part
+        if sum(type(other) is type(child) for other in part) > 1 and any(True for _ in child.children())
+    ]
+    inside = {id(deep) for block in blocks for deep in list(block.modules())[1:]}
+    outermost = [block for block in blocks if id(block) not in inside]
+    if not outermost:
+        raise EstimateError(
+            "nothing to checkpoint", received=type(model).__name__, expected="a model of repeated blocks"
+        )
+    for block in outermost:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+@contextlib.contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Give up each parameter's memory the moment a module takes it; other tensors stay real and can be read."""
+    register = torch.nn.Module.register_parameter
+    load = torch.nn.Module.load_state_dict
+
+    def registered(module: Any, name: str, parameter: Any) -> None:
+        register(module, name, parameter)
+        kept = module._parameters.get(name)
+        if kept is not None and kept.device.type != "meta":
+            empty = kept.to("meta")
+            fresh = torch.nn.Parameter(empty, requires_grad=kept.requires_grad)
+            fresh.__dict__.update(copy.copy(kept.__dict__))
+            module._parameters[name] = fresh
+
+    torch.nn.Module.register_parameter = registered  # type: ignore[method-assign, assignment]
+    torch.nn.Module.load_state_dict = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
+        torch.nn.Module.load_state_dict = load  # type: ignore[method-assign]
+
+
+class _StayOnHost(TorchFunctionMode):
+    """While building, nothing moves: a model that sends itself to `cuda` is put there by the tracer later."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func in (torch.Tensor.cuda, torch.Tensor.cpu):
+            return args[0]
+        if named.get("device") is not None and torch.device(named["device"]).type == "cuda":
+            named["device"] = "meta" if func is torch.Tensor.to and args[0].is_meta else "cpu"
+        if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], (str, torch.device)):
+            args = (args[0], args[0].device, *args[2:])
+        return func(*args, **named)
+
+
+@contextlib.contextmanager
+def _eager_instead_of_compiled(notes: list[str]) -> Iterator[None]:
+    compiled = torch.compile
+
+    def eager(model: Any = None, **_: Any) -> Any:
+        if model is None:
+            return lambda function: eager(function)
+        if "the model is compiled: estimated as if it were not" not in notes:
+            notes.append("the model is compiled: estimated as if it were not")
+        return model
+
+    torch.compile = eager
+    try:
+        yield
+    finally:
+        torch.compile = compiled
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"{type(value).__name__} of ({', '.join(type(item).__name__ for item in value)})"
+    return type(value).__name__

@@ -1,0 +1,75 @@
+"""For code that reads values (`.item()`, masks): small real CPU steps at two sizes, and the line through them."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from dataclasses import replace
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from buoy.estimate.batch import at_size
+from buoy.estimate.events import Trace
+from buoy.estimate.request import EstimateError, Request
+from buoy.estimate.trace_build import batch_size, build
+from buoy.estimate.trace_steps import Job, gradients_and_state
+from buoy.estimate.trace_tape import Device, Tape, follow_modules
+
+SIZES = (2, 4)
+
+
+def trace_small_steps(request: Request, device: Device, reason: Exception) -> Trace:
+    """Run real steps with 2 and 4 samples and extrapolate every allocation to the batch asked for."""
+    wanted = request.batch or batch_size(build(request).batch)
+    if wanted is None:
+        raise EstimateError(
+            "the step depends on values, and its batch has no size to vary",
+            received=type(reason).__name__,
+            expected="a batch whose tensors share their first dimension",
+        )
+    small = [_steps(build(replace(request, batch=size), lazily=False), device, request) for size in SIZES]
+    trace = at_size(small[0], SIZES[0], small[1], SIZES[1], wanted)
+    trace.notes = [
+        *trace.notes,
+        f"the step depends on values ({_short(reason)}): extrapolated from real CPU steps with "
+        f"{SIZES[0]} and {SIZES[1]} samples",
+    ]
+    trace.facts["batch"] = wanted
+    return trace
+
+
+def _steps(job: Job, device: Device, request: Request) -> Trace:
+    tape = Tape(device, where="cpu")
+    optimizer = job.optimizer
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tape)
+        tape.see([*job.model.parameters(), *job.model.buffers()], "weights")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            optimizer = optimizer([p for p in job.model.parameters() if p.requires_grad])
+        stack.callback(follow_modules(job.model, tape))
+        for step in range(2):
+            tape.phase = "batch"
+            tape.mark(f"step {step + 1}")
+            tape.see([leaf for leaf in tree_flatten(job.batch)[0] if isinstance(leaf, torch.Tensor)], "batch")
+            optimizer.zero_grad()
+            for _ in range(request.accumulate):
+                tape.phase = "forward"
+                loss = job.loss(job.model, job.batch)
+                tape.mark("backward")
+                tape.phase = "backward"
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    loss.backward()  # type: ignore[no-untyped-call]
+            tape.mark("optimizer")
+            tape.phase = "optimizer"
+            optimizer.step()
+            gradients_and_state(tape, job.model, optimizer)
+    trace = tape.trace()
+    trace.notes = list(job.notes)
+    trace.facts |= {"parameters": sum(parameter.numel() for parameter in job.model.parameters())}
+    return trace
+
+
+def _short(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__

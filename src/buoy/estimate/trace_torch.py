@@ -1,0 +1,128 @@
+"""The child process that traces PyTorch: `python -m buoy.estimate.trace_torch RESULT MEMORY`, the request on stdin."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Any
+
+from buoy.estimate.child import confine, refuse
+from buoy.estimate.devices import by_id
+from buoy.estimate.events import Trace
+from buoy.estimate.request import EstimateError, Refusal, Request
+
+# The classes torch raises, by name: their homes move between versions.
+DEPENDS_ON_DATA = {
+    "DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode",
+    "DataDependentErrorKind",
+}  # fmt: skip
+NO_META = {"UnsupportedOperatorException", "UnsupportedFakeTensorException", "MetadataMismatchError"}
+
+
+def main() -> None:
+    """Read the request, trace, leave the result or the reason."""
+    result, memory = sys.argv[1], int(sys.argv[2])
+    request = Request.from_json(sys.stdin.read())
+    confine(memory)
+    try:
+        trace_request(request).save(result)
+    except BaseException as error:  # noqa: BLE001 - whatever it was, the parent learns it from here
+        refuse(result, explain(error, request))
+        raise SystemExit(3) from None
+
+
+def trace_request(request: Request) -> Trace:
+    """Trace on fake tensors; where the code reads values, in small real steps on the CPU."""
+    import torch
+
+    from buoy.estimate.trace_build import batch_size, build
+    from buoy.estimate.trace_real import trace_small_steps
+    from buoy.estimate.trace_steps import trace_steps
+    from buoy.estimate.trace_tape import Device
+
+    torch.set_num_threads(1)
+    row = by_id(request.device)
+    device = Device(row.capability, row.memory or 0, row.workspace, row.multiprocessors, row.threads)
+    job = None
+    try:
+        job = build(request)
+        trace = trace_steps(
+            job, device, steps=request.steps, accumulate=request.accumulate, autocast=request.autocast,
+            scaler=request.autocast == "fp16",
+        )  # fmt: skip
+    except Exception as error:
+        if not _depends_on_data(error):
+            _name_the_shapes(error, job)
+            raise
+        trace = trace_small_steps(request, device, error)
+        trace.facts["engine"] = "real"
+        return trace
+    trace.facts |= {"engine": "fake", "batch": batch_size(job.batch), "torch": torch.__version__}
+    return trace
+
+
+def explain(error: BaseException, request: Request) -> Refusal:
+    """An exception of the person's code or of torch, in words."""
+    details = "".join(traceback.format_exception(error))[-4000:]
+    if isinstance(error, EstimateError):
+        return Refusal(error.message, error.received, error.expected, error.hint, details)
+    where = _where(error, request)
+    said = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+    said = said[:400]
+    if isinstance(error, (EOFError, KeyboardInterrupt)):
+        return Refusal("the code to be traced asks for input", f"{said}{where}", "a build function that asks nothing",
+                       "pass what it asks for as a default", details)  # fmt: skip
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return Refusal("the code to be traced needs more memory than tracing may take", f"{said}{where}",
+                       "models without weights and small batches",
+                       "let build() load no data set; trace with a smaller batch", details)  # fmt: skip
+    if type(error).__name__ in NO_META or "meta kernel" in str(error) or "fake impl" in str(error):
+        return Refusal("an operation cannot be traced: it has no meta kernel", f"{said}{where}",
+                       "operations that can tell their output's shape without running",
+                       "register one with torch.library.register_fake, or plan without that operation",
+                       details)  # fmt: skip
+    if isinstance(error, SystemExit):
+        return Refusal("the code to be traced ends the process", f"{said}{where}", "a build function that returns",
+                       "remove sys.exit() from what build() calls", details)  # fmt: skip
+    if isinstance(error, OSError) and (
+        "downloads nothing" in str(error) or type(error).__name__ == "URLError"
+    ):
+        return Refusal("the code to be traced wants to download something", f"{said}{where}",
+                       "a build function that needs no network",
+                       "build the model from its config; weights are not needed", details)  # fmt: skip
+    shapes = getattr(error, "__notes__", [])
+    return Refusal("the code to be traced failed", f"{said}{where}" + "".join(f"; {note}" for note in shapes),
+                   "a build function and a step that run", "run build() and one step on the CPU yourself",
+                   details)  # fmt: skip
+
+
+def _depends_on_data(error: BaseException | None) -> bool:
+    while error is not None:
+        if type(error).__name__ in DEPENDS_ON_DATA or "data-dependent" in str(error).lower():
+            return True
+        if "Cannot copy out of meta tensor" in str(error) or "item() cannot be called on meta" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _name_the_shapes(error: BaseException, job: Any) -> None:
+    from buoy.estimate.trace_build import shapes
+
+    if job is not None and isinstance(error, (RuntimeError, TypeError, ValueError, IndexError)):
+        error.add_note(f"the batch is {shapes(job.batch)}")
+
+
+def _where(error: BaseException, request: Request) -> str:
+    """The last line of the person's own file on the way to the error."""
+    target = str(request.source.get("build", "")).rpartition(":")[0]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if target and frame.filename.endswith(target)
+    ]
+    return f" at {target}:{frames[-1].lineno}" if frames else ""
+
+
+if __name__ == "__main__":
+    main()
