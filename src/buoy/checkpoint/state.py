@@ -146,7 +146,7 @@ def decode(
         return {_hashable(decode(key, tensor, raw)): decode(item, tensor, raw) for key, item in value}
     items = [decode(item, tensor, raw) for item in value]
     if kind == "complex" and [type(part) for part in items] == [float, float]:
-        return complex(*items)  # type: ignore[call-overload, no-any-return]
+        return complex(*items)  # type: ignore[call-overload]
     if kind == "tuple":
         return tuple(items)
     if kind in ("set", "frozenset"):

@@ -123,6 +123,7 @@ class Store:
         name = os.path.basename(entry.folder)
         gone = os.path.join(self.checkpoints, f".{name}.gone-{os.getpid()}")
         os.rename(entry.folder, gone)
+        sync_folder(self.checkpoints)  # else a power cut could bring the name back with half of its files
         self._good.discard(entry.folder)
         remove_folder(gone, truncate=disk.is_remote(self.checkpoints) is True)
 

@@ -24,7 +24,7 @@ import signal
 import socket
 import time
 
-from buoy.checkpoint.commit import Part
+from buoy.checkpoint.commit import write_checkpoint
 from buoy.checkpoint.pace import Pace
 
 _NICE = 15
@@ -65,15 +65,7 @@ class Writer:
         try:
             request, values = _read_note(note)
             step = request["fields"]["step"]
-            image = self._image(arena)
-            part = Part(request["checkpoints"], request["name"])
-            try:
-                part.write_image(image, request["size"], request["ends"], self._pace.rest)
-                part.write_values(values)
-                folder = part.commit(request["fields"])
-            except BaseException:
-                part.drop()
-                raise
+            folder, size = write_checkpoint(request, self._image(arena), values, self._pace.rest)
         except OSError as error:
             return {"step": step, "error": error.strerror or str(error), "errno": error.errno}
         except Exception as error:  # noqa: BLE001 - the trainer is told, whatever it was
@@ -81,7 +73,7 @@ class Writer:
         finally:
             os.close(arena)
             os.close(note)
-        return {"step": step, "folder": folder, "bytes": part.bytes, "seconds": time.monotonic() - started}
+        return {"step": step, "folder": folder, "bytes": size, "seconds": time.monotonic() - started}
 
     def _image(self, arena: int) -> memoryview:
         found = os.fstat(arena)
