@@ -75,6 +75,12 @@ def test_checkpoints_go_to_the_store_are_kept_there_by_the_same_rule_and_come_ba
     )
     wait_until(lambda: there(tmp_path / "run", bucket) == [45, 40], "retention in the store")
 
+    from s3fs import S3FileSystem
+
+    verdict = (
+        f"{bucket}/run/attempts/0001/verdict.json"  # one argument for the checkpoints and the flight log
+    )
+    wait_until(lambda: S3FileSystem(use_listings_cache=False).exists(verdict), "the verdict in the store")
     listed = buoy("ckpt", "list", str(tmp_path / "run"))
     assert "step 45 safe in the mirror" in listed.stdout and listed.stdout.count("yes") == 2
     restored = buoy("ckpt", "restore", f"{bucket}/run", "--to", str(tmp_path / "new" / "run"))

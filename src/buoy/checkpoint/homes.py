@@ -221,6 +221,11 @@ class UrlHome:
                 self._fs.rm_file(self._path(name, "manifest.json"))
             self._fs.rm(f"{self._folder}/{name}", recursive=True)
 
+    def write_beside(self, path: str, data: bytes) -> None:
+        """A small file of the run that belongs to no checkpoint: `attempts/0001/events.jsonl`."""
+        with _as_os_error():
+            self._fs.pipe_file(f"{self._folder.rpartition('/')[0]}/{path}", data)
+
     def _path(self, name: str, file: str) -> str:
         return f"{self._folder}/{name}/{file}"
 

@@ -80,13 +80,13 @@ class Mirror:
         """What the mirror's process last said; empty before it said anything."""
         return read_json(os.path.join(self._run, STATUS)) or {}
 
-    def start(self) -> None:
-        """Start the process that copies. It belongs to nobody and ends by itself."""
+    def start(self, attempt: str | None = None) -> None:
+        """Start the process that copies, with the log of this attempt. It belongs to nobody and ends by itself."""
         try:
             os.unlink(os.path.join(self._run, STATUS))  # what an earlier one said is no longer so
         except OSError:
             pass
-        starter = self._spawn("keep", stdout=subprocess.DEVNULL, pid=os.getpid())
+        starter = self._spawn("keep", stdout=subprocess.DEVNULL, pid=os.getpid(), attempt=attempt)
         starter.wait(_SILENCE)  # it forks at once
         self._started = True
 
@@ -116,13 +116,15 @@ class Mirror:
             again = "again " if self._in_trouble else ""
             self._told_first, self._in_trouble = True, False
             lag = format_duration(max(0.0, status["newest_safe"] - status["newest_made"]))
-            say(f"step {status['newest']} is {again}safe in the mirror {self.shown}, {lag} after it was made")
+            say(
+                f"step {status['newest']} is {again}{_safe(status)} the mirror {self.shown}, {lag} after it was made"
+            )
 
-    def finish(self, newest: int | None, say: Say) -> None:
+    def finish(self, newest: int | None, say: Say, wait: bool = True) -> None:
         """Wait until the newest checkpoint is there, for as long as it moves; the copying goes on without us."""
         if not self._started or newest is None:
             return
-        until = time.monotonic() + _FINISH_SECONDS
+        until = time.monotonic() + (_FINISH_SECONDS if wait else 0.0)
         moved, done = time.monotonic(), -1
         told = False
         try:
@@ -130,7 +132,7 @@ class Mirror:
                 status = self.status()
                 copying = status.get("copying") or {}
                 if status.get("newest") is not None and status["newest"] >= newest and not copying:
-                    say(f"step {status['newest']} is safe in the mirror {self.shown}")
+                    say(f"step {status['newest']} is {_safe(status)} the mirror {self.shown}")
                     return
                 if copying.get("done", 0) != done:
                     moved, done = time.monotonic(), copying.get("done", 0)
@@ -237,13 +239,18 @@ def lag_in_words(status: dict[str, Any], newest_here: int | None, now: float) ->
             if newest_here is not None and newest_here > newest
             else ""
         )
-        words = f"step {newest} safe in the mirror {home}{age}{behind}"
+        words = f"step {newest} {_safe(status)} the mirror {home}{age}{behind}"
     copying = status.get("copying")
     if isinstance(copying, dict) and copying.get("bytes"):
         words += f"; copying step {copying['step']}: {format_share(copying['done'], copying['bytes'])}"
     if status.get("trouble"):
         words += f"; in trouble: {status['trouble']}"
     return words
+
+
+def _safe(status: dict[str, Any]) -> str:
+    """What can be said of a copy: Google Drive's mount takes it at once and uploads it at a time of its own."""
+    return "handed to Drive (which uploads it by itself) in" if status.get("uploads_later") else "safe in"
 
 
 def _pump(stream: Any, lines: queue.Queue[bytes]) -> None:

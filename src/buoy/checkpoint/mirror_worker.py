@@ -15,6 +15,7 @@ import os
 import select
 import sys
 import time
+from tempfile import TemporaryDirectory
 from typing import Any
 
 if __name__ == "__main__":  # started by path: make `import buoy` find the package this file belongs to, last
@@ -22,100 +23,37 @@ if __name__ == "__main__":  # started by path: make `import buoy` find the packa
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from buoy.checkpoint.commit import remove_folder, sync_folder
-from buoy.checkpoint.homes import GiveUp, Home, open_home
-from buoy.checkpoint.manifest import MANIFEST, MOST_MANIFEST_BYTES, STATE, VALUES, pieces_of, size_of, unseal
-from buoy.checkpoint.reader import open_checkpoint, read_manifest
+from buoy.checkpoint.copies import Copy, local_copies, names_in, remote_copies
+from buoy.checkpoint.homes import GiveUp, Home, UrlHome, is_drive, is_url, open_home
+from buoy.checkpoint.manifest import MANIFEST, STATE, VALUES, pieces_of, size_of
+from buoy.checkpoint.reader import open_checkpoint
 from buoy.checkpoint.retention import Keep, surplus, to_make_room
-from buoy.checkpoint.state import decode
-from buoy.checkpoint.store import Store
 from buoy.errors import BuoyError
 from buoy.flight.attempt import write_json
+from buoy.flight.mirror import PERIOD as LOG_PERIOD
+from buoy.flight.mirror import copy_tail
 
 STATUS = "mirror.json"
 STATUS_SCHEMA = "buoy.mirror/1"
 _LOOK_SECONDS = 0.25
 _STATUS_SECONDS = 1.0
 _RETRY_MOST = 300.0
+_VERDICT_SECONDS = 10.0
 _AFTER_DEATH = 600.0
 """So long a home in trouble is tried again after the training has ended."""
-
-
-class Copy:
-    """A checkpoint, here or in the second home, as retention sees it."""
-
-    def __init__(self, name: str, fields: dict[str, Any], size: int) -> None:
-        about = decode(fields["about"], str)
-        if not isinstance(about, dict):
-            raise ValueError("nothing about it")
-        self.name = name
-        self.fields = fields
-        self.step = int(fields["step"])
-        self.about: dict[str, object] = about
-        saved = about.get("time")
-        self.time = float(saved) if isinstance(saved, int | float) else None
-        self.bytes = size
-        self.complete = True
-
-    @property
-    def age(self) -> tuple[int, float]:
-        """The newest is the greatest."""
-        return self.step, self.time or 0.0
-
-    def to_json(self) -> dict[str, object]:
-        """For `list`."""
-        return {
-            "name": self.name,
-            "step": self.step,
-            "time": self.time,
-            "bytes": self.bytes,
-            "about": self.about,
-        }
-
-
-def local_copies(run: str) -> list[Copy]:
-    """The committed checkpoints of the run folder, newest first."""
-    found = []
-    for entry in Store(run).list():
-        if entry.complete:
-            try:
-                fields, _ = read_manifest(entry.folder)
-                found.append(Copy(os.path.basename(entry.folder), fields, entry.bytes))
-            except (OSError, BuoyError, ValueError):
-                continue
-    return found  # the store lists the newest first
-
-
-def _names(run: str) -> list[str]:
-    try:
-        return sorted(os.listdir(os.path.join(run, "checkpoints")))
-    except OSError:
-        return []
-
-
-def remote_copies(home: Home) -> list[Copy]:
-    """The complete checkpoints of the second home, newest first."""
-    found = []
-    for name, sizes in home.sizes().items():
-        if MANIFEST not in sizes:
-            continue
-        try:
-            fields = unseal(home.read(name, MANIFEST, MOST_MANIFEST_BYTES), name)
-            if all(sizes.get(file) == size_of(fields, file) for file in (STATE, VALUES)):
-                found.append(Copy(name, fields, sum(sizes.values())))
-        except (BuoyError, ValueError):
-            continue  # damaged there: no reason to trust it, nor to copy over it
-    return sorted(found, key=lambda copy: copy.age, reverse=True)
 
 
 class Status:
     """`mirror.json` in the run folder: what is safe there, what is on its way, what is wrong."""
 
-    def __init__(self, run: str, shown: str) -> None:
+    def __init__(self, run: str, shown: str, uploads_later: bool) -> None:
+        """`uploads_later`: a drive that takes a file and sends it off in its own time, which nobody can see."""
         self._path = os.path.join(run, STATUS)
         self._due = 0.0
         self.values: dict[str, Any] = {
             "schema": STATUS_SCHEMA, "home": shown, "pid": os.getpid(), "there": [], "newest": None,
             "newest_made": None, "newest_safe": None, "copy_seconds": None, "copying": None, "trouble": None,
+            "uploads_later": uploads_later,
         }  # fmt: skip
 
     def set(self, **values: object) -> None:
@@ -146,8 +84,10 @@ class Worker:
         self._there: dict[str, Copy] = {}
         self._settled: list[str] | None = None
         """What the run folder held when there was nothing left to do: looking again costs one listing."""
-        self._status = Status(self._run, str(orders["shown"]))
+        where = str(orders["where"])
+        self._status = Status(self._run, str(orders["shown"]), not is_url(where) and is_drive(where))
         self._retry = float(orders["retry"])
+        self._log_due = 0.0
         self._ended: float | None = None
         try:
             self._training = os.pidfd_open(int(orders["pid"]))
@@ -172,6 +112,7 @@ class Worker:
                 self._home, self._there, self._settled = None, {}, None
                 self._status.set(trouble=_in_words(error), copying=None)
             if self._training_ended() and (done or time.monotonic() - (self._ended or 0.0) > _AFTER_DEATH):
+                self._last_log()
                 return
             self._wait(pause)
 
@@ -183,7 +124,8 @@ class Worker:
             )
             self._there = {copy.name: copy for copy in remote_copies(self._home)}
             self._tell_there()
-        names = _names(self._run)
+        self._copy_log()
+        names = names_in(self._run)
         if names == self._settled:
             self._status.beat()
             return True
@@ -270,6 +212,39 @@ class Worker:
             newest_made=newest.time,
             newest_safe=self._status.values["newest_safe"] if known == newest.step else time.time(),
         )
+
+    def _copy_log(self, last: bool = False) -> None:
+        """The flight log's tail, for homes that only fsspec reaches; into folders the sidecar copies it itself."""
+        attempt = self._orders["attempt"]
+        if (
+            attempt is None
+            or not isinstance(self._home, UrlHome)
+            or (not last and time.monotonic() < self._log_due)
+        ):
+            return
+        self._log_due = time.monotonic() + LOG_PERIOD
+        here = os.path.join(self._run, "run.json")
+        with TemporaryDirectory(prefix="buoy-") as tail:
+            copy_tail(attempt, here, tail, os.path.join(tail, "attempts", os.path.basename(attempt)))
+            for folder, _, names in os.walk(tail):
+                for name in names:
+                    path = os.path.join(folder, name)
+                    with open(path, "rb") as file:
+                        self._home.write_beside(os.path.relpath(path, tail), file.read())
+
+    def _last_log(self) -> None:
+        """The sidecar needs a moment to judge the death: its verdict is what the log is for."""
+        if self._orders["attempt"] is None or not isinstance(self._home, UrlHome):
+            return
+        until = time.monotonic() + _VERDICT_SECONDS
+        while time.monotonic() < until and not os.path.exists(
+            os.path.join(self._orders["attempt"], "verdict.json")
+        ):
+            time.sleep(_LOOK_SECONDS)
+        try:
+            self._copy_log(last=True)
+        except OSError:
+            pass  # the checkpoints are safe; the log is here
 
     def _training_ended(self) -> bool:
         if self._ended is None and select.select([self._training], [], [], 0)[0]:

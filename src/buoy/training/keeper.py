@@ -64,7 +64,7 @@ class Keeper:
         self.store = Store(self.folder)
         self._saver: Saver = self.store.saver(say, self.recorder.event)
         if self._mirror is not None:
-            self._mirror.start()
+            self._mirror.start(self.recorder.attempt.folder if self.recorder.attempt is not None else None)
         self._signals = Signals(self.recorder, say)
         self._deadline = deadline.find(self.recorder.attempt, given)
         self._alarms = Alarms(self.recorder.attempt)
@@ -83,7 +83,7 @@ class Keeper:
         self._told_deadline = False
         self._tidying: threading.Thread | None = None
         self._loops = 0
-        self._ending = self._finished = False
+        self._alarm = self._stopped = self._ending = self._finished = False
 
     # -- the start --------------------------------------------------------------------------------------------
 
@@ -168,7 +168,8 @@ class Keeper:
             return None  # the next one would have to wait for it
         if self._before_the_end(now):
             return "deadline"
-        if self._alarms.heard(now):
+        self._alarm = self._alarm or self._alarms.heard(now)
+        if self._alarm:  # until it is answered: this may not have been a moment at which one can save
             return "alarm"
         next_save = self._interval.after(self._saved, self._began)
         if now >= next_save:
@@ -218,7 +219,8 @@ class Keeper:
         }
         began = time.monotonic()
         # The end of the main process may be the end of its container, and of the writer with it.
-        self._ending = finished or reason in _ENDING
+        self._stopped = reason in _ENDING
+        self._ending = finished or self._stopped
         wait = wait or self._ending
         with self.recorder.phase("checkpoint"):
             try:
@@ -230,7 +232,7 @@ class Keeper:
             except Exception as error:  # noqa: BLE001 - the training goes on without this checkpoint
                 receipt = Receipt(step, "", 0, time.monotonic() - began, None, repr(error))
         now = time.monotonic()
-        self._saved, self._last_step = now, step
+        self._saved, self._last_step, self._alarm = now, step, False
         if self._rule.steps is not None:
             self._step_due = (step // self._rule.steps + 1) * self._rule.steps
         self._look = 0.0
