@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 manager = pytest.importorskip("jupyter_client.manager", reason="jupyter_client is not installed")
+kernelspec = pytest.importorskip("jupyter_client.kernelspec")
 pytest.importorskip("ipykernel", reason="ipykernel is not installed")
 
 
 class Kernel:
     """One kernel; `run` gives what the cell displayed, as a front end would get it."""
 
-    def __init__(self, cwd: Path, **environment: str) -> None:
-        self._manager = manager.KernelManager(kernel_name="python3")
+    def __init__(self, cwd: Path, python: str = sys.executable, **environment: str) -> None:
+        self._manager = manager.KernelManager()
+        command = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        self._manager._kernel_spec = kernelspec.KernelSpec(
+            argv=command, display_name="python", language="python"
+        )
         self._manager.start_kernel(cwd=str(cwd), env={**os.environ, **environment})
         self._client: Any = self._manager.client()
         self._client.start_channels()

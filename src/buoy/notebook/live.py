@@ -52,12 +52,7 @@ class LiveCard:
     def _draw(self) -> None:
         begin = time.monotonic()
         try:
-            if self._recorder.attempt is not None:
-                now = state(self._recorder.attempt)
-                reading = self._recorder.beacon.read()
-                if reading is not None:
-                    now["step"] = reading.step  # the newest sample is up to a fifth of a second old
-                self._show("\n".join(lines(now)))
+            self._show(where(self._recorder))
         except Exception:  # noqa: BLE001 - a card that cannot be drawn must not end the training
             self._next = float("inf")
             return
@@ -72,3 +67,13 @@ class LiveCard:
             self._handle = display(content, raw=True, display_id=True)  # type: ignore[no-untyped-call]
         else:
             self._handle.update(content, raw=True)
+
+
+def where(recorder: Recorder) -> str:
+    """Where this kernel's training is, in lines."""
+    assert recorder.attempt is not None
+    now = state(recorder.attempt)
+    reading = recorder.beacon.read()
+    if reading is not None:
+        now["step"] = reading.step  # the newest sample is up to a fifth of a second old
+    return "\n".join(lines(now))

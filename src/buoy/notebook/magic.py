@@ -73,9 +73,12 @@ class Magic:
 
     def _top(self) -> None:
         from buoy.notebook.extension import show
+        from buoy.notebook.live import where
         from buoy.view.now import lines, state
 
-        text = "\n".join(lines(state(self._attempt())))
+        recorder = self._extension.recorder
+        mine = recorder is not None and recorder.attempt is not None
+        text = where(recorder) if recorder and mine else "\n".join(lines(state(self._attempt())))
         show(f"<pre>{escape(text)}</pre>", text)
 
     def _check(self) -> Any:
