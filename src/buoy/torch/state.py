@@ -24,6 +24,7 @@ _WORDS = {
 }  # fmt: skip
 _TYPES = {word: kind for kind, word in _WORDS.items()}
 _COMPILED = "_orig_mod."
+_HEAVY = 9
 _PARAMETER_SIZED = (
     "exp_avg",
     "exp_avg_sq",
@@ -90,6 +91,11 @@ class Tracked(Protocol):
         """How its stored tensors are to be made: `lent` or `kept`."""
         ...
 
+    @property
+    def weight(self) -> int:
+        """Light things are loaded first: they may still refuse, and what they held before can be copied."""
+        ...
+
     def state(self) -> object:
         """Its state now: plain values and tensors."""
         ...
@@ -146,25 +152,29 @@ def load_all(states: dict[str, Any], things: dict[str, Tracked]) -> None:
             expected="the same names, shapes and types as in the checkpoint",
             hint="build the same model and optimizer, or start a new run in another folder",
         )
-    # Modules and optimizers were checked and go last; what may still refuse is small and can be undone.
-    last = (_Module, _Optimizer)
-    ordered = sorted(things, key=lambda name: isinstance(things[name], last))
     undo: list[tuple[Tracked, Any]] = []
-    for name in ordered:
+    for name in sorted(things, key=lambda name: things[name].weight):
         thing = things[name]
         try:
-            if not isinstance(thing, last):
+            if thing.weight < _HEAVY:
                 undo.append((thing, copy.deepcopy(thing.state())))
             thing.load(states[name])
         except Exception as error:
-            for other, before in undo:
-                other.load(before)
+            _undo(undo)
             raise BuoyError(
                 f"{name} refused its state; nothing was loaded",
                 received=f"{type(error).__name__}: {error}",
                 expected="a load_state_dict() that takes what state_dict() gave",
                 hint="start a new run in another folder if its class has changed",
             ) from error
+
+
+def _undo(loaded: list[tuple[Tracked, Any]]) -> None:
+    for thing, before in loaded:
+        try:
+            thing.load(before)
+        except Exception:  # noqa: BLE001 - it is the one that refused
+            continue
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -197,6 +207,7 @@ def on_step(optimizer: object, call: Callable[[], None]) -> Any:
 
 class _Module:
     tensor = staticmethod(lent)
+    weight = _HEAVY
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self._module = unwrapped(module)
@@ -245,6 +256,10 @@ class _Optimizer:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
 
+    @property
+    def weight(self) -> int:
+        return _HEAVY if self._optimizer.state else 1  # a new one has nothing yet that takes room
+
     def state(self) -> object:
         return self._optimizer.state_dict()
 
@@ -292,6 +307,7 @@ class _Optimizer:
 
 class _Stateful:
     tensor = staticmethod(kept)
+    weight = 0
 
     def __init__(self, owner: Any) -> None:
         self._owner = owner
@@ -308,6 +324,7 @@ class _Stateful:
 
 class _Container:
     tensor = staticmethod(kept)
+    weight = 0
 
     def __init__(self, container: dict[Any, Any] | list[Any] | set[Any]) -> None:
         self._container = container
@@ -331,6 +348,7 @@ class _Container:
 
 class _Tensor:
     tensor = staticmethod(lent)
+    weight = 0
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -348,6 +366,7 @@ class _Tensor:
 
 class _Generator:
     tensor = staticmethod(kept)
+    weight = 0
 
     def __init__(self, generator: object) -> None:
         self._generator = generator

@@ -14,22 +14,17 @@ LOG = "micro-batches.jsonl"
 class MicroBatches:
     """Holds the transaction around each training step, from the first `backward` on."""
 
-    def __init__(
-        self,
-        folder: str | None,
-        saved: dict[str, Any] | None,
-        settings: dict[str, Any],
-    ) -> None:
+    def __init__(self, folder: str | None, saved: dict[str, Any] | None, settings: dict[str, Any]) -> None:
         self._log = os.path.join(folder, LOG) if folder is not None else None
         self._saved = saved
         self._settings = settings
         self._transaction: Any = None
         self._logged = 0
-        self._objects: dict[str, object] = {}
+        self._new: list[object] = []
 
-    def track(self, objects: dict[str, object]) -> None:
+    def track(self, *objects: object) -> None:
         """These are trained; the optimizers' steps become atomic once `backward` is used."""
-        self._objects = objects
+        self._new += objects
         if self._transaction is not None:
             self._hand_over()
 
@@ -44,9 +39,7 @@ class MicroBatches:
 
     def state(self) -> dict[str, Any] | None:
         """For the checkpoint; None where `backward` was never used."""
-        if self._transaction is None:
-            return self._saved
-        return {"state": self._transaction.state_dict(), "sizes": [list(s) for s in self._transaction.sizes]}
+        return self._transaction.state_dict() if self._transaction is not None else self._saved
 
     def _begin(self) -> None:
         from buoy.torch.transaction import Transaction
@@ -54,32 +47,28 @@ class MicroBatches:
         self._transaction = Transaction(**self._settings)
         self._hand_over()
         if self._saved is not None:
-            self._transaction.load_state_dict(self._saved["state"])
-            self._transaction.replay(self._known_sizes())
-        self._logged = len(self._transaction.sizes)
+            self._transaction.load_state_dict(self._saved)
+            self._transaction.replay(self._logged_sizes())
 
     def _hand_over(self) -> None:
         from buoy.torch.state import parts
 
-        modules, optimizers, scalers = parts(self._objects.values())
-        self._transaction.track(modules, optimizers, scalers)
+        new, self._new = self._new, []
+        self._transaction.track(*parts(new))
 
-    def _known_sizes(self) -> list[tuple[int, int]]:
-        """The sequence as it was: the log knows of steps that were made after the checkpoint and lost."""
-        lines = read_lines(self._log) if self._log is not None and os.path.exists(self._log) else []
-        logged = {
-            line["step"]: line["size"] for line in lines if isinstance(line, dict) and "step" in line
-        }
-        saved = {int(step): int(size) for step, size in (self._saved or {}).get("sizes", [])}
-        return sorted({**logged, **saved}.items())
+    def _logged_sizes(self) -> list[dict[str, Any]]:
+        """Also of the steps that were made after the checkpoint: they are done again as they were."""
+        if self._log is None or not os.path.exists(self._log):
+            return []
+        return [line for line in read_lines(self._log) if isinstance(line, dict) and "step" in line]
 
     def _write_log(self) -> None:
-        new, self._logged = self._transaction.sizes[self._logged :], len(self._transaction.sizes)
+        sizes = self._transaction.sizes
+        new, self._logged = sizes[self._logged :], len(sizes)
         if self._log is None:
             return
         try:
             with open(self._log, "a", encoding="utf-8") as file:
-                for step, size in new:
-                    file.write(json.dumps({"step": step, "size": size}) + "\n")
+                file.writelines(json.dumps(entry) + "\n" for entry in new)
         except OSError:
-            pass  # a full disk: the checkpoint has the sequence up to itself
+            pass  # a full disk: the checkpoint knows the size at its own step

@@ -101,7 +101,9 @@ class Position:
         if mine is None:
             # `batches = iter(run.batches(loader))`, begun anew inside another loop's body each time it is exhausted:
             # the first beginning of the resumed script stands for the latest one.
-            again = [key for key, state in self._waiting.items() if state["nested"] and state["root"] == number]
+            again = [
+                key for key, state in self._waiting.items() if state["nested"] and state["root"] == number
+            ]
             mine = again[0] if again else None
         if mine is None:
             return number, None

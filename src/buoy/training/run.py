@@ -108,7 +108,7 @@ class Run:
         self._hooks: list[Any] = []
         self._metrics: dict[str, float] = {}
         self._micro = MicroBatches(
-            self.folder,
+            self.folder if not self._rank else None,
             self._from.micro_batch,
             {
                 "say": self._say,
@@ -174,14 +174,15 @@ class Run:
                 encode(name, thing.state(), as_tensor)  # refused now, by name, rather than at step 10,000
                 new[name] = thing
         self._from.load(new)
-        for name in objects.keys() - self._objects.keys():
+        unknown = [name for name in objects if name not in self._objects]
+        for name in unknown:
             hook = on_step(objects[name], self._on_other_step if self._hooks else self._on_step)
             if hook is not None:
                 self._hooks.append(hook)
                 self._position.counts_steps = True
         self._tracked.update(new)
         self._objects.update(objects)
-        self._micro.track(self._objects)
+        self._micro.track(*(objects[name] for name in unknown))
 
     def metric(self, **values: float) -> None:
         """Report figures such as `val_loss=0.3`: they are stored with the checkpoint of this step.

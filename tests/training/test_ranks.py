@@ -1,0 +1,34 @@
+"""DistributedDataParallel: rank 0 writes, all ranks resume bit for bit, and all stop when one is told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_two_ranks_agree_resume_and_stop_together(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.training.ranks", str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    words = result["stderr"]
+
+    assert result["whole"] == [0, 0] == result["resumed"], words
+    assert result["killed"] == [signal.SIGKILL, signal.SIGKILL], words
+    first, second = result["told one rank to stop"]
+    assert os.WEXITSTATUS(first) == 143 and second == signal.SIGTERM, words
+    assert "going on from step 7" in words, "the save that SIGTERM asked for was not made"
+    assert result["alone"] == [1 << 8] and "2 in the checkpoint, 1 now" in words
+    for rank in (0, 1):
+        assert result[f"rank {rank} steps"] == 13
+        assert result[f"rank {rank} differs"] == [], words

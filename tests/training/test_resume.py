@@ -1,0 +1,70 @@
+"""A training killed with SIGKILL and resumed gives, step by step and bit by bit, what the uninterrupted one gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Each training, and the steps at which its attempts are killed (they save every third step).
+KILLS = {
+    "everything": [5, 13],
+    "changing_workers": [4, 8, 10],
+    "spawned_workers": [4],
+    "accumulation": [3, 5],
+    "lazy_sampler": [5],
+    "own_generators": [10],
+    "loader_generator": [14],
+    "standard_samplers": [8],
+    "distributed_sampler": [8],
+    "with_replacement": [9],
+    "iterable": [5, 8],
+    "iterable_in_workers": [8],
+    "iterable_with_a_state": [5, 7],
+    "stateful_loader": [4],
+    "stateful_loader_of_a_stream": [4],
+    "an_endless_second_loader": [13, 17],
+    "micro_batches": [7],
+    "evaluation": [7, 13],
+    "without_epochs": [7, 12],
+    "notebook_style": [7],
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("trainings")
+    orders = [f"{name}:{','.join(map(str, steps))}" for name, steps in KILLS.items()]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.training.warm", str(folder), *orders],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("name", KILLS)
+def test_a_killed_training_goes_on_bit_for_bit(name: str, results: dict[str, dict[str, Any]]) -> None:
+    result = results[name]
+
+    assert result["killed"] == [False, *(True for _ in KILLS[name]), False], result["stderr"]
+    assert result["ended"], result["stderr"]
+    assert result["resumed"] == len(KILLS[name]), result["stderr"]
+    assert result["steps"] > max(KILLS[name]) - 1
+    assert result["differ"] == [], result["stderr"]
+    assert result["done again and unlike"] == []
+
+
+def test_every_training_is_tried() -> None:
+    from tests.training.trainings import TRAININGS
+
+    assert set(TRAININGS) == set(KILLS)

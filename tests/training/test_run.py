@@ -1,0 +1,235 @@
+"""What `buoy.Run` refuses, warns of and survives."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import buoy
+from buoy.checkpoint.state import CannotSave
+from buoy.flight import recorder
+from buoy.torch.state import CannotTrack
+from tests.processes import buoy as command
+from tests.processes import event
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests run in the test's own process, which must not become an attempt of a run."""
+    monkeypatch.setattr(recorder, "_current", recorder.Recorder(None))
+
+
+def train(folder: Path, model: nn.Module, epochs: int = 1, **tracked: Any) -> buoy.Run:
+    """A short training, saved at its end."""
+    loader = DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with buoy.Run(folder) as run:
+        run.track(model=model, optimizer=optimizer, **tracked)
+        for _ in run.epochs(epochs):
+            for (x,) in run.batches(loader):
+                model(x).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return run
+
+
+def test_another_model_is_refused_by_names_and_nothing_is_loaded(tmp_path: Path) -> None:
+    train(tmp_path, nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1)), counters={"seen": 5})
+    other = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1), nn.Linear(1, 1))
+    before = [parameter.detach().clone() for parameter in other.parameters()]
+    counters: dict[str, int] = {}
+
+    with buoy.Run(tmp_path) as run, pytest.raises(buoy.BuoyError) as refused:
+        run.track(counters=counters, model=other)
+
+    text = str(refused.value)
+    assert "0.weight is (3, 4) in the checkpoint, (2, 4) here" in text
+    assert "2.bias is missing in the checkpoint" in text
+    assert "nothing was loaded" in text
+    assert counters == {}
+    assert all(torch.equal(a, b) for a, b in zip(before, other.parameters(), strict=True))
+
+
+def test_at_most_ten_differences_are_listed(tmp_path: Path) -> None:
+    train(tmp_path, nn.Linear(4, 1))
+    deep = nn.Sequential(*(nn.Linear(4, 4) for _ in range(10)))
+
+    with buoy.Run(tmp_path) as run, pytest.raises(buoy.BuoyError, match="and 12 more"):
+        run.track(model=deep)
+
+
+def test_another_optimizer_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, nn.Linear(4, 1))
+    model = nn.Linear(4, 1)
+
+    with buoy.Run(tmp_path) as run, pytest.raises(buoy.BuoyError, match="group 0 has 1 parameters"):
+        run.track(model=model, optimizer=torch.optim.SGD([model.weight]))
+
+
+def test_a_state_that_refuses_half_way_undoes_what_was_loaded(tmp_path: Path) -> None:
+    class Stubborn:
+        def state_dict(self) -> dict[str, int]:
+            return {"a": 1}
+
+        def load_state_dict(self, state: object) -> None:
+            raise RuntimeError("no")
+
+    train(tmp_path, nn.Linear(4, 1), history=[1, 2, 3], stubborn=Stubborn())
+    history = [9]
+
+    with buoy.Run(tmp_path) as run, pytest.raises(buoy.BuoyError, match="stubborn refused its state"):
+        run.track(history=history, stubborn=Stubborn())
+
+    assert history == [9]
+
+
+def test_what_cannot_be_saved_is_refused_at_once_by_its_path() -> None:
+    class Odd:
+        def state_dict(self) -> dict[str, object]:
+            return {"callbacks": [print]}
+
+        def load_state_dict(self, state: object) -> None: ...
+
+    run = buoy.Run()
+    with pytest.raises(CannotSave, match=r"odd.callbacks\[0\] is a function"):
+        run.track(odd=Odd())
+    with pytest.raises(CannotSave, match="sparse"):
+        run.track(table={"rows": torch.eye(3).to_sparse()})
+    with pytest.raises(CannotSave, match="has no shape yet"):
+        run.track(model=nn.LazyLinear(3))
+    with pytest.raises(CannotTrack, match="keep it in a dict"):
+        run.track(epoch=3)
+    with pytest.raises(CannotTrack, match="no state_dict"):
+        run.track(thing=object())
+    with pytest.raises(buoy.BuoyError, match="is taken"):
+        run.track(buoy=nn.Linear(1, 1))
+
+
+def test_new_and_vanished_names_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path, nn.Linear(4, 1), old={"a": 1})
+    capsys.readouterr()
+
+    train(tmp_path, nn.Linear(4, 1), epochs=2, new={"b": 2})
+
+    words = capsys.readouterr().err
+    assert "new is not in the checkpoint of step 2: it starts as built" in words
+    assert "not tracked now, so not saved again: old" in words
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path, nn.Linear(4, 1))
+    again = train(tmp_path, nn.Linear(4, 1))
+
+    assert again.step == 2
+    assert "all 1 epochs are done already" in capsys.readouterr().err
+    assert train(tmp_path, nn.Linear(4, 1), epochs=3).step == 6
+
+
+def test_a_second_run_in_the_process_closes_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = buoy.Run(tmp_path)
+    second = buoy.Run(tmp_path)
+
+    assert "was open in this process; it is closed now" in capsys.readouterr().err
+    second.finish()
+    first.finish()
+
+
+def test_every_kind_of_state_comes_back(tmp_path: Path) -> None:
+    """Tied weights, half types, scalars, numpy, generators, nested containers, DataParallel and compiled names."""
+    import numpy as np
+
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[1].weight = tied[0].weight
+    odd = {1: (2.5, None), "set": {1, 2}, "inf": float("inf"), "array": np.arange(3), "big": 1 << 80,
+           "half": torch.ones(2, dtype=torch.bfloat16), "empty": torch.empty(0, 3), "flag": torch.tensor(True)}  # fmt: skip
+    generator = torch.Generator().manual_seed(4)
+    torch.rand(3, generator=generator)
+    train(tmp_path, nn.DataParallel(tied), odd=odd, generator=generator)
+    expected = torch.rand(3, generator=generator)
+
+    fresh = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    fresh[1].weight = fresh[0].weight
+    other: dict[Any, Any] = {"gone": 1}
+    anew = torch.Generator()
+    with buoy.Run(tmp_path) as run:
+        run.track(model=fresh, odd=other, generator=anew)
+
+    assert torch.equal(fresh[0].weight, tied[0].weight) and fresh[1].weight is fresh[0].weight
+    assert list(other) == list(odd) and other[1] == (2.5, None) and other["set"] == {1, 2}
+    assert other["half"].dtype is torch.bfloat16 and other["empty"].shape == (0, 3) and other["flag"].item()
+    assert other["big"] == 1 << 80 and (other["array"] == np.arange(3)).all()
+    assert torch.equal(torch.rand(3, generator=anew), expected)
+
+
+def test_metrics_belong_to_the_step_they_were_measured_at(tmp_path: Path) -> None:
+    from buoy.checkpoint.store import Store
+
+    loader = [torch.ones(1)] * 3
+    with buoy.Run(tmp_path, keep=buoy.Keep(best="val_loss")) as run:
+        for epoch in run.epochs(2):
+            for _ in run.batches(loader):
+                pass
+            if epoch == 0:
+                run.metric(val_loss=0.5)
+
+    metrics = {entry.step: entry.about["metrics"] for entry in Store(str(tmp_path)).list()}
+    assert metrics == {3: {"val_loss": 0.5}, 6: {}}
+
+
+def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with buoy.Run() as run:
+        run.track(model=nn.Linear(1, 1))
+        assert [list(run.batches([1, 2])) for _ in run.epochs(2)] == [[1, 2], [1, 2]]
+        assert run.save() is None
+
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_length_of_batches_is_the_loaders() -> None:
+    loader = DataLoader(TensorDataset(torch.ones(10, 1)), batch_size=4)
+
+    assert len(buoy.Run().batches(loader)) == len(loader) == 3
+
+
+DIES_ONCE = """
+import os, sys, torch, buoy
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(torch.ones(40, 2), batch_size=4)
+run = buoy.Run(sys.argv[1], save=2)
+run.track(model=model, optimizer=optimizer)
+print("from", run.step)
+for epoch in run.epochs(1):
+    for x in run.batches(loader):
+        model(x).sum().backward()
+        optimizer.step()
+        if run.step == 7 and not run.resumed:
+            os.kill(os.getpid(), 9)
+print("to", run.step)
+"""
+
+
+def test_buoy_run_restarts_a_run_from_its_checkpoint(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(DIES_ONCE)
+    folder = tmp_path / "run"
+
+    done = command(
+        "run", "--run", str(folder), "--restart", "2", "--", sys.executable, str(script), str(folder)
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "restart 1 of" in done.stderr and "after step 7" in done.stderr
+    assert "from 6\nto 10" in done.stdout
+    saved = event(folder, "save")
+    assert saved is not None and saved["step"] == 2

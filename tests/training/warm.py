@@ -1,0 +1,84 @@
+"""Runs trainings whole, and again with kills, each attempt in a fork of one process that has torch loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+
+import numpy as np
+import torch
+
+from tests.training.trainings import TRAININGS, Stage
+
+
+def attempt(name: str, folder: str, kill_at: int | None, number: int) -> int:
+    """One life of a training; its wait status."""
+    pid = os.fork()
+    if pid:
+        return os.waitpid(pid, 0)[1]
+    code = 1
+    try:
+        messages = os.open(f"{folder}.stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(messages, 2)
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
+        TRAININGS[name](Stage(folder, f"{folder}.log", kill_at, number))
+        code = 0
+        import atexit
+
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def read(path: str) -> tuple[dict[str, str], list[str]]:
+    """What each step gave, and the steps that gave something else when they were done again."""
+    steps: dict[str, str] = {}
+    unlike: list[str] = []
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            step, _, words = line.rstrip("\n").partition(" ")
+            if steps.setdefault(step, words) != words:
+                unlike.append(step)
+    return steps, unlike
+
+
+def trial(name: str, folder: str, kills: list[int]) -> dict[str, object]:
+    """Run it whole, run it with kills, and compare."""
+    started = time.monotonic()
+    whole, cut = os.path.join(folder, f"{name}-whole"), os.path.join(folder, f"{name}-cut")
+    statuses = [attempt(name, whole, None, 0)]
+    for number, kill_at in enumerate([*kills, None]):
+        statuses.append(attempt(name, cut, kill_at, number))
+    expected, _ = read(f"{whole}.log")
+    got, unlike = read(f"{cut}.log")
+    with open(f"{cut}.stderr", encoding="utf-8") as file:
+        words = file.read()
+    return {
+        "name": name,
+        "killed": [os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL for status in statuses],
+        "ended": statuses[-1] == 0 and statuses[0] == 0,
+        "steps": len(expected),
+        "differ": [step for step in expected if got.get(step) != expected[step]],
+        "done again and unlike": unlike,
+        "resumed": words.count("going on from step"),
+        "stderr": words[-3000:],
+        "seconds": time.monotonic() - started,
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for order in sys.argv[2:]:
+        name, _, steps = order.partition(":")
+        result = trial(name, sys.argv[1], [int(step) for step in steps.split(",") if step])
+        print(json.dumps(result), flush=True)
