@@ -64,7 +64,7 @@ class Browser:
     def _note(self, message: dict[str, Any]) -> None:
         values = message.get("params", {})
         if message.get("method") == "Network.requestWillBeSent":
-            self.requests.append(values["request"]["url"])
+            self.requests += [] if values["request"]["url"] == "about:blank" else [values["request"]["url"]]
         elif message.get("method") == "Log.entryAdded" and values["entry"]["level"] == "error":
             self.errors.append(values["entry"]["text"])
         elif message.get("method") == "Runtime.exceptionThrown":
@@ -76,11 +76,13 @@ class Browser:
 
     def open(self, path: Path) -> None:
         """Load a page and wait until it is there."""
-        self.send("Page.navigate", url=path.as_uri())
-        deadline = time.monotonic() + 30
-        while self.value("document.readyState + location.protocol") != "completefile:":
-            assert time.monotonic() < deadline, "the page did not load"
-            time.sleep(0.05)
+        # By way of an empty page: else the old one, still there for a moment, passes for the new one.
+        for address, protocol in (("about:blank", "about:"), (path.as_uri(), "file:")):
+            self.send("Page.navigate", url=address)
+            deadline = time.monotonic() + 30
+            while self.value("document.readyState + location.protocol") != "complete" + protocol:
+                assert time.monotonic() < deadline, "the page did not load"
+                time.sleep(0.05)
 
     def value(self, expression: str) -> Any:
         """What a piece of JavaScript gives."""
