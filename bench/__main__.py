@@ -10,7 +10,7 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-BENCHES = ("startup", "beacon", "sidecar", "recorder", "leaks", "check")
+BENCHES = ("startup", "beacon", "sidecar", "recorder", "leaks", "check", "checkpoint")
 RESULTS = Path(__file__).parent / "results"
 
 
