@@ -61,6 +61,22 @@ def generator() -> Any:
         yield (x[chosen] + numpy.random.normal(size=(8, 6, 6, 2))).astype("float32"), y[chosen]
 
 
+def loader() -> Any:
+    import torch
+
+    class Noisy(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __init__(self) -> None:
+            self.x, self.y = arrays()
+
+        def __len__(self) -> int:
+            return SAMPLES
+
+        def __getitem__(self, index: int) -> Any:
+            return self.x[index] + torch.randn(6, 6, 2).numpy(), self.y[index]
+
+    return torch.utils.data.DataLoader(Noisy(), batch_size=8, shuffle=True)
+
+
 def data(kind: str) -> dict[str, Any]:
     """The arguments of `fit` for this kind."""
     x, y = arrays()
@@ -97,6 +113,10 @@ def data(kind: str) -> dict[str, Any]:
         "pydataset": lambda: {"x": Batches(), "shuffle": True},
         "pydataset-threads": lambda: {"x": Batches(workers=2), "shuffle": False},
         "pydataset-processes": lambda: {"x": Batches(workers=2, use_multiprocessing=True)},
+        "mixed": lambda: {"x": slices.shuffle(20).batch(8)},
+        "mirrored": lambda: {"x": x, "y": y, "batch_size": 8},
+        "mirrored-pipeline": lambda: {"x": slices.shuffle(20).batch(8)},
+        "loader": lambda: {"x": loader()},
         "generator": lambda: {"x": generator(), "steps_per_epoch": 7},
     }
     return dict(kinds[kind]())
@@ -119,9 +139,9 @@ class Counting(keras.callbacks.Callback):
 class Log(keras.callbacks.Callback):
     """One line per step; then, once, the death."""
 
-    def __init__(self, path: Path, guard: Any, kill_at: int) -> None:
+    def __init__(self, path: Path, kill_at: int) -> None:
         super().__init__()
-        self._path, self._guard, self._kill_at = path, guard, kill_at
+        self._path, self._kill_at = path, kill_at
         self._steps = 0
 
     def state_dict(self) -> dict[str, int]:
@@ -136,8 +156,11 @@ class Log(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._steps += 1
-        self.write(step=self._steps, batch=batch, state=digest(self.model), loss=float(logs["loss"]).hex())
-        if self._steps == self._kill_at:
+        self.note(self._steps, digest(self.model), logs["loss"], batch)
+
+    def note(self, step: int, state: str, loss: Any, batch: int = 0) -> None:
+        self.write(step=step, batch=batch, state=state, loss=float(loss).hex())
+        if step == self._kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -167,27 +190,72 @@ def build(kind: str) -> Any:
 
 
 def main(folder: str, kind: str, kill_at: int = 0) -> None:
-    keras.utils.set_random_seed(42)
+    """One attempt."""
     tf.config.experimental.enable_op_determinism()
-    given, model = data(kind), build(kind)
-    guard = buoy.keras.Guard(folder, save=SAVE_EVERY)
-    log = Log(Path(f"{folder}.log"), guard, kill_at)
+    if kind.startswith("mirrored"):
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+        )
+    keras.utils.set_random_seed(42)
+    if kind == "mixed":
+        keras.mixed_precision.set_global_policy("mixed_float16")
+    log = Log(Path(f"{folder}.log"), kill_at)
+    if kind == "loop":
+        own_loop(folder, log)
+        return
+    given = data(kind)
+    strategy = (
+        tf.distribute.MirroredStrategy() if kind.startswith("mirrored") else tf.distribute.get_strategy()
+    )
+    with strategy.scope():
+        model = build(kind)
     monitor = "val_loss" if "validation_split" in given or "validation_data" in given else "loss"
-    callbacks = [
-        guard,
-        keras.callbacks.ReduceLROnPlateau(monitor, factor=0.5, patience=0, min_delta=0.5),
-        keras.callbacks.EarlyStopping(monitor, patience=50),
-        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
-        Counting(0.97),
-        log,
-    ]
-    history = model.fit(**given, epochs=EPOCHS, callbacks=callbacks, verbose=0)
+    counting = Counting(0.97)
+    history = model.fit(
+        **given,
+        epochs=EPOCHS,
+        verbose=0,
+        callbacks=[
+            buoy.keras.Guard(folder, save=SAVE_EVERY),
+            keras.callbacks.ReduceLROnPlateau(monitor, factor=0.5, patience=0, min_delta=0.5),
+            keras.callbacks.EarlyStopping(monitor, patience=50),
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+            counting,
+            log,
+        ],
+    )
     log.write(
         final=digest(model),
         history={name: [float(value).hex() for value in values] for name, values in history.history.items()},
         epochs=history.epoch,
-        counted=callbacks[4].seen,
+        counted=counting.seen,
     )
+
+
+def own_loop(folder: str, log: Log) -> None:
+    """A GradientTape loop."""
+    model = build("loop")
+    model.optimizer.build(model.trainable_variables)
+    seen = keras.metrics.Mean("seen")
+    x, y = arrays()
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(20).batch(8).prefetch(1)
+    loop = buoy.keras.Loop(folder, save=SAVE_EVERY)
+    loop.track(model=model, optimizer=model.optimizer, seen=seen)
+
+    @tf.function
+    def train(images: Any, labels: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = model.loss(labels, model(images, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        seen.update_state(loss)
+        return loss
+
+    model.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    for _epoch in loop.epochs(EPOCHS):
+        for images, labels in loop.batches(dataset):
+            log.note(loop.step + 1, digest(model), train(images, labels))
+    log.write(final=digest(model), seen=float(seen.result()).hex())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Keras: the only code of buoy that touches it. `buoy.keras.Guard` keeps `model.fit` going, bit for bit."""
+"""Keras: the only code of buoy that touches it. `Guard` keeps `model.fit` going bit for bit, `Loop` one's own loop."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from buoy.keras.guard import Guard
+    from buoy.keras.loop import Loop
 
-__all__ = ["Guard"]
+__all__ = ["Guard", "Loop"]
 
 
 def __getattr__(name: str) -> object:
-    if name != "Guard":
+    if name not in __all__:
         raise AttributeError(f"module 'buoy.keras' has no attribute {name!r}")
     from importlib import import_module
 
-    return import_module("buoy.keras.guard").Guard  # by name: the guard stands above this room
+    return getattr(import_module(f"buoy.keras.{name.lower()}"), name)  # by name: both stand above this room
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), "Guard"])
+    return sorted([*globals(), *__all__])

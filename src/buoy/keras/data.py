@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -85,32 +85,6 @@ def feed_for(x: Any, y: Any, sample_weight: Any, seed: int, say: Say, **options:
 
         return PyDatasetFeed(x, options.get("class_weight"), bool(options.get("shuffle")), seed, say)
     raise _not_ours(x)
-
-
-def owns_data(loader: object) -> bool:
-    """Whether `batches` can walk this: a tf.data.Dataset or a Keras PyDataset. Loads neither."""
-    return any(
-        base.__name__ in ("DatasetV2", "PyDataset")
-        and base.__module__.partition(".")[0] in ("keras", "tensorflow")
-        for base in type(loader).__mro__
-    )
-
-
-def batches(loader: Any, *, epoch: int, skip: int, seed: int, say: Say) -> Iterator[Any]:
-    """The batches of one epoch after the first `skip`, for a loop of one's own.
-
-    A tf.data pipeline that reshuffles must be walked by this function from epoch 0 on, once per epoch.
-    """
-    feed = _feeds.get(id(loader))
-    if feed is None or feed[0] is not loader:
-        feed = loader, feed_for(loader, None, None, seed, say, shuffle=False)
-        _feeds[id(loader)] = feed
-    feed[1].epoch_begins(epoch, epoch, skip)
-    yield from feed[1].open(feed[1].dataset, epoch, skip)
-    feed[1].epoch_ends(epoch)
-
-
-_feeds: dict[int, tuple[Any, Feed]] = {}
 
 
 class Replay:

@@ -19,7 +19,7 @@ from buoy.keras import rng
 from buoy.keras.data import APPROXIMATE, Exactness, Replay, Say
 from buoy.keras.data_pipeline import skip
 
-_FINGERPRINT_BYTES = 1 << 16
+_FINGERPRINT = 1 << 14  # numbers of each array
 _REMEMBERED = 4096  # more batches than any prefetching runs ahead
 
 
@@ -250,9 +250,9 @@ def _fingerprint(batch: Any, before: int) -> int:
     """A checksum of the beginning of every array: enough to tell another order or other augmentation."""
     for part in keras.tree.flatten(batch):
         if part is not None:
-            array = numpy.ascontiguousarray(numpy.asarray(part))
+            array = numpy.asarray(part)
             if array.dtype.kind not in "OUS":
-                before = zlib.crc32(memoryview(array.reshape(-1).view("uint8")[:_FINGERPRINT_BYTES]), before)
+                before = zlib.crc32(array.reshape(-1)[:_FINGERPRINT].tobytes(), before)
     return before
 
 

@@ -53,6 +53,7 @@ class GuardedAdapter(DataAdapter):  # type: ignore[misc]
         self._started = False
         self._iterator: Any = None
         self._of_epoch = -1
+        self._stepped = False  # under tf.distribute Keras opens the data once before it begins
         self._pass_per_epoch = True
 
     def get_tf_dataset(self) -> Any:
@@ -72,6 +73,7 @@ class GuardedAdapter(DataAdapter):  # type: ignore[misc]
     def on_epoch_begin(self) -> None:
         """Called by Keras before the first iterator of the epoch."""
         self._started = True
+        self._of_epoch = -1
         position = self.position
         if self._pass_per_epoch:
             position.number, position.offset = position.epoch, position.batch
@@ -100,6 +102,7 @@ class GuardedAdapter(DataAdapter):  # type: ignore[misc]
             if number == before:
                 epochs._steps_seen = position.offset + many
             yield item
+            self._stepped = True
             made = many
             if self.feed.batches is not None:
                 made = min(many, self.feed.batches - position.offset)
@@ -115,7 +118,7 @@ class GuardedAdapter(DataAdapter):  # type: ignore[misc]
             if self._of_epoch == position.epoch and self._iterator is not None:
                 return self._iterator  # the one at the end: nobody reads it
             self._of_epoch = position.epoch
-        elif self._iterator is not None:
+        elif self._stepped:
             position.number, position.offset = position.number + 1, 0
         self._iterator = self.feed.open(epochs._distributed_dataset, position.number, position.offset)
         return self._iterator

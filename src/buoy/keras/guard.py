@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,12 +11,14 @@ import keras
 
 from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.store import Checkpoint, Receipt
-from buoy.errors import UsageError
+from buoy.errors import BuoyError, UsageError
 from buoy.keras import callbacks as memory
 from buoy.keras import rng, state
 from buoy.keras.data import BITWISE, Feed, feed_for
 from buoy.keras.epochs import GuardedAdapter, Position
+from buoy.keras.fit_hook import flat, teach_fit
 from buoy.keras.holdings import Holdings
+from buoy.keras.size_log import SizeLog
 from buoy.training.keeper import Keeper, say
 
 
@@ -53,7 +53,7 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
         self._seed = seed
         self._micro_batch, self._inexact = micro_batch, inexact
         self._fit: _Fit | None = None
-        teach_fit()
+        teach_fit(Guard)
 
     @property
     def step(self) -> int:
@@ -95,7 +95,7 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
         if self._fit is not None:
             self._fit.training_ends(logs or {})
 
-    def _run(self, original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    def run_fit(self, original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """What `model.fit` does when this guard is among its callbacks."""
         if keras.backend.backend() != "tensorflow":
             raise UsageError(
@@ -124,7 +124,7 @@ class _Fit:
         self._holdings = Holdings(self._model)
         self.checkpoint: Checkpoint | None = keeper.newest()
         stored = self._stored("training") if self.checkpoint is not None else None
-        self._seed = _seed(guard._seed, stored)
+        self._seed = rng.run_seed(guard._seed, stored)
         self._feed = self._make_feed()
         position = Position.of(stored["position"]) if stored else Position(epoch=arguments["initial_epoch"])
         self.adapter = GuardedAdapter(self._feed, position, self._between_steps)
@@ -133,6 +133,7 @@ class _Fit:
         self._list: Any = None
         self._holdings.build(self._feed.dataset.element_spec)
         self._transaction = _install_transaction(guard, self._model, keeper)
+        self._sizes = SizeLog(keeper.folder, self._transaction) if self._transaction is not None else None
         self._resume_inside = False
         self._places = self._holdings.places_in_weights_file()
         if stored is not None:
@@ -192,6 +193,8 @@ class _Fit:
         self.save("finished", metrics=_numbers(logs), finished=True)
 
     def _between_steps(self) -> None:
+        if self._sizes is not None:
+            self._sizes.follow()
         reason = self._keeper.due(self.adapter.position.step)
         if reason is not None:
             self.save(reason)
@@ -282,8 +285,8 @@ class _Fit:
             name for name in self.checkpoint.names if name == "model" or name.startswith(("optim", "metr"))
         ]
         self._holdings.load({name: self._stored(name) for name in names})
-        if self._transaction is not None and "micro_batch" in self.checkpoint.names:
-            self._transaction.load_state_dict(self._stored("micro_batch"))
+        if self._sizes is not None and "micro_batch" in self.checkpoint.names:
+            self._sizes.load(self._stored("micro_batch"))
 
     def _remind(self) -> None:
         """Callbacks and random generators, as they were."""
@@ -334,7 +337,7 @@ class _Fit:
 
     def _order_callbacks(self) -> list[Any]:
         """The guard comes last: at its turn every other callback has done what it does."""
-        others = [each for each in _flat(self._arguments["callbacks"]) if not isinstance(each, Guard)]
+        others = [each for each in flat(self._arguments["callbacks"]) if not isinstance(each, Guard)]
         memory.refuse_rivals(others)
         if not any(isinstance(each, keras.callbacks.History) for each in others):
             others.append(keras.callbacks.History())
@@ -358,69 +361,6 @@ class _Fit:
         return isinstance(keep, Keep) and keep.best is not None
 
 
-def teach_fit() -> None:
-    """Let `model.fit` hand over to a guard among its callbacks; once per process, nothing else changes.
-
-    In `model.fit(..., callbacks=[Guard(...)])` Python looks `model.fit` up before it makes the guard. So the method
-    must stay the object it is: what changes is the function inside the wrapper that Keras puts around it.
-    """
-    outer = keras.Model.fit
-    cell = _cell_of_wrapped(outer)
-    original = outer if cell is None else cell.cell_contents
-    if getattr(original, "_knows_buoy", False):
-        return
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def fit(*args: Any, **kwargs: Any) -> Any:
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError:
-            return original(*args, **kwargs)  # Keras says better what is wrong
-        bound.apply_defaults()
-        guards = [each for each in _flat(bound.arguments.get("callbacks")) if isinstance(each, Guard)]
-        if not guards or not bound.arguments["self"].compiled:
-            return original(*args, **kwargs)
-        if len(guards) > 1:
-            raise UsageError("one training has one guard", received=f"{len(guards)} in `callbacks`")
-        return guards[0]._run(original, dict(bound.arguments))
-
-    fit._knows_buoy = True  # type: ignore[attr-defined]
-    if cell is None:
-        keras.Model.fit = fit
-    else:
-        cell.cell_contents = fit
-
-
-def _cell_of_wrapped(function: Any) -> Any:
-    """Where a decorated function keeps the one it wraps."""
-    while hasattr(function, "__wrapped__"):
-        inner = function.__wrapped__
-        for cell in getattr(function, "__closure__", None) or ():
-            if cell.cell_contents is inner or getattr(cell.cell_contents, "_knows_buoy", False):
-                return cell
-        function = inner
-    return None
-
-
-def _flat(callbacks: Any) -> list[Any]:
-    if callbacks is None:
-        return []
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return list(callbacks.callbacks)
-    return list(keras.tree.flatten(callbacks))
-
-
-def _seed(given: int | None, stored: dict[str, Any] | None) -> int:
-    """The run's: kept in its checkpoints, else as given, else Keras's own, else drawn."""
-    if stored is not None:
-        return int(stored["seed"])
-    if given is not None:
-        return given
-    known = rng.global_seed()
-    return known if known is not None else int.from_bytes(os.urandom(4), "little")
-
-
 def _numbers(logs: dict[str, Any]) -> dict[str, float]:
     return {
         name: float(value) for name, value in logs.items() if not hasattr(value, "shape") or value.shape == ()
@@ -441,8 +381,8 @@ def _install_transaction(guard: Guard, model: Any, keeper: Keeper) -> Any:
             micro_batch=guard._micro_batch,
             inexact=guard._inexact,
         )
-    except UsageError as error:
+    except BuoyError as error:
         if guard._micro_batch is not None:
             raise
-        keeper.recorder.event("trouble", what=f"steps are not split: {error.message}")
+        say(f"steps are not split when memory runs out: {error.message}")
         return None

@@ -64,8 +64,8 @@ class Holdings:
 
             layout = _layout(saving_lib)
             saving_lib._save_state(self._model, layout, None, "", set())
-        except Exception:
-            return {}  # only the export to that format is lost, and it says so
+        except Exception:  # noqa: BLE001 - only the export to that format is lost, and it says so
+            return {}
         return {
             place: names[id(variable._value)]
             for place, variable in layout.places.items()
@@ -75,19 +75,7 @@ class Holdings:
     def load(self, stored: Mapping[str, Mapping[str, Any]]) -> None:
         """All of it, or nothing and an error that names what does not fit."""
         here = self.items()
-        problems = [
-            problem
-            for name, variables in here.items()
-            for problem in state.check(variables, stored.get(name, {}), name)
-        ]
-        if problems:
-            shown = problems[:10] + ([f"and {len(problems) - 10} more"] if len(problems) > 10 else [])
-            raise OtherModel(
-                "the checkpoint is of another model; nothing was loaded",
-                received="\n    " + "\n    ".join(shown),
-                expected="the model, optimizer and metrics that were saved",
-                hint="give this training a folder of its own, or build the model as before",
-            )
+        check_all(here, stored)
         for name, variables in here.items():
             state.assign(variables, stored[name])
 
@@ -122,6 +110,24 @@ class Holdings:
                     for inner, variable in state.state_of(value).items():
                         found[f"{layer.name}.{name}/{inner}"] = variable
         return found
+
+
+def check_all(here: Mapping[str, Mapping[str, Any]], stored: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise `OtherModel` unless everything here has its counterpart in the checkpoint, and fits."""
+    problems = [
+        problem
+        for name, variables in here.items()
+        for problem in state.check(variables, stored.get(name, {}), name)
+    ]
+    if not problems:
+        return
+    shown = problems[:10] + ([f"and {len(problems) - 10} more"] if len(problems) > 10 else [])
+    raise OtherModel(
+        "the checkpoint is of another model; nothing was loaded",
+        received="\n    " + "\n    ".join(shown),
+        expected="the model, optimizer and metrics that were saved",
+        hint="give this training a folder of its own, or build the model as before",
+    )
 
 
 class _Described:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -44,10 +45,13 @@ def restore(state: dict[str, Any]) -> None:
         torch.set_rng_state(torch.from_numpy(state["torch"]))
 
 
-def global_seed() -> int | None:
-    """What `keras.utils.set_random_seed` or `tf.random.set_seed` was given; None when neither was called."""
+def run_seed(given: int | None, stored: dict[str, Any] | None) -> int:
+    """A run's seed: kept in its checkpoints, else as given, else that of `set_random_seed`, else drawn."""
+    if stored is not None:
+        return int(stored["seed"])
     eager = _eager_context()
-    return eager._seed if eager is not None else None
+    known = given if given is not None else getattr(eager, "_seed", None)
+    return int(known) if known is not None else int.from_bytes(os.urandom(4), "little")
 
 
 def number(*parts: object) -> int:

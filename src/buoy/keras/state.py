@@ -19,13 +19,6 @@ _WORDS = {
 }  # fmt: skip
 
 
-def owns(value: object) -> bool:
-    """Whether this is Keras's or TensorFlow's to save; loads neither."""
-    return type(value).__module__.partition(".")[0] in ("keras", "tensorflow") or any(
-        base.__module__.partition(".")[0] in ("keras", "tensorflow") for base in type(value).__mro__[1:-1]
-    )
-
-
 def as_tensor(value: object) -> Tensor | None:
     """A TensorFlow variable or tensor as the store wants it; None for everything else."""
     tf = sys.modules.get("tensorflow")
@@ -83,7 +76,7 @@ def assign(here: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
 
 def write_weights_h5(checkpoint: Any, path: str) -> None:
     """The weights of a Guard's checkpoint as a file that `model.load_weights` takes; written whole or not at all."""
-    places = {}
+    places: dict[str, tuple[str, str]] = {}
     if "training" in checkpoint.names:
         places = checkpoint.value("training", to_tensor).get("weights_file") or {}
     if not places:
@@ -93,7 +86,9 @@ def write_weights_h5(checkpoint: Any, path: str) -> None:
             expected="a checkpoint of buoy.keras.Guard",
             hint="export it as .safetensors",
         )
-    import h5py
+    from importlib import import_module
+
+    h5py = import_module("h5py")  # Keras brings it
 
     stored = {name: checkpoint.value(name, to_tensor) for name in {owner for owner, _ in places.values()}}
     beside = f"{path}.part-{os.getpid()}"

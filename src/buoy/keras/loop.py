@@ -1,0 +1,172 @@
+"""`buoy.keras.Loop`: a training loop of one's own (GradientTape) that goes on where it was killed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from buoy.checkpoint.retention import Keep
+from buoy.checkpoint.store import Receipt
+from buoy.errors import UsageError
+from buoy.keras import rng, state
+from buoy.keras.data import BITWISE, Feed, feed_for
+from buoy.keras.epochs import Position
+from buoy.keras.holdings import check_all
+from buoy.training.keeper import Keeper, say
+
+
+class Loop:
+    """Checkpoints for a loop over epochs and batches, and the way back to the same bits after any death.
+
+        loop = buoy.keras.Loop("runs/cats")
+        loop.track(model=model, optimizer=optimizer, loss=loss_metric)
+        for epoch in loop.epochs(10):
+            for x, y in loop.batches(dataset):
+                train_step(x, y)
+
+    A checkpoint is made between two batches, when one is due.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        mirror: str | None = None,
+        time_limit: str | float | None = None,
+        disk: str | None = None,
+        save: str | int | None = None,
+        keep: Keep | int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self._keeper = Keeper(
+            os.fspath(folder), mirror=mirror, time_limit=time_limit, disk=disk, save=save, keep=keep
+        )
+        self._checkpoint = self._keeper.newest()
+        stored = self._stored("training") if self._checkpoint is not None else None
+        self._data_state = stored["data"] if stored is not None else None
+        self._position = Position.of(stored["position"]) if stored is not None else Position()
+        self._seed = rng.run_seed(seed, stored)
+        self._tracked: dict[str, Any] = {}
+        self._feed: tuple[Any, Feed] | None = None
+        self._metrics: dict[str, float] = {}
+        self._waiting_rng = self._checkpoint is not None
+
+    @property
+    def step(self) -> int:
+        """Batches trained since the run began."""
+        return self._position.step
+
+    @property
+    def resumed(self) -> bool:
+        """Whether this attempt goes on from a checkpoint."""
+        return self._checkpoint is not None
+
+    def track(self, **objects: Any) -> None:
+        """Name what belongs to the run: built models, optimizers, metrics, variables, seed generators.
+
+        On resume all of them are loaded at once, or none and an error that names what does not fit.
+        """
+        here = {name: state.state_of(value) for name, value in objects.items()}
+        taken = [name for name in here if name in self._tracked or name in ("training", "rng")]
+        if taken:
+            raise UsageError(f"the name {taken[0]!r} is taken", expected="a name of its own for each object")
+        if self._checkpoint is not None:
+            stored = {name: self._stored(name) for name in here if name in self._checkpoint.names}
+            check_all(here, stored)
+            for name, variables in here.items():
+                state.assign(variables, stored[name])
+        self._tracked.update(objects)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are left of `count`; the last checkpoint is made after the last one."""
+        position = self._position
+        if position.epoch >= count:
+            say(f"all {count} epochs are done already (step {position.step}); nothing is left to do")
+            self._keeper.finish()
+            return
+        self._keeper.expect(self._items(), state.as_tensor)
+        try:
+            with self._keeper.loop():
+                while position.epoch < count:
+                    yield position.epoch
+                    position.epoch, position.batch = position.epoch + 1, 0
+                    position.number, position.offset = position.epoch, 0
+                    self._safe_point(finished=position.epoch == count)
+        finally:
+            self._keeper.finish()
+
+    def batches(self, dataset: Any) -> Iterator[Any]:
+        """The batches that are left of this epoch: a tf.data.Dataset, a PyDataset, or (x, y) arrays in a Dataset."""
+        position = self._position
+        feed = self._feed_of(dataset)
+        position.number, position.offset = position.epoch, position.batch
+        feed.epoch_begins(position.epoch, position.number, position.offset)
+        iterator = feed.open(feed.dataset, position.number, position.offset)
+        if self._waiting_rng:  # last of all, since what comes before may draw
+            self._waiting_rng = False
+            rng.restore(self._stored("rng"))
+        for batch in iterator:
+            yield batch
+            position.batch, position.offset = position.batch + 1, position.offset + 1
+            position.step += 1
+            self._safe_point()
+        feed.epoch_ends(position.epoch)
+
+    def metric(self, **values: float) -> None:
+        """Figures such as `val_loss=0.3`, stored with the next checkpoint."""
+        self._metrics.update({name: float(value) for name, value in values.items()})
+
+    def save(self, *, pin: str | None = None) -> Receipt:
+        """A checkpoint now; call it between two batches or two epochs. A pinned one is never deleted."""
+        return self._save("user", pin=pin)
+
+    def _safe_point(self, finished: bool = False) -> None:
+        reason = self._keeper.due(self._position.step) or ("finished" if finished else None)
+        if reason is not None:
+            self._save(reason, finished=finished)
+            self._keeper.stop_if_asked()
+
+    def _save(self, reason: str, *, pin: str | None = None, finished: bool = False) -> Receipt:
+        metrics, self._metrics = self._metrics, {}
+        return self._keeper.save(
+            self._items(),
+            step=self._position.step,
+            epoch=self._position.epoch,
+            reason=reason,
+            metrics=metrics,
+            pin=pin,
+            finished=finished,
+            as_tensor=state.as_tensor,
+        )
+
+    def _items(self) -> dict[str, Any]:
+        data = self._feed[1].state(self._position.offset) if self._feed is not None else self._data_state
+        training = {"position": self._position.as_dict(), "seed": self._seed, "data": data}
+        held = {name: state.state_of(value) for name, value in self._tracked.items()}
+        return {**held, "training": training, "rng": rng.capture()}
+
+    def _feed_of(self, dataset: Any) -> Feed:
+        if self._feed is not None and self._feed[0] is dataset:
+            return self._feed[1]
+        if self._feed is not None:
+            raise UsageError(
+                "a loop has one dataset to train on",
+                received="another one",
+                expected="the dataset of the first epoch",
+                hint="evaluate on other data without `loop.batches`",
+            )
+        feed = feed_for(dataset, None, None, self._seed, say, shuffle=False)
+        if self._data_state is not None:
+            feed.load(self._data_state)
+        if feed.exactness.grade != BITWISE:
+            say(
+                f"a resume will not be bit for bit ({feed.exactness.grade}): {feed.exactness.reason}; "
+                f"hint: {feed.exactness.hint}"
+            )
+        self._feed = dataset, feed
+        return feed
+
+    def _stored(self, name: str) -> Any:
+        assert self._checkpoint is not None
+        return self._checkpoint.value(name, state.to_tensor)

@@ -1,0 +1,151 @@
+"""What can be read of a tf.data pipeline without running it: its seeds, its random operations, its order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from buoy.keras.data import APPROXIMATE, SAME_DATA, Exactness
+
+_RANDOM_OPS = ("Random", "Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal", "SampleDistorted")
+_RANDOM_DATASETS = ("ShuffleDataset", "ShuffleAndRepeat", "RandomDataset")
+_DRAWS_FROM_VARIABLE = ("RngReadAndSkip", "RngSkip", "AssignVariableOp", "AssignAddVariableOp")
+_PYTHON_OPS = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
+_SET_SEED = "call keras.utils.set_random_seed(...) before the pipeline is made"
+
+
+def examine(dataset: Any) -> Exactness:
+    """How exactly this pipeline repeats itself in a new process."""
+    nodes = list(_nodes(dataset))
+    if any(seeds == [0, 0] for seeds in seeds_of(dataset)) or any(map(_shuffles_inside_unseeded, nodes)):
+        return Exactness(
+            APPROXIMATE,
+            "the pipeline shuffles without a seed: after a resume some samples of the epoch come twice or never",
+            f"{_SET_SEED}, or give shuffle(seed=...)",
+        )
+    if any(_is_cache(node) and any(map(_has_seeds, _nodes(node))) for node in nodes):
+        return Exactness(
+            APPROXIMATE,
+            "the pipeline caches what it has shuffled: a new process shuffles the cache anew",
+            "put .cache() before .shuffle()",
+        )
+    if dataset.options().deterministic is False or any(map(_out_of_order, nodes)):
+        return Exactness(
+            APPROXIMATE,
+            "the pipeline may give its elements in any order (deterministic=False)",
+            "leave out deterministic=False",
+        )
+    for node in nodes:
+        for function in _functions(node):
+            reason = _why_other_numbers(_operations(function), "Parallel" in type(node).__name__)
+            if reason is not None:
+                return reason
+    return Exactness()
+
+
+def seeds_of(dataset: Any) -> list[list[int]]:
+    """The seeds of every shuffle and random source, in the order of the pipeline."""
+    return [[int(node._seed), int(node._seed2)] for node in _nodes(dataset) if _has_seeds(node)]
+
+
+def variables_of(dataset: Any) -> list[Any]:
+    """Variables that the pipeline's functions draw from, each once."""
+    found: dict[int, Any] = {}
+    for node in _nodes(dataset):
+        for function in _functions(node):
+            if any(op.op in _DRAWS_FROM_VARIABLE for op in _operations(function)):
+                for variable in function.graph.variables:
+                    found.setdefault(id(variable), variable)
+    return list(found.values())
+
+
+def _why_other_numbers(operations: list[Any], parallel: bool) -> Exactness | None:
+    """What in a function makes other numbers of the same samples, if anything does."""
+    drawing = [op for op in operations if op.op.startswith(_RANDOM_OPS) or op.op in _DRAWS_FROM_VARIABLE]
+    if drawing and parallel:
+        return Exactness(
+            SAME_DATA,
+            f"a parallel map draws random numbers ({drawing[0].op}) in the order of its threads: the same samples "
+            "in the same order, with other augmentation",
+            "use tf.random.stateless_* with a seed from the sample, augment in the model, or leave out "
+            "num_parallel_calls",
+        )
+    unseeded = [
+        op for op in drawing if "seed" in op.attr and not op.attr["seed"].i and not op.attr["seed2"].i
+    ]
+    if unseeded:
+        return Exactness(
+            SAME_DATA,
+            f"the pipeline draws random numbers ({unseeded[0].op}) without a seed: the same samples in the same "
+            "order, with other augmentation",
+            _SET_SEED,
+        )
+    if any(op.op in _PYTHON_OPS for op in operations):
+        return Exactness(
+            SAME_DATA,
+            "the pipeline calls Python functions, whose random state buoy cannot see",
+            "use a keras.utils.PyDataset: its batches are seeded one by one",
+        )
+    return None
+
+
+def _nodes(dataset: Any) -> Iterator[Any]:
+    """The dataset and everything upstream of it."""
+    seen: set[int] = set()
+    waiting = [dataset]
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node
+        waiting += list(getattr(node, "_inputs", list)())
+
+
+def _has_seeds(node: Any) -> bool:
+    return hasattr(node, "_seed") and hasattr(node, "_seed2")
+
+
+def _is_cache(node: Any) -> bool:
+    return type(node).__name__ == "CacheDataset"
+
+
+def _out_of_order(node: Any) -> bool:
+    if "Interleave" in type(node).__name__ and "Parallel" in type(node).__name__:
+        return _interleaves_out_of_order(node)
+    return getattr(node, "_deterministic", None) == "false"
+
+
+def _interleaves_out_of_order(node: Any) -> bool:
+    """Only its graph still knows what `interleave` was given; a graph that cannot be read may hide anything."""
+    try:
+        graph = tf.compat.v1.GraphDef.FromString(node._as_serialized_graph().numpy())
+    except (tf.errors.OpError, AttributeError, ValueError):
+        return True
+    return any(op.attr["deterministic"].s == b"false" for op in graph.node if "deterministic" in op.attr)
+
+
+def _shuffles_inside_unseeded(node: Any) -> bool:
+    """A shuffle inside `interleave` or `flat_map`."""
+    for function in _functions(node):
+        operations = _operations(function)
+        constants = {op.name: op for op in operations if op.op == "Const"}
+        for op in operations:
+            if op.op.startswith(_RANDOM_DATASETS):
+                seeds = [constants.get(name.partition(":")[0]) for name in op.input[-3:]]
+                values = [tf.make_ndarray(seed.attr["value"].tensor) for seed in seeds if seed is not None]
+                if values and not any(value.any() for value in values):
+                    return True
+    return False
+
+
+def _functions(node: Any) -> list[Any]:
+    return [wrapper.function for wrapper in getattr(node, "_functions", list)()]
+
+
+def _operations(function: Any) -> list[Any]:
+    """Every operation in a function and in all it calls."""
+    graph = function.graph.as_graph_def()
+    return [*graph.node, *(op for body in graph.library.function for op in body.node_def)]
