@@ -44,6 +44,8 @@ def broken(source: bytes | str, name: str = "a.ipynb") -> list[Diagnostic]:
         "%timeit -n 10 sum(range(3))",
         "%timeit -r1 for x in range(3): pass",
         "len?\n?len\nprint??",
+        "cd ..",
+        "cd ../data\nx = 1\nprint(x)",
         "%cd /content\nls\n!wget a \\\n  b\nprint(1)",
         "  x = 1\n  print(x)",
         "\n\n    x = 1\n    print(x)",
@@ -290,6 +292,13 @@ def test_a_pinned_older_release_silences_what_is_still_there() -> None:
 
     assert [item.code for item in check(notebook(removed), "a.ipynb")] == ["BY201"]
     assert check(notebook("!pip install -q keras==2.3.1", removed), "a.ipynb") == []
+
+
+def test_a_method_of_a_class_from_elsewhere_is_not_keras() -> None:
+    source = "import keras\nfrom {} import Chatbot\nbot = Chatbot()\nbot.fit_generator(1)\n"
+
+    assert check(source.format("chatbot")) == []
+    assert [item.code for item in check(source.format("keras.models"))] == ["BY201"]
 
 
 def test_code_of_another_age_is_one_finding() -> None:

@@ -234,9 +234,12 @@ def _is_command(line: str) -> bool:
     word, _, rest = line.strip().partition(" ")
     if word not in _COMMANDS:
         return False
-    return not rest.lstrip().startswith(
+    rest = rest.strip()
+    if rest.startswith(("..", "./", "~")):  # `cd ..`: no attribute begins like that
+        return True
+    return not rest.startswith(
         ("=", "(", ".", "[", ",", ":", "in ", "+", "==", "is ", "if ", "and ", "or ")
-    ) and bool(rest.strip() or word in ("ls", "pwd", "ll", "whos", "who", "clear"))
+    ) and bool(rest or word in ("ls", "pwd", "ll", "whos", "who", "clear"))
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -111,11 +111,22 @@ def _together(group: str, uses: list[Use], facts: Facts) -> Finding:
 
 
 def _is_model_method(call: Call, facts: Facts) -> bool:
-    if (
-        call.tail in _RENAMED or call.tail == "predict_classes"
-    ):  # no other library in use has methods of these names
-        return call.receiver is not None and call.tail not in facts.functions
-    return is_keras_model(call.receiver, call.block, facts)
+    if call.receiver is None:
+        return False
+    if call.tail not in _RENAMED and call.tail != "predict_classes":
+        return is_keras_model(call.receiver, call.block, facts)
+    # No other library in use has methods of these names; a class of the person's own may.
+    return call.tail not in facts.functions and not _is_something_else(call, facts)
+
+
+def _is_something_else(call: Call, facts: Facts) -> bool:
+    """Made by a class or function that was imported from elsewhere than Keras."""
+    assert call.receiver is not None
+    made = [value for value in facts.values(call.receiver, call.block) if isinstance(value, ast.Call)]
+    names = [facts.qualified(value.func) or "" for value in made]
+    return bool(names) and all(
+        "." in name and name.split(".")[0] not in ("keras", "tensorflow", "tf_keras") for name in names
+    )
 
 
 def _method(call: Call, facts: Facts) -> Finding:
