@@ -315,3 +315,42 @@ def test_what_a_version_test_guards_is_left_alone() -> None:
     assert (
         check("try:\n    from keras.utils import np_utils\nexcept ImportError:\n    np_utils = None\n") == []
     )
+
+
+HALF = (
+    "import keras\n{before}def build():\n"
+    "    return keras.Sequential([keras.layers.Dense(9, activation='softmax')])\n{after}"
+)
+SET = "keras.mixed_precision.set_global_policy('mixed_float16')\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        (SET, "model = build()\n", True),
+        ("", SET + "model = build()\n", True),
+        ("", "model = build()\n" + SET, False),
+        ("", "def other():\n    " + SET + "model = build()\n", False),
+        ("", "def main():\n    " + SET + "    model = build()\nmain()\n", True),
+    ],
+)
+def test_half_precision_counts_only_where_it_is_set_before(before: str, after: str, found: bool) -> None:
+    codes = [item.code for item in check(HALF.format(before=before, after=after))]
+
+    assert ("BY961" in codes) == found
+
+
+def test_a_step_that_calls_itself_again_inside_except_is_a_retry() -> None:
+    source = """
+import torch
+class Trainer:
+    def step(self, batch, again=False):
+        try:
+            return self.model(batch)
+        except RuntimeError as error:
+            if 'out of memory' in str(error) and not again:
+                return self.step(batch, again=True)
+            raise
+"""
+
+    assert [(item.code, item.start.line) for item in check(source)] == [("BY407", 9)]

@@ -78,6 +78,7 @@ def _finding(item: Allocation, per_image: int, ram: int, target: Target, facts: 
         span,
         "warning",
         message,
-        "`dtype=np.float32` halves it; `np.uint8` with scaling in the model is an eighth",
+        "`dtype=np.float32` halves it"
+        + ("; `np.uint8` with scaling in the model is an eighth" if len(item.dims) == 4 else ""),
         fix,
     )

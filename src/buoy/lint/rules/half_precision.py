@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from buoy.lint.facts import Call, Facts
+from buoy.lint.facts import Block, Call, Facts
 from buoy.lint.frameworks import makes_keras_model, uses_keras
 from buoy.lint.model import Edit, Finding, Fix, Rule, Span
 from buoy.lint.target import Target
@@ -18,13 +18,12 @@ _SCALING = frozenset({"LossScaleOptimizer", "get_scaled_loss", "scale_loss", "ge
 
 def find(facts: Facts, target: Target) -> Iterator[Finding]:
     """Only where the policy really is set to mixed_float16 (not bfloat16) by a constant."""
-    if not uses_keras(facts) or not any(
-        _sets_half(call, facts) for name in _SETTERS for call in facts.calls.get(name, ())
-    ):
+    if not uses_keras(facts):
         return
+    setters = [call for name in _SETTERS for call in facts.calls.get(name, ()) if _sets_half(call, facts)]
     if not facts.calls.keys() & _SCALING:
         for tape in facts.calls.get("GradientTape", ()):
-            if any(
+            if _in_force(setters, tape.block, tape.node.lineno, facts) and any(
                 call.block.function() is tape.block.function()
                 for call in facts.calls.get("apply_gradients", ())
             ):
@@ -46,6 +45,7 @@ def find(facts: Facts, target: Target) -> Iterator[Finding]:
             and activation.value == "softmax"
             and call.keyword("dtype") is None
             and _is_output(call, facts)
+            and _in_force(setters, call.block, call.node.lineno, facts)
         ):
             span = facts.document.span(call.node)
             end = Span(span.end_line, span.end_column - 1, span.end_line, span.end_column - 1)
@@ -57,6 +57,20 @@ def find(facts: Facts, target: Target) -> Iterator[Finding]:
                 "give the last layer `dtype='float32'`",
                 fix,
             )
+
+
+def _in_force(setters: list[Call], block: Block, line: int, facts: Facts, depth: int = 3) -> bool:
+    """Whether the policy was set before this line runs: above it in the same body, or above a call of its function."""
+    function = block.function()
+    if any(setter.block.function() is function and setter.node.lineno < line for setter in setters):
+        return True
+    if function.kind != "function" or not setters or depth == 0:
+        return False
+    return any(
+        site.block.function() is not function
+        and _in_force(setters, site.block, site.node.lineno, facts, depth - 1)
+        for site in facts.calls.get(function.scope.name, ())
+    )
 
 
 def _sets_half(call: Call, facts: Facts) -> bool:

@@ -23,8 +23,14 @@ def find(facts: Facts, target: Target) -> Iterator[Finding]:
         if not isinstance(attempt, ast.Try) or not _about_memory(handler, facts):
             continue
         tried = {name for name, call in _calls(attempt.body) if not _harmless(name)}
+        own = seen.block.function().scope.name  # `return self.step(batch, again=True)`
         again = next(
-            (call for name, call in _calls(handler.body) if name in tried or name.endswith(".backward")), None
+            (
+                call
+                for name, call in _calls(handler.body)
+                if name in tried or name.endswith(".backward") or (own and name in (own, f"self.{own}"))
+            ),
+            None,
         )
         if again is not None:
             message = (
