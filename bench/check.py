@@ -84,6 +84,8 @@ def build_corpus(folder: Path) -> tuple[int, str]:
         for path in sorted([*source.rglob("*.py"), *source.rglob("*.ipynb")]):
             if share >= MOST_FILES // len(sources):
                 break
+            if not path.is_file():  # a folder may be called `ignr.py`
+                continue
             data = path.read_bytes()
             if SMALLEST <= len(data) <= LARGEST and (named or TRAINS.search(data)):
                 target = folder / source.name / path.relative_to(source)

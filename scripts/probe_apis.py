@@ -444,7 +444,7 @@ def old_keywords(
                     for keyword in keywords:
                         last.setdefault(owner, {})[keyword] = version
     table: dict[str, dict[str, str]] = {}
-    for owner, keywords in sorted(last.items()):
+    for owner, had in sorted(last.items()):
         if not exists(owner):
             continue
         target = reach(owner)
@@ -455,7 +455,7 @@ def old_keywords(
             keyword: major
             if library == "keras"
             else next(v for v in versions if version_key(v) > version_key(version))
-            for keyword, version in sorted(keywords.items())
+            for keyword, version in sorted(had.items())
             if keyword not in ("self", "cls", "args", "kwargs") and keyword_gone(target, keyword)
         }
         if gone:
