@@ -9,7 +9,6 @@ import sys
 from buoy.cli.arguments import Parser
 from buoy.errors import ExitCode, UsageError
 from buoy.lint import baseline, config, engine, rules
-from buoy.lint.mender import Mender
 from buoy.lint.sources import MAX_FILE
 from buoy.lint.target import target_for
 
@@ -52,6 +51,8 @@ def execute(arguments: list[str]) -> int:
     baseline.hide(report, known)
     unwritten = False
     if mending:
+        from buoy.lint.mender import Mender
+
         mender = Mender(target, codes, known, unsafe=options.unsafe_fixes, diff=options.diff)
         report = mender.mend(report)
         if options.diff:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import re
-import tokenize
 from dataclasses import dataclass, field
 
 from buoy.lint.document import Document
@@ -135,6 +133,9 @@ def _removal(ignore: Ignore, idle: set[str], document: Document) -> Fix:
 
 def _comment_starts(source: str) -> set[tuple[int, int]] | None:
     """Places of comments; None when the source cannot be tokenised (then every match counts)."""
+    import io
+    import tokenize  # 4 ms, and few files have such a comment
+
     try:
         return {
             token.start
