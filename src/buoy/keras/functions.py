@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from buoy.keras.probe import SAMPLES, Answer, as_arrays, probe
 from buoy.keras.quiet import same_for_every_sample
-from buoy.keras.train_step import UNEVEN, Facts, Sums, TrainStep, unpack
-from buoy.microbatch.errors import CannotSplit
+from buoy.keras.snapshot import Snapshot, variables_of
+from buoy.keras.train_step import UNEVEN, Facts, HoldsNotBack, Sums, TrainStep, unpack
+from buoy.microbatch.errors import BadBatch, CannotSplit
 
 
 class Functions:
@@ -57,6 +58,18 @@ class Functions:
             logs = self._for_spec(self._split)(data, room, tf.constant(count))
         self._begun += 2
         return logs
+
+    def written(self) -> bool:
+        """Whether any step has written anything."""
+        return bool(self._step.stage.numpy() > 1)
+
+    def misfit(self, error: Exception) -> bool:
+        """Whether the step or the batch is of a kind that Keras alone can do, if anyone."""
+        return isinstance(error, (HoldsNotBack, BadBatch))
+
+    def snapshot(self) -> Snapshot:
+        """Copies of all that the step writes."""
+        return Snapshot(variables_of(self._model))
 
     def use_stock(self) -> None:
         """From now on as Keras does it."""

@@ -65,7 +65,7 @@ def shape_of(micro: Micro, not_carried: Iterable[Any] = ()) -> Shape:
         slices=[isinstance(gradient, tf.IndexedSlices) for gradient in micro.gradients],
         values=[value.dtype for value in micro.values],
         sizes=len(micro.sizes),
-        kept=[leaf.dtype for leaf in micro.kept],
+        kept=[(leaf.dtype, leaf.shape[1:]) for leaf in micro.kept],
     )
 
 
@@ -87,19 +87,19 @@ def loop(compute: Compute, data: Any, count: Any, shape: Shape, weights: list[An
     ]
     sliced = [index for index, is_slices in enumerate(shape.slices) if is_slices]
 
-    def growing(dtype: Any) -> Any:
-        return tf.TensorArray(dtype, size=count, infer_shape=False, element_shape=None)
+    def growing(dtype: Any, row: Iterable[int | None]) -> Any:
+        return tf.TensorArray(dtype, size=count, infer_shape=False, element_shape=(None, *row))
 
     start = {
         "index": tf.constant(0),
         "dense": [tf.zeros(weights[n].shape, shape.gradients[n]) for n in dense],
         # Kept as slices, since clipping and some optimizers treat them differently from dense gradients.
-        "slices": [growing(shape.gradients[n]) for n in sliced],
-        "indices": [growing(tf.int64) for _ in sliced],
+        "slices": [growing(shape.gradients[n], weights[n].shape[1:]) for n in sliced],
+        "indices": [growing(tf.int64, ()) for _ in sliced],
         "state": [tf.convert_to_tensor(variable.value) for variable in shape.carried],
         "values": [tf.zeros((), dtype) for dtype in shape.values],
         "sizes": tf.TensorArray(tf.float64, size=count, element_shape=(shape.sizes,)),
-        "kept": [growing(dtype) for dtype in shape.kept],
+        "kept": [growing(dtype, row) for dtype, row in shape.kept],
     }
 
     def body(now: dict[str, Any]) -> list[dict[str, Any]]:
@@ -131,7 +131,7 @@ def loop(compute: Compute, data: Any, count: Any, shape: Shape, weights: list[An
         gradients[n] = value
     for n, values, indices in zip(sliced, end["slices"], end["indices"], strict=True):
         gradients[n] = tf.IndexedSlices(
-            values.concat(), indices.concat(), tf.constant(weights[n].shape, tf.int64)
+            values.concat(), indices.concat(), tf.constant(list(weights[n].shape), tf.int64)
         )
     return Sum(
         gradients=gradients,

@@ -29,6 +29,10 @@ UNEVEN = "buoy: the loss's values are not spread evenly over the samples"
 """Said by the graph when a micro-batch's share of the loss turned out not to be its share of the samples."""
 
 
+class HoldsNotBack(CannotSplit):
+    """The forward pass itself writes what only the optimizer may write."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sums:
     """Which losses of unseen reduction are sums (else means), as scalar booleans; the probe finds out."""
@@ -70,9 +74,8 @@ class TrainStep:
     def reserve_bytes(self) -> int:
         """How much must be free before anything is written."""
         weights = self.model.trainable_weights
-        return RESERVE * sum(
-            math.prod(weight.shape) * int(tf.as_dtype(weight.dtype).size) for weight in weights
-        )
+        sizes = [math.prod(weight.shape) * int(tf.as_dtype(weight.dtype).size) for weight in weights]
+        return RESERVE * int(sum(sizes))
 
     def whole(self, data: Any, reserve: Any) -> Any:
         """The step on the whole batch, as Keras computes it."""
@@ -138,7 +141,7 @@ class TrainStep:
         whole = loop(compute, data, count, facts.shape, self.model.trainable_weights)
         # Not a hope but a check: each loss was divided by what its share was computed from.
         spread = [n for n, kind in enumerate(facts.kinds) if kind == ROWS]
-        sizes = tf.gather(whole.sizes[:, 1:], spread, axis=1)
+        sizes = tf.gather(whole.sizes[:, 1:], tf.constant(spread, tf.int32), axis=1)
         expected = whole.sizes[:, :1] / tf.reduce_sum(whole.sizes[:, :1]) * tf.reduce_sum(sizes, axis=0)
         check = tf.debugging.assert_less(
             tf.abs(sizes - expected), tf.constant(0.5, tf.float64), message=UNEVEN
@@ -260,7 +263,7 @@ def _refuse_own_writes(weights: list[Any], updates: list[tuple[Any, Any]]) -> No
     trainable = {id(weight) for weight in weights}
     for variable, _ in updates:
         if id(variable) in trainable:
-            raise CannotSplit(
+            raise HoldsNotBack(
                 "a layer assigns to a trainable weight during the forward pass, so the step cannot be held back",
                 received=variable.path,
                 expected="weights that only the optimizer changes",

@@ -35,8 +35,6 @@ from buoy.units import parse_bytes
 SMALLEST = 4096
 """Smaller allocations are never refused: they are not tensors of a batch."""
 
-_FOREVER = 1 << 60
-
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -116,9 +114,9 @@ def budget(size: int | str, *, smallest: int = SMALLEST) -> Iterator[None]:
 
 
 @contextmanager
-def failing(number: int, *, and_after: bool = False, smallest: int = SMALLEST) -> Iterator[None]:
-    """Within it, the `number`-th allocation (from 1) is refused; with `and_after`, all later ones too."""
-    with _armed(0, number, _FOREVER if and_after else 1, smallest):
+def failing(number: int, *, times: int = 1, smallest: int = SMALLEST) -> Iterator[None]:
+    """Within it, the `number`-th allocation (from 1) is refused, and so are the next until it was `times`."""
+    with _armed(0, number, times, smallest):
         yield
 
 

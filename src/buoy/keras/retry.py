@@ -1,0 +1,202 @@
+"""A step repeated until it went through: smaller after each want of memory, undone where it had begun to write."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from math import ceil, inf, prod
+from typing import Any, Protocol
+
+import keras
+
+from buoy.keras.snapshot import Snapshot
+from buoy.microbatch.errors import BadBatch, OutOfMemory, TornStep
+from buoy.microbatch.oom import is_oom
+from buoy.microbatch.sizing import Sizer
+
+Say = Callable[[str], object]
+Event = Callable[..., object]
+
+_CAREFUL_STEPS = 64
+"""For so many steps after the reserve was refused, copies are made before the optimizer's update."""
+_UPDATE_TRIES = 3
+
+
+class Step(Protocol):
+    """What is repeated."""
+
+    def run(self, data: Any, count: int, reserve: bool) -> Any:
+        """Do it in `count` micro-batches; `reserve`: only with room for the update."""
+
+    def reached(self) -> int:
+        """How far the last, failed run came: 0 not all is computed, 1 no room to write, 2 writing had begun."""
+
+    def prepare(self, data: Any) -> None:
+        """Make sure that it may be split."""
+
+    def explained(self, error: Exception) -> Exception:
+        """An error of the step in words."""
+
+    def snapshot(self) -> Snapshot:
+        """Copies of all that the step writes."""
+
+
+class Retry:
+    """Decides sizes and repeats; what it learns is kept with the checkpoint."""
+
+    def __init__(self, say: Say, event: Event, micro_batch: int | None) -> None:
+        self._say = say
+        self._event = event
+        self._sizer = Sizer(most=micro_batch)
+        self._careful = 0
+        self._replayed: dict[int, int] = {}
+        self.steps = 0
+        """Steps that went through."""
+        self.retries = 0
+        self.sizes: list[tuple[int, int]] = []
+        """(step, micro-batch) wherever it changed; 0 is the whole batch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run goes on with."""
+        return {
+            "sizer": self._sizer.state_dict(),
+            "steps": self.steps,
+            "sizes": [list(pair) for pair in self.sizes],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse."""
+        self._sizer.load_state_dict(state["sizer"])
+        self.steps = int(state["steps"])
+        self.sizes = [(int(step), int(size)) for step, size in state["sizes"]]
+
+    def replay(self, sizes: list[tuple[int, int]]) -> None:
+        """Use these micro-batches from these steps on, as an earlier life of the run did."""
+        self._replayed = {step: size for step, size in sizes if step >= self.steps}
+
+    def run(self, functions: Step, data: Any) -> Any:
+        """Do the step on this batch, as often and in as many micro-batches as it takes."""
+        rows, each = _measure(data)
+        size = self._size(rows, each)
+        tries, again = 0, True
+        while True:
+            failure, logs = self._try(functions, data, rows, size)
+            if failure is None:
+                break
+            where, text = failure
+            tries += where == "update"
+            if where == "gradients" and size == 1 and again:
+                again = False  # what the failed try held is free now: once more
+            elif where == "gradients":
+                smaller = self._smaller(functions, data, rows, each, size, text)
+                self._tell(rows, size, smaller, text)
+                size = smaller
+            elif tries > _UPDATE_TRIES:
+                raise OutOfMemory(
+                    "the optimizer's update does not fit into memory, whatever the micro-batch",
+                    received=text,
+                    expected="room for the update's temporaries beside weights, gradients and optimizer state",
+                    hint="`buoy plan` lists optimizers that hold less; nothing of this step was done",
+                )
+            else:
+                self._careful = _CAREFUL_STEPS
+                self.retries += 1
+                self._event("retry", what="optimizer step", step=self.steps, error=text)
+                self._say(
+                    f"out of memory in the optimizer's update of step {self.steps}: undone and repeated"
+                )
+        self._done(rows, each, size)
+        return logs
+
+    def _try(self, functions: Step, data: Any, rows: int, size: int) -> tuple[tuple[str, str] | None, Any]:
+        undo = None
+        try:
+            if self._careful:
+                undo = functions.snapshot()
+            reserve = not self._careful
+            return None, functions.run(data, ceil(rows / size), reserve)
+        except Exception as error:
+            failed: BaseException = error
+            if not is_oom(error):
+                self._check_torn(functions.reached(), undo)
+                explained = functions.explained(error)
+                if explained is error:
+                    raise
+                raise explained from error
+            text = _first_line(error)
+        # Outside `except`: only now are the frames, and the tensors in them, gone.
+        traceback.clear_frames(failed.__traceback__)
+        del failed
+        reached = functions.reached()
+        if reached == 2:
+            self._check_torn(reached, undo)
+        return ("gradients" if reached == 0 else "update", text), None
+
+    def _check_torn(self, reached: int, undo: Snapshot | None) -> None:
+        if reached < 2:
+            return
+        if undo is not None:
+            undo.restore()
+            return
+        raise TornStep(
+            "the optimizer's update failed half-way, although there had been room for it",
+            received=f"step {self.steps}",
+            expected="an update that happens whole",
+            hint="the weights are partly updated: run again, buoy goes on from the last checkpoint",
+        )
+
+    def _smaller(self, functions: Step, data: Any, rows: int, each: float, size: int, text: str) -> int:
+        if size == 1:
+            raise OutOfMemory(
+                "a single sample does not fit into memory",
+                received=text,
+                expected="a sample that fits beside weights, gradients and optimizer state",
+                hint="`buoy plan` shows what owns the peak; mixed precision, smaller samples or another optimizer help",
+            )
+        functions.prepare(data)
+        return self._sizer.oom(size, each)
+
+    def _size(self, rows: int, each: float) -> int:
+        logged = self._replayed.pop(self.steps, None)
+        if logged is not None:
+            self._sizer.limit = logged * each if logged else inf
+        size, _ = self._sizer.samples(rows, each, None)
+        return ceil(rows / ceil(rows / size))
+
+    def _done(self, rows: int, each: float, size: int) -> None:
+        held_back = size < rows
+        now = size if held_back else 0
+        if (self.sizes[-1][1] if self.sizes else 0) != now:
+            self.sizes.append((self.steps, now))
+        self._sizer.done(size, each, held_back=held_back)
+        self.steps += 1
+        if self._careful:
+            self._careful -= 1
+
+    def _tell(self, rows: int, size: int, smaller: int, text: str) -> None:
+        self.retries += 1
+        self._event("retry", what="oom", step=self.steps, samples=size, smaller=smaller, error=text)
+        self._say(
+            f"out of memory at step {self.steps} with {size} of {rows} samples at once: "
+            f"the step is repeated with {smaller} at once (the batch stays {rows})"
+        )
+
+
+def _measure(data: Any) -> tuple[int, float]:
+    """Samples, and array elements per sample."""
+    shapes = [leaf.shape for leaf in keras.tree.flatten(data) if getattr(leaf, "shape", None) is not None]
+    lengths = {shape[0] for shape in shapes if len(shape)}
+    if len(lengths) != 1:
+        raise BadBatch(
+            "the parts of the batch have different numbers of samples",
+            received=", ".join(str(tuple(shape)) for shape in shapes) or "no arrays",
+            expected="the same first dimension in x, y and sample_weight",
+        )
+    rows = int(lengths.pop())
+    if rows == 0:
+        raise BadBatch("the batch is empty", received="0 samples", expected="at least one")
+    return rows, max(1.0, sum(prod(shape) for shape in shapes) / rows)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:300]
