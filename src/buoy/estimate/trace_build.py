@@ -289,7 +289,7 @@ def _parameters_on_meta() -> Iterator[None]:
         register(module, name, parameter)
         kept = module._parameters.get(name)
         if kept is not None and kept.device.type != "meta":
-            empty = kept.to("meta")
+            empty = torch.empty_like(kept, device="meta")
             fresh = torch.nn.Parameter(empty, requires_grad=kept.requires_grad)
             fresh.__dict__.update(copy.copy(kept.__dict__))
             module._parameters[name] = fresh
