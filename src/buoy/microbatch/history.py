@@ -27,7 +27,11 @@ class History:
 
     def replay(self, entries: list[dict[str, Any]]) -> None:
         """Use the sizes of an earlier attempt again, as far as it came."""
-        self._replay = sorted(entries, key=lambda entry: int(entry["step"]))
+        self._replay = []
+        for entry in entries:  # a later attempt began again at an earlier step: what it did counts
+            while self._replay and self._replay[-1]["step"] >= entry["step"]:
+                self._replay.pop()
+            self._replay.append(entry)
 
     def parts(self, step: int, total: int) -> list[int] | None:
         """What that attempt used at this step; None beyond its last entry, and where the batch is another."""

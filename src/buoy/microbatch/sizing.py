@@ -109,6 +109,11 @@ class Sizer:
         self.limit = size * each
         return size
 
+    def follow(self, smaller: int, size: int, each: float) -> None:
+        """Another rank could not do with this size: all go on with its smaller one."""
+        self.clean, self.trying = 0, None
+        self.limit, self.failed = min(self.limit, smaller * each), min(self.failed, size * each)
+
     def fitted(self, fit: Fit, samples: int | None, each: float) -> None:
         """A ramp has measured the line, and how many samples there is room for."""
         self.fit = fit

@@ -48,6 +48,8 @@ def accumulate(
         loss, weight = read_loss(loss_fn(take(start, start + size)), reduction)
         _check(loss, scaler, parameters if is_first else [])
         if weight is not None:
+            if not (is_first and is_last):
+                weight = _exact(weight)
             weights = weight if weights is None else weights + weight
             if is_last:
                 # Only now is the weight of the whole known: mend the parts before, then add this one.
@@ -72,7 +74,7 @@ def accumulate(
         progress.backward_done(size)
         start += size
     assert running is not None
-    return running if weights is None else running / weights
+    return running if weights is None else (running / weights).to(running.dtype)
 
 
 def read_loss(made: Any, reduction: str) -> tuple[torch.Tensor, Any]:
@@ -118,6 +120,13 @@ def _bad(what: str, made: object, hint: str | None = None) -> BadLoss:
     else:
         received = f"{type(made).__name__}: {made!r}"[:200]
     return BadLoss(what, received=received, expected="a scalar tensor, or (sum, weight)", hint=hint)
+
+
+def _exact(weight: Any) -> Any:
+    """Counts of tokens in double precision, where the device has it."""
+    if isinstance(weight, torch.Tensor):
+        return weight.to(torch.float32 if weight.device.type == "mps" else torch.float64)
+    return float(weight)
 
 
 def _at_least_one(weight: Any) -> Any:

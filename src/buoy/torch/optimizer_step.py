@@ -62,6 +62,7 @@ class _AtomicStep:
         self._known: tuple[int, int] = (0, -1)
         self._tensors: list[torch.Tensor] = []
         self._keys: set[torch.Tensor] = set()
+        self._committed = 0
         # Somebody else's wrapper does more than the class's step: it is only ever called whole.
         self._foreign = "step" in vars(optimizer) and not hasattr(plain, "_wrapped_by_lr_sched")
 
@@ -79,7 +80,7 @@ class _AtomicStep:
             closure = None
         passed = () if closure is None else (closure,)
         hooked = False
-        if guard.has_room(_device(optimizer), _need(optimizer)):
+        if guard.has_room(_device(optimizer), _need(optimizer)) or not self._has_room_for_copies():
             tensors, versions, known = self._before()
             error: BaseException
             try:
@@ -136,7 +137,7 @@ class _AtomicStep:
         """Each parameter alone, with a copy of it and its state while it is changed."""
         optimizer = self._optimizer
         groups = optimizer.param_groups
-        self._reserve()
+        self._committed = 0
         made = None
         for group in groups:
             parameters = group["params"]
@@ -146,6 +147,7 @@ class _AtomicStep:
                     if parameter.grad is not None:
                         group["params"] = [parameter]
                         made = self._tried([parameter], [group], step)
+                        self._committed += 1
             finally:
                 group["params"] = parameters
                 optimizer.param_groups = groups
@@ -170,33 +172,28 @@ class _AtomicStep:
             release(error)
             if number < _TRIES - 1:
                 self._guard.recovered("optimizer step")
-        raise OutOfMemory(f"{type(self._optimizer).__name__}.step() does not fit, not even for one parameter",
-                          received=str(error).split("\n")[0], expected="room for one parameter's update and a copy",
-                          hint=_SMALLER) from error  # fmt: skip
+        name, first = type(self._optimizer).__name__, str(error).split("\n")[0]
+        if self._committed:
+            raise TornStep(f"{name}.step() ran out of memory after {self._committed} of its parameters",
+                           received=first, expected="room for one parameter's update and a copy",
+                           hint="weights are partly updated: go on from the last checkpoint") from error  # fmt: skip
+        raise OutOfMemory(f"{name}.step() does not fit, not even for one parameter", received=first,
+                          expected="room for one parameter's update and a copy", hint=_SMALLER) from error  # fmt: skip
 
-    def _reserve(self) -> None:
-        """Fail before the first change, not after some: ask for what the largest parameter and new state will need."""
-        sizes = [
-            _bytes(parameter) for parameter in _parameters(self._optimizer) if parameter.grad is not None
-        ]
-        if not sizes:
-            return
-        need = 4 * max(sizes) + (0 if self._optimizer.state else expected_state(self._optimizer))
-        for number in range(_TRIES):
+    def _has_room_for_copies(self) -> bool:
+        """Ask now for what the largest parameter's copies will need, rather than find out half-way."""
+        need = _need_with_copies(self._optimizer)
+        for _ in range(_TRIES):
             error: BaseException
             try:
                 torch.empty(need, dtype=torch.uint8, device=_device(self._optimizer))
-                return
+                return True
             except Exception as caught:
                 if not is_oom(caught):
                     raise
                 error = caught
             release(error)
-            if number < _TRIES - 1:
-                self._guard.recovered("optimizer step")
-        raise OutOfMemory(f"the state of {type(self._optimizer).__name__} does not fit",
-                          received=str(error).split("\n")[0], expected="room for the optimizer's state",
-                          hint=_SMALLER) from error  # fmt: skip
+        return False
 
 
 class _Undo:
@@ -277,6 +274,18 @@ def _need(optimizer: Optimizer) -> int:
     )
     need = 4 * max(sizes, default=0) + (3 * sum(sizes) if together else 0)
     return need + (0 if optimizer.state else expected_state(optimizer))
+
+
+def _need_with_copies(optimizer: Optimizer) -> int:
+    """What a step parameter by parameter takes at its worst: new state, and copies and temporaries of one parameter."""
+    trained = [parameter for parameter in _parameters(optimizer) if parameter.grad is not None]
+    if not trained:
+        return 0
+    largest = max(trained, key=_bytes)
+    kept = [value for value in optimizer.state.get(largest, {}).values() if isinstance(value, torch.Tensor)]
+    return (
+        3 * _bytes(largest) + sum(map(_bytes, kept)) + (0 if optimizer.state else expected_state(optimizer))
+    )
 
 
 def expected_state(optimizer: Optimizer) -> int:

@@ -138,6 +138,8 @@ class Transaction(Progress):
             size = self._part or parts[0]
             if isinstance(outcome, _PeerShrinks):
                 asked = outcome.size
+                if asked != GIVE_UP:
+                    self._sizer.follow(asked, size, whole.each)
             elif is_oom(outcome):
                 release(outcome)
                 asked = self._smaller(whole, size, outcome, again)
