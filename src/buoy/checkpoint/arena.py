@@ -27,7 +27,6 @@ class Arena:
         except BaseException:
             os.close(self.descriptor)
             raise
-        self._map.madvise(mmap.MADV_DONTFORK)  # data-loading workers have no use for it
         self.memory = memoryview(self._map)
 
     def touch(self) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # these cost the writer time and memory, and it never looks a
 
 _PAGE = 4096
 _BITE = 1 << 20  # what is checked or written at once, and rested after
+_MOST_UNSYNCED = 64 << 20
 _NO_DIRECT_IO = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 _NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -52,6 +53,8 @@ class Part:
         self._folder = os.path.join(checkpoints, f".{name}.part-{os.getpid()}")
         self._files: dict[str, object] = {}
         self.bytes = 0
+        if os.path.lexists(self._folder):
+            self.drop()  # a process of the same number died over the same step
         os.mkdir(self._folder)
 
     def write_image(
@@ -89,6 +92,7 @@ class Part:
     def write_stream(self, parts: Iterable[memoryview]) -> None:
         """`state.safetensors` part by part, each gone from memory before the next is asked for."""
         pieces: list[tuple[int, int]] = []
+        unsynced = 0
         descriptor = os.open(os.path.join(self._folder, STATE), _NEW, 0o644)
         try:
             for part in parts:
@@ -96,6 +100,13 @@ class Part:
                     piece = part[start : start + PIECE_BYTES]
                     pieces.append((len(piece), zlib.crc32(piece)))
                     _write_all(descriptor, piece)
+                    unsynced += len(piece)
+                    if (
+                        unsynced >= _MOST_UNSYNCED
+                    ):  # whoever streams has no memory for the disk's backlog either
+                        os.fsync(descriptor)
+                        _forget_pages(descriptor)
+                        unsynced = 0
             os.fsync(descriptor)
             _forget_pages(descriptor)
         finally:

@@ -1,21 +1,26 @@
-"""How fast the writer may be: all the disk gives while the trainer waits, a trickle while it computes.
+"""How fast the writer may be: all the disk gives while there is a core to spare, a trickle while there is none.
 
 A training on two cores feels every thread that wants a third one. So the writer works in small bites and rests
-in between for as long as the trainer is using the processor.
+in between, for as long as the trainer computes and leaves nothing over.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
-from buoy.machine.procfs import ProcessReader
+from buoy.machine import cgroup
+from buoy.machine.procfs import FileReader, ProcessReader
 
-BUSY_BYTES_PER_SECOND = 200 << 20
-"""Each of checksum and write, while the trainer computes."""
+BUSY_BYTES_PER_SECOND = 128 << 20
+"""Each of checksum and write, while no core is to spare: together about a fifteenth of one."""
 
-_LOOK_EVERY = 0.03
-_BUSY_SHARE = 0.3  # of one core
+_FIRST_LOOK = 0.03
+_LOOK_EVERY = 0.1
+_COMPUTING = 0.3  # cores: less is a trainer that waits
+_SPARE = 0.5  # cores: more is room enough for the writer
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Pace:
@@ -23,10 +28,17 @@ class Pace:
 
     def __init__(self, trainer: int) -> None:
         self._process = ProcessReader(trainer)
+        self._machine = FileReader("/proc/stat")
+        group = cgroup.find(os.getpid())
+        self._quota = None if group is None else group.cpu_quota()
         self._looking = threading.Lock()
-        self._looked = time.monotonic()
-        self._ticks = self._cpu_seconds()
+        self.begin()
+
+    def begin(self) -> None:
+        """A new checkpoint: nothing is known about what the trainer does now."""
         self._busy = False
+        self._before = self._seconds()
+        self._due = time.monotonic() + _FIRST_LOOK
 
     def rest(self, size: int, began: float) -> None:
         """After a bite of `size` bytes begun at `began` (monotonic): sleep if the trainer needs the processor."""
@@ -37,20 +49,37 @@ class Pace:
                 time.sleep(left)
 
     def _look(self) -> None:
-        now = time.monotonic()
-        if now - self._looked < _LOOK_EVERY or not self._looking.acquire(blocking=False):
+        if time.monotonic() < self._due or not self._looking.acquire(blocking=False):
             return
         try:
-            used = self._cpu_seconds()
-            elapsed = now - self._looked
-            self._busy = (
-                used is not None and self._ticks is not None and used - self._ticks > _BUSY_SHARE * elapsed
-            )
-            self._looked, self._ticks = now, used
+            now = self._seconds()
+            self._busy = _needs_us_slow(self._before, now, self._quota)
+            self._before = now
+            self._due = time.monotonic() + _LOOK_EVERY
         finally:
             self._looking.release()
 
-    def _cpu_seconds(self) -> float | None:
-        """The trainer's processor time; None once it is dead."""
+    def _seconds(self) -> tuple[float, float | None, float, float | None]:
+        """The clock, and processor seconds: of the trainer (None: dead), our own, and left idle on all cores."""
         found = self._process.stat()
-        return None if found is None else found.cpu_seconds
+        trainer = None if found is None or found.state in ("Z", "X") else found.cpu_seconds
+        words = self._machine.read(256).split(b"\n", 1)[0].split()
+        idle = (int(words[4]) + int(words[5])) / _TICKS if len(words) > 5 and words[0] == b"cpu" else None
+        return time.monotonic(), trainer, time.process_time(), idle
+
+
+def _needs_us_slow(
+    before: tuple[float, float | None, float, float | None],
+    now: tuple[float, float | None, float, float | None],
+    quota: float | None,
+) -> bool:
+    elapsed = now[0] - before[0]
+    if now[1] is None or before[1] is None or elapsed <= 0:
+        return False  # nobody is left to be slowed
+    trainer, ours = (now[1] - before[1]) / elapsed, (now[2] - before[2]) / elapsed
+    if trainer < _COMPUTING:
+        return False
+    spare = [] if quota is None else [quota - trainer]
+    if now[3] is not None and before[3] is not None:
+        spare.append((now[3] - before[3]) / elapsed + ours)
+    return min(spare, default=0.0) < _SPARE

@@ -53,12 +53,19 @@ class Saver:
     """Writes the checkpoints of one run; made by `Store.saver`, which takes the run's lock for it."""
 
     def __init__(
-        self, checkpoints: str, lock: int, say: Callable[[str], object], event: Callable[..., object]
+        self,
+        checkpoints: str,
+        lock: int,
+        say: Callable[[str], object],
+        event: Callable[..., object],
+        told: Callable[[Receipt], object],
     ) -> None:
+        """`told` hears how each save went."""
         self._checkpoints = checkpoints
         self._lock = lock
         self._say = say
         self._event = event
+        self._hear = told
         self._pid = os.getpid()
         self._link: WriterLink | None = None
         self._arena: Arena | None = None
@@ -264,6 +271,7 @@ class Saver:
             return self._failed(step, started, error.strerror or str(error), error.errno)
         seconds = time.perf_counter() - started
         self._last = Receipt(step, folder, part.bytes, seconds, seconds)
+        self._hear(self._last)
         return self._last
 
     def _settle(self, timeout: float) -> Receipt | None:
@@ -290,6 +298,7 @@ class Saver:
             None if told is None else str(told),
             number if isinstance(number, int) else None,
         )
+        self._hear(self._last)
         return self._last
 
     def _failed(self, step: int, started: float, text: str, number: int | None) -> Receipt:

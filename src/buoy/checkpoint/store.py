@@ -92,8 +92,7 @@ class Store:
         try:
             if not os.path.isdir(self.checkpoints):
                 os.makedirs(self.checkpoints)
-                sync_folder(self.folder)
-                sync_folder(os.path.dirname(self.folder))
+                _sync_above(self.checkpoints)
             held = lock.take(self.checkpoints, say)
         except OSError as error:
             raise RunFolderError(
@@ -103,7 +102,7 @@ class Store:
                 hint="give the Run another folder",
             ) from error
         remove_leftovers(self.checkpoints)
-        saver = Saver(self.checkpoints, held, say, event)
+        saver = Saver(self.checkpoints, held, say, event, self.trust)
         _open_savers[self.checkpoints] = saver
         return saver
 
@@ -128,7 +127,7 @@ class Store:
         remove_folder(gone, truncate=disk.is_remote(self.checkpoints) is True)
 
     def trust(self, receipt: Receipt) -> None:
-        """This process saw the checkpoint being committed: it need not be read again to be known as good."""
+        """The checkpoint was committed under our eyes: it need not be read again to be known as good."""
         if receipt.committed:
             self._good.add(receipt.folder)
 
@@ -143,6 +142,16 @@ class Store:
             except BuoyError:
                 continue
         return False
+
+
+def _sync_above(path: str) -> None:
+    """Make new folders durable by name, as far as the folders above them may be read."""
+    while path != os.path.dirname(path):
+        path = os.path.dirname(path)
+        try:
+            sync_folder(path)
+        except OSError:
+            return
 
 
 _open_savers: weakref.WeakValueDictionary[str, Saver] = weakref.WeakValueDictionary()

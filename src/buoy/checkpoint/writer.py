@@ -65,6 +65,7 @@ class Writer:
         try:
             request, values = _read_note(note)
             step = request["fields"]["step"]
+            self._pace.begin()
             folder, size = write_checkpoint(request, self._image(arena), values, self._pace.rest)
         except OSError as error:
             return {"step": step, "error": error.strerror or str(error), "errno": error.errno}
