@@ -354,3 +354,30 @@ class Trainer:
 """
 
     assert [(item.code, item.start.line) for item in check(source)] == [("BY407", 9)]
+
+
+ACCUMULATED = """
+import torch
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.{}(model.parameters(), lr=0.1)
+loader = [torch.ones(1)] * 8
+for i, batch in enumerate(loader):
+    model(batch).backward()
+    if (i + 1) % 4 == 0 or i + 1 == len(loader):
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("optimizer", "found"), [("SGD", ["BY502"]), ("AdamW", []), ("Adam", [])])
+def test_summed_gradients_count_only_where_their_length_does(optimizer: str, found: list[str]) -> None:
+    """Adam divides by the size of the gradient: a constant factor is all but lost."""
+    assert [item.code for item in check(ACCUMULATED.format(optimizer))] == found
+
+
+def test_hints_and_carets_point_at_what_is_to_be_written() -> None:
+    (image,) = check("from PIL import Image\nImage.open('a').resize((2, 2), Image.ANTIALIAS)\n")
+    (period,) = check("import keras\nkeras.callbacks.ModelCheckpoint('a.keras', period=5)\n")
+
+    assert image.hint == "write `Image.LANCZOS`"
+    assert period.source[0][period.start.column - 1 : period.end.column - 1] == "period=5"

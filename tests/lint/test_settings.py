@@ -162,7 +162,7 @@ def test_what_is_excluded_does_not_depend_on_the_working_folder(
 
 def test_the_baseline_means_the_same_from_every_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "src").mkdir()
-    (folder / "src" / "bad.py").write_text(BAD)
+    (folder / "bad.py").rename(folder / "src" / "bad.py")
     assert execute([".", "--on", "colab-t4", "--write-baseline", "known.json"]) == 0
     monkeypatch.chdir(folder / "src")
 
