@@ -326,6 +326,11 @@ class Run:
         if reason:
             self._save(reason, pin=pin, epoch_done=epoch_done, finished=finished)
 
+    def _save_if_stopped(self) -> None:
+        """A signal to the whole process group ends the loader's workers too: the step before it is still whole."""
+        if self._keeper is not None and self._world == 1 and self._keeper.due(self.step) in _ENDING:
+            self._safe_point()
+
     def _no_safe_point(self) -> None:
         """Something of a step is under way; a save that is due too long is told."""
         if self._keeper is None or self._world > 1 or not (self._wish or self._keeper.due(self.step)):
@@ -363,12 +368,12 @@ class Run:
         try:
             self._arrive()
             place = Place(self._own_seed(), self._rank, position.epoch, loop.number)
-            feed = self._feeds.open(loader, place, loop.saved)
-            loop.place = feed.state_dict
             counts_batches = not position.counts_steps
             with self._keeper.loop() if self._keeper is not None else nullcontext():
+                feed = self._feeds.open(loader, place, loop.saved)
+                loop.place = feed.state_dict
                 while True:
-                    if position.asked(loop):
+                    if safe := position.asked(loop):
                         self._safe_point()
                     else:
                         self._no_safe_point()
@@ -376,6 +381,10 @@ class Run:
                         batch = next(feed)
                     except StopIteration:
                         return
+                    except Exception:
+                        if safe:
+                            self._save_if_stopped()
+                        raise
                     self.batch = feed.batches
                     if loop.trains or counts_batches:
                         self._metrics.clear()  # they were measured on other weights
