@@ -14,6 +14,7 @@ import pytest
 import safetensors
 
 from buoy.checkpoint import arena
+from buoy.checkpoint import saver as saver_module
 from buoy.checkpoint.state import CannotSave
 from buoy.checkpoint.store import Store, WriterBusy
 from buoy.errors import BuoyError, RunFolderError
@@ -199,6 +200,52 @@ def test_a_killed_writer_is_replaced_and_the_checkpoint_is_not_lost(tmp_path: Pa
     assert receipt.error is None and done is not None and done.committed
     assert newest(tmp_path) == state(2, 9_000_000)
     assert not [name for name in os.listdir(tmp_path / "checkpoints") if name.startswith(".")]
+
+
+def test_a_writer_that_hangs_costs_checkpoints_and_no_more_than_one_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saver_module, "_PATIENCE", 1.0)
+    saver = open_saver(tmp_path)
+    saver.save(state(1), about(1), as_tensor, wait=True)
+    (writer,) = writers(tmp_path)
+    os.kill(writer, signal.SIGSTOP)
+    hanging = saver.save(state(2), about(2), as_tensor, wait=True)
+    left_out = [saver.save(state(step), about(step), as_tensor) for step in (3, 4)]
+    os.kill(writer, signal.SIGCONT)
+    wait_until(lambda: not saver.busy(), "the hanging checkpoint")
+    monkeypatch.undo()
+
+    assert not hanging.committed and hanging.error is None and hanging.step == 2
+    assert all("step 2 is still being written" in str(receipt.error) for receipt in left_out)
+    assert max(receipt.stall_seconds for receipt in left_out) < 1.0, "the wait was over before"
+    assert saver.save(state(5), about(5), as_tensor, wait=True).committed
+    saver.close()
+    assert [entry.step for entry in Store(tmp_path).list()] == [5, 2, 1]
+    assert newest(tmp_path) == state(5)
+
+
+def test_an_interrupted_save_does_not_mix_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = open_saver(tmp_path)
+    saver.save(state(1), about(1), as_tensor, wait=True)
+    (writer,) = writers(tmp_path)
+    os.kill(writer, signal.SIGSTOP)
+    monkeypatch.setattr(saver_module, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        saver.save(state(2), about(2), as_tensor)
+    monkeypatch.undo()
+    os.kill(writer, signal.SIGCONT)
+
+    assert saver.save(state(3), about(3), as_tensor, wait=True).committed
+    saver.close()
+    store = Store(tmp_path)
+    assert [contents(store.open(entry)) for entry in store.list()] == [state(3), state(2), state(1)]
+
+
+def interrupt(*arguments: object, **options: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_second_process_is_told_who_writes(tmp_path: Path) -> None:

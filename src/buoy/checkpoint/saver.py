@@ -10,7 +10,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from buoy import __version__
 from buoy.checkpoint.arena import Arena, has_room, memory_room
@@ -19,7 +19,7 @@ from buoy.checkpoint.layout import Layout, lay_out, signature_of
 from buoy.checkpoint.link import WriterLink
 from buoy.checkpoint.state import AsTensor, Encoded, Tensor, encode, encode_all
 from buoy.errors import BuoyError
-from buoy.units import format_bytes, format_duration
+from buoy.units import format_bytes
 
 _PATIENCE = 600.0
 """Seconds for the checkpoint before; a disk that hangs longer must not take the training with it."""
@@ -73,6 +73,7 @@ class Saver:
         self._in_flight: Receipt | None = None
         self._request: tuple[dict[str, object], bytes] | None = None
         """What is in flight, until the writer has told how it went: another writer may have to take it over."""
+        self._asked = time.monotonic()
         self._last: Receipt | None = None
         self._told: set[str] = set()
         _savers.add(self)
@@ -97,8 +98,10 @@ class Saver:
                             hint="make a new Run to go on")  # fmt: skip
         step = about["step"]
         assert isinstance(step, int)
-        if self._in_flight is not None and self._settle(_PATIENCE) is None:
-            text = f"the checkpoint before is not written after {format_duration(_PATIENCE)}; this one is left out"
+        if self._in_flight is not None and self._settle(self._patience()) is None:
+            text = (
+                f"the checkpoint of step {self._in_flight.step} is still being written; this one is left out"
+            )
             return self._failed(step, started, text, errno.EBUSY)
         encoded = encode_all(items, as_tensor)
         layout = self._layout_of(encoded.tensors)
@@ -112,15 +115,15 @@ class Saver:
         self._fill(self._arena.memory, layout, encoded)
         request = {"checkpoints": self._checkpoints, "name": name, "size": layout.size,
                    "ends": layout.ends, "fields": fields}  # fmt: skip
+        # In flight before it is sent: whatever interrupts us here, the arena is not filled again under the writer.
+        self._in_flight = Receipt(step, self._free_name(name), layout.size + len(values), 0.0, None)
+        self._asked = time.monotonic()
         if not self._hand_over(request, values):
+            self._in_flight = None
             return self._stream(name, layout, encoded, values, fields, started)
-        size = layout.size + len(values)
-        folder = self._free_name(name)
-        self._in_flight = Receipt(step, folder, size, time.perf_counter() - started, None)
+        self._in_flight = replace(self._in_flight, stall_seconds=time.perf_counter() - started)
         self._request = (request, values)
-        if wait:
-            return self.wait() or self._in_flight
-        return self._in_flight
+        return (self._settle(_PATIENCE) if wait else None) or self._in_flight
 
     def size(self, items: Mapping[str, object], as_tensor: AsTensor) -> int:
         """Bytes that a checkpoint of these values takes; the arena is made ready meanwhile.
@@ -146,7 +149,7 @@ class Saver:
     def wait(self) -> Receipt | None:
         """Wait until nothing is being written; how the newest save went."""
         if self._in_flight is not None:
-            self._settle(_PATIENCE)
+            self._settle(self._patience())
         return self._last
 
     def close(self) -> None:
@@ -274,6 +277,10 @@ class Saver:
         self._hear(self._last)
         return self._last
 
+    def _patience(self) -> float:
+        """A writer that hangs is waited for once, not at every save."""
+        return max(0.0, self._asked + _PATIENCE - time.monotonic())
+
     def _settle(self, timeout: float) -> Receipt | None:
         """The receipt of what is in flight, once the writer has told; None while it has not."""
         asked = self._in_flight
@@ -281,8 +288,8 @@ class Saver:
         assert self._link is not None
         try:
             reply = self._link.reply(timeout)
-            if reply is None:
-                return None
+            if reply is None or reply.get("step") not in (asked.step, None):
+                return None  # nothing yet, or the end of a save that was interrupted
         except (OSError, ValueError) as error:
             if self._hand_over_again(asked, error):
                 return self._settle(timeout)
