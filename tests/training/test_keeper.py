@@ -197,6 +197,21 @@ with kept(sys.argv[1]) as keeper:
     assert done.returncode == 1 and "scheduler" in done.stderr and "lr_lambdas" in done.stderr
 
 
+def test_what_can_no_longer_be_saved_later_is_told_and_costs_no_training(tmp_path: Path) -> None:
+    code = """
+with kept(sys.argv[1], save=1) as keeper:
+    state = {"meter": {}}
+    keeper.expect(state, as_tensor)
+    state["meter"]["hook"] = print
+    print(keeper.save(state, step=1, epoch=0, reason="steps", as_tensor=as_tensor).error)
+print("trained")
+"""
+    done = run(tmp_path / "run", code)
+
+    assert done.stdout.endswith("trained\n") and "meter" in done.stdout, done.stderr
+    assert "step 1 is not saved" in done.stderr and "nothing is saved yet" in done.stderr
+
+
 def test_a_keeper_that_fails_does_not_end_the_training(tmp_path: Path) -> None:
     code = """
 with kept(sys.argv[1], save=1) as keeper:

@@ -30,6 +30,8 @@ _WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "mirror_worke
 _LOOK_SECONDS = 2.0
 _SILENCE = 120.0
 """Seconds without a byte after which a home is said not to answer."""
+_ANSWER_SECONDS = 120.0
+"""The same for a question that somebody waits for."""
 _FINISH_SECONDS = 600.0
 # Package that speaks a protocol, where it is not called like it.
 _SPEAKERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs",
@@ -87,7 +89,7 @@ class Mirror:
         except OSError:
             pass
         starter = self._spawn("keep", stdout=subprocess.DEVNULL, pid=os.getpid(), attempt=attempt)
-        starter.wait(_SILENCE)  # it forks at once
+        starter.wait(_ANSWER_SECONDS)  # it forks at once
         self._started = True
 
     def tell(self, now: float, trouble: Trouble, say: Say) -> None:
@@ -184,13 +186,13 @@ class Mirror:
         assert process.stdout is not None
         threading.Thread(target=_pump, args=(process.stdout, lines), daemon=True).start()
         try:
-            while line := lines.get(timeout=_SILENCE):
+            while line := lines.get(timeout=_ANSWER_SECONDS):
                 answer = json.loads(line)
                 if "error" in answer:
                     raise self._failed(str(answer["error"]))
                 yield answer
         except queue.Empty:
-            raise self._failed(f"no answer for {format_duration(_SILENCE)}") from None
+            raise self._failed(f"no answer for {format_duration(_ANSWER_SECONDS)}") from None
         finally:
             process.kill()
             threading.Thread(target=process.wait, daemon=True).start()  # a hanging drive may not let it go

@@ -32,6 +32,7 @@ from buoy.errors import BuoyError
 from buoy.flight.attempt import write_json
 from buoy.flight.mirror import PERIOD as LOG_PERIOD
 from buoy.flight.mirror import copy_tail
+from buoy.units import format_bytes
 
 STATUS = "mirror.json"
 STATUS_SCHEMA = "buoy.mirror/1"
@@ -296,9 +297,10 @@ def fetch(orders: dict[str, Any]) -> None:
             for file in (STATE, VALUES, MANIFEST):
                 home.get(copy.name, file, os.path.join(part, file), progress)
             open_checkpoint(part)
-            final = os.path.join(checkpoints, copy.name)
+            final, count = os.path.join(checkpoints, copy.name), 1
             while os.path.lexists(final):  # a damaged one of that name may be here: it is not touched
-                final += ".2"
+                count += 1
+                final = os.path.join(checkpoints, f"step-{copy.step:09d}.{count}")
             sync_folder(part)
             os.rename(part, final)
             sync_folder(checkpoints)
@@ -306,8 +308,10 @@ def fetch(orders: dict[str, Any]) -> None:
             remove_folder(part)
             _answer(say=f"step {copy.step} in the mirror is damaged ({getattr(error, 'received', error)})")
             continue
-        except OSError:
+        except OSError as error:
             remove_folder(part)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise OSError(error.errno, f"no room here for its {format_bytes(copy.bytes)}") from error
             raise
         _answer(step=copy.step, folder=final)
         return

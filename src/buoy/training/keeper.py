@@ -10,17 +10,17 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import inf, isfinite
+from subprocess import SubprocessError
 
-from buoy.checkpoint import budget, schedule
+from buoy.checkpoint import schedule
 from buoy.checkpoint.mirror import Mirror, MirrorFailed
-from buoy.checkpoint.retention import Keep, as_keep, surplus, to_make_room
+from buoy.checkpoint.retention import Keep, as_keep
 from buoy.checkpoint.state import AsTensor
-from buoy.checkpoint.store import Checkpoint, Entry, Receipt, Saver, Store
+from buoy.checkpoint.store import Checkpoint, Receipt, Saver, Store
 from buoy.errors import BuoyError, UsageError
 from buoy.flight import recorder
 from buoy.flight.recorder import Recorder
@@ -29,6 +29,7 @@ from buoy.supervisor.watch import watch
 from buoy.training import deadline
 from buoy.training.alarms import Alarms
 from buoy.training.rhythm import Interval, Pace
+from buoy.training.shelf import Shelf
 from buoy.training.signals import Signals
 from buoy.units import format_bytes, format_duration, parse_bytes
 
@@ -56,15 +57,14 @@ class Keeper:
     ) -> None:
         self.folder = os.path.abspath(os.path.expanduser(folder))
         self._rule = schedule.parse_rule(save)
-        self._keep = self._wished = as_keep(keep)
-        self._allowed = parse_bytes(disk) if disk is not None else None
+        wish = as_keep(keep)
+        allowed = parse_bytes(disk) if disk is not None else None
         given = limit_seconds(time_limit)
-        self._mirror = Mirror(self.folder, mirror, self._wished) if mirror is not None else None
+        self._mirror = Mirror(self.folder, mirror, wish) if mirror is not None else None
         self.recorder = self._record(given)
         self.store = Store(self.folder)
         self._saver: Saver = self.store.saver(say, self.recorder.event)
-        if self._mirror is not None:
-            self._mirror.start(self.recorder.attempt.folder if self.recorder.attempt is not None else None)
+        self._shelf = Shelf(self.store, wish, allowed, self._trouble)
         self._signals = Signals(self.recorder, say)
         self._deadline = deadline.find(self.recorder.attempt, given)
         self._alarms = Alarms(self.recorder.attempt)
@@ -81,9 +81,9 @@ class Keeper:
         self._size = 0
         self._troubles: dict[str, float] = {}
         self._told_deadline = False
-        self._tidying: threading.Thread | None = None
         self._loops = 0
         self._alarm = self._stopped = self._ending = self._finished = False
+        self._start_mirror()
 
     # -- the start --------------------------------------------------------------------------------------------
 
@@ -106,10 +106,8 @@ class Keeper:
     def expect(self, items: Mapping[str, object], as_tensor: AsTensor) -> None:
         """Before the first step: refuse what cannot be saved, and say what the checkpoints will take."""
         self._size = size = self._saver.size(items, as_tensor)
-        used = sum(entry.bytes for entry in self.store.list())
-        here = budget.room(self.folder, self._allowed, used)
         left = self._deadline.left(time.monotonic()) / 3600 if self._deadline is not None else None
-        plan = budget.plan(size, here, self._wished, left)
+        plan = self._shelf.plan(size, left)
         if plan.fits == 0:
             raise UsageError(
                 "there is no room for one checkpoint",
@@ -117,7 +115,6 @@ class Keeper:
                 expected=f"{format_bytes(size)} and the same again for the next one",
                 hint="free some space, name another folder, or allow more with `disk=`",
             )
-        self._keep = plan.keep
         say(plan.words)
 
     # -- between two steps ------------------------------------------------------------------------------------
@@ -160,14 +157,14 @@ class Keeper:
         self._look = now + (_LOOK_WHILE_WRITING if busy else _LOOK_SECONDS)
         if self._mirror is not None:
             self._mirror.tell(now, self._trouble, say)
+        if not busy and self._before_the_end(now):
+            return "deadline"  # even after failures: there is no later
         if now < self._not_before:
             return None
         if step >= self._step_due:
             return "steps"
         if busy:
             return None  # the next one would have to wait for it
-        if self._before_the_end(now):
-            return "deadline"
         self._alarm = self._alarm or self._alarms.heard(now)
         if self._alarm:  # until it is answered: this may not have been a moment at which one can save
             return "alarm"
@@ -226,11 +223,16 @@ class Keeper:
             try:
                 self._saver.wait()  # it would wait for the one before anyway; now its bytes can be counted
                 self._collect(began, step)
-                receipt = self._make_room(step) or self._saver.save(items, about, as_tensor, wait=wait)
-            except BuoyError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the training goes on without this checkpoint
-                receipt = Receipt(step, "", 0, time.monotonic() - began, None, repr(error))
+                refusal = self._shelf.make_room(self._size)
+                if refusal is None:
+                    receipt = self._saver.save(items, about, as_tensor, wait=wait)
+                else:
+                    receipt = Receipt(step, "", 0, 0.0, None, refusal, errno.ENOSPC)
+            except Exception as error:
+                if isinstance(error, BuoyError) and not self._size:
+                    raise  # nothing was saved or promised yet: this is the start, and the person's to mend
+                words = " ".join(str(error).split()) if isinstance(error, BuoyError) else repr(error)
+                receipt = Receipt(step, "", 0, time.monotonic() - began, None, words)
         now = time.monotonic()
         self._saved, self._last_step, self._alarm = now, step, False
         if self._rule.steps is not None:
@@ -258,8 +260,7 @@ class Keeper:
         try:
             self._saver.wait()
             self._collect(time.monotonic(), self._last_step)
-            if self._tidying is not None:
-                self._tidying.join(_RETRY_SECONDS)
+            self._shelf.settle()
             self._saver.close()
             if self._mirror is not None:
                 self._mirror.finish(
@@ -285,70 +286,21 @@ class Keeper:
         words = self._interval.learn(self._pace.cost(receipt, now, step))
         if words is not None and not self._ending:
             say(words)
-        self._tidy()
+        self._shelf.tidy()
 
     def _failed(self, receipt: Receipt, now: float) -> None:
         self._failures += 1
         pause = min(_RETRY_MOST, _RETRY_SECONDS * 2 ** (self._failures - 1))
         self._not_before = now + pause
         if receipt.errno in (errno.ENOSPC, errno.EDQUOT):
-            self._tidy()
-        newest = self._newest_step()
+            self._shelf.tidy()
+        newest = self._shelf.newest_step()
         stands = f"step {newest} is the newest that is safe" if newest is not None else "nothing is saved yet"
         self._trouble(
             "save",
             f"step {receipt.step} is not saved: {receipt.error}; {stands}; "
             f"the training goes on, the next try is in {format_duration(pause)}",
         )
-
-    def _make_room(self, step: int) -> Receipt | None:
-        """Free what the next one needs, if two good ones remain; a refusal when it cannot fit."""
-        size = self._size
-        entries, used, left = self._room()
-        if size and left is not None and left < size and self._tidying is not None:
-            self._tidying.join(_RETRY_SECONDS)
-            entries, used, left = self._room()
-        if not size or left is None or left >= size:
-            return None
-        going = to_make_room(entries, self._keep, size - left)
-        for entry in going:
-            self.store.remove(entry)
-        if going or self._physically_fits(size, used):
-            return None
-        words = f"{format_bytes(size)} do not fit: {format_bytes(left)} of the budget are left"
-        return Receipt(step, "", 0, 0.0, None, words, errno.ENOSPC)
-
-    def _room(self) -> tuple[list[Entry], int, int | None]:
-        entries = self.store.list()
-        used = sum(entry.bytes for entry in entries)
-        return entries, used, budget.room(self.folder, self._allowed, used).left(used)
-
-    def _physically_fits(self, size: int, used: int) -> bool:
-        """A checkpoint is worth more than the reserve, but not more than the user's own budget."""
-        if self._allowed is not None and used + size > self._allowed:
-            return False
-        free = budget.free(self.folder)
-        return free is None or free > size
-
-    def _newest_step(self) -> int | None:
-        try:
-            return next((entry.step for entry in self.store.list() if entry.complete), None)
-        except Exception:  # noqa: BLE001 - only words depend on it
-            return None
-
-    def _tidy(self) -> None:
-        """Apply retention, beside the training: deleting gigabytes takes a while on some disks."""
-        if self._tidying is not None and self._tidying.is_alive():
-            return
-        self._tidying = threading.Thread(target=self._remove_surplus, name="buoy-retention", daemon=True)
-        self._tidying.start()
-
-    def _remove_surplus(self) -> None:
-        try:
-            for entry in surplus(self.store.list(), self._keep):
-                self.store.remove(entry)
-        except Exception as error:  # noqa: BLE001 - more is kept than need be; nothing is lost
-            self._trouble("retention", f"an old checkpoint could not be removed: {error}")
 
     def _trouble(self, topic: str, text: str) -> None:
         """Say it once, then rarely; the log has it each time."""
@@ -368,6 +320,15 @@ class Keeper:
             say(f"checkpoints go to {self.folder}, the recording to {attempt.run_folder}")
             return watch()
         return watch(self.folder, mirror=mirror, time_limit=limit)
+
+    def _start_mirror(self) -> None:
+        if self._mirror is None:
+            return
+        attempt = self.recorder.attempt
+        try:
+            self._mirror.start(attempt.folder if attempt is not None else None)
+        except (OSError, SubprocessError) as error:
+            self._trouble("mirror", f"nothing is copied to the mirror {self._mirror.shown}: {error}")
 
     def _mean_life(self) -> float:
         attempt = self.recorder.attempt
