@@ -19,7 +19,7 @@ LAYERS = [
     {"lint", "verdict", "view", "planner"},  # a result and how it looks: `str(verdict)` is its full text
     {"supervisor"},
     {"training"},
-    {"keras.guard", "keras.loop", "lightning", "transformers", "testing"},  # what people name in their own code
+    {"keras.guard", "keras.loop", "lightning", "transformers", "testing", "demo"},  # what people name in their own code
     {"cli", "notebook"},
 ]
 HEIGHT = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}
@@ -64,7 +64,7 @@ def test_a_room_imports_only_rooms_below_it(path: Path) -> None:
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_only_the_framework_rooms_import_a_framework(path: Path) -> None:
-    if room(path).split(".")[0] in ("torch", "keras", "lightning", "transformers", "testing"):
+    if room(path).split(".")[0] in ("torch", "keras", "lightning", "transformers", "testing", "demo"):
         return
     if room(path) == "estimate" and path.name.startswith("trace_"):
         return  # these run in a child process of their own

@@ -10,6 +10,15 @@ cell of a notebook costs a few milliseconds and no third-party module.
 
 from __future__ import annotations
 
+TYPE_CHECKING = False  # as typing has it, without its import
+if TYPE_CHECKING:
+    from buoy.checkpoint.retention import Keep
+    from buoy.errors import BuoyError, ExitCode
+    from buoy.supervisor.watch import watch
+    from buoy.training.run import Run
+    from buoy.verdict import why
+    from buoy.view.findings_notebook import check
+
 __version__ = "0.1.0"
 
 # name -> module that defines it; kept sorted, and equal to __all__ (tests/test_public_surface.py).
@@ -26,7 +35,8 @@ _HOMES = {
 __all__ = ["BuoyError", "ExitCode", "Keep", "Run", "check", "watch", "why"]
 
 
-_ROOMS = ("keras",)  # packages that people name in their own code: `buoy.keras.Guard`
+# Modules that people name in their own code: `buoy.keras.Guard`.
+_ROOMS = ("keras", "lightning", "testing", "transformers")
 
 
 def __getattr__(name: str) -> object:

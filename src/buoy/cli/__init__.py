@@ -14,6 +14,7 @@ VERBS = {
         "buoy.cli.check",
         "read training code for the lines that will kill the session: `buoy check train.py`",
     ),
+    "demo": ("buoy.cli.demo", "watch a training die in a small session, and the same one guarded live on"),
     "report": ("buoy.cli.report", "write one HTML page about a run: timelines, checkpoints, verdicts"),
     "ckpt": ("buoy.cli.ckpt", "list, verify, export, prune and bring back the checkpoints of a run"),
     "notebook": ("buoy.cli.notebook", "load buoy by itself in each new notebook kernel"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, cast
 
 import torch
 
@@ -12,7 +14,10 @@ from buoy.machine import cgroup, host
 from buoy.machine.procfs import FileReader, to_int
 
 _RESERVE = 0.04  # of the limit: what the kernel and other processes need at the same time
+_RESERVE_LEAST, _RESERVE_MOST = 64 << 20, 0.12
+"""In a small session the share is too little: fragments of the heap and our own writer do not shrink with it."""
 _PATIENCE = 0.05  # seconds for which a reading of the host is good
+_USABLE = 0.9  # of the room; the rest goes into the gaps of the heap
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -102,6 +107,7 @@ class HostMemory:
         self._total = host.memory().total
         self._read_at = 0.0
         self._free: int | None = None
+        self._trim = _find_malloc_trim()
         self.data_limit: int | None = None
         """RLIMIT_DATA, where `memory_cap` set one."""
 
@@ -116,7 +122,7 @@ class HostMemory:
         """The same, read now."""
         rooms = [self._group_room(), self._machine_room(), self._cap_room()]
         known = [room for room in rooms if room is not None]
-        return max(0, min(known)) if known else None
+        return max(0, int(min(known) * _USABLE)) if known else None
 
     def used(self) -> int | None:
         """Resident bytes of this process."""
@@ -136,15 +142,21 @@ class HostMemory:
         """The high-water mark."""
         return self._status_bytes(b"VmHWM:")
 
+    def give_back(self) -> None:
+        """Return to the kernel what was freed and is kept for the next request: it reads as used otherwise."""
+        if self._trim is not None:
+            self._trim(0)
+        self._read_at = 0.0
+
     def _group_room(self) -> int | None:
         if self._group is None:
             return None
         limit, used = self._group.limit(), self._group.used()
-        return None if limit is None or used is None else int(limit * (1 - _RESERVE)) - used
+        return None if limit is None or used is None else limit - _reserve(limit) - used
 
     def _machine_room(self) -> int | None:
         available = self._machine.available()
-        return None if available is None else available - int((self._total or 0) * _RESERVE)
+        return None if available is None else available - _reserve(self._total or 0)
 
     def _cap_room(self) -> int | None:
         if self.data_limit is None:
@@ -161,6 +173,17 @@ class HostMemory:
         words = rest.split(None, 1)
         kib = to_int(words[0]) if found and words else None
         return None if kib is None else kib * 1024
+
+
+def _reserve(limit: int) -> int:
+    return int(max(limit * _RESERVE, min(_RESERVE_LEAST, limit * _RESERVE_MOST)))
+
+
+def _find_malloc_trim() -> Callable[[int], int] | None:
+    try:
+        return cast("Callable[[int], int]", ctypes.CDLL(None).malloc_trim)  # glibc's
+    except (OSError, AttributeError):
+        return None
 
 
 _host: tuple[int, HostMemory] | None = None

@@ -1,0 +1,24 @@
+"""`buoy demo`: a training dies in a session made small for real, and the same one, guarded, does not."""
+
+from __future__ import annotations
+
+import tempfile
+
+from buoy.cli.arguments import Parser
+
+_DESCRIPTION = "Show in a minute or two what buoy does, on this machine, with a small real training."
+
+
+def execute(arguments: list[str]) -> int:
+    """Run the verb."""
+    parser = Parser("buoy demo", "buoy demo [-o DIR]", _DESCRIPTION)
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="keep the runs and the report there (default: a new temporary folder)",
+    )
+    chosen = parser.parse_args(arguments)
+    from buoy.demo.story import tell
+
+    return tell(chosen.output or tempfile.mkdtemp(prefix="buoy-demo-"))
