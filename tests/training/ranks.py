@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import buoy
 from tests.training.trainings import Augmented, Stage
-from tests.training.warm import read
+from tests.training.warm import read, warm_up
 
 Signals = dict[int, tuple[int, int]]
 """Step -> (rank, signal) that this rank sends itself there."""
@@ -87,7 +87,7 @@ def attempt(folder: str, count: int, signals: Signals) -> list[int]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
+    warm_up()
     home = sys.argv[1]
     whole, cut = os.path.join(home, "whole"), os.path.join(home, "cut")
     result: dict[str, object] = {"whole": attempt(whole, 2, {})}

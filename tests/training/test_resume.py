@@ -16,7 +16,7 @@ KILLS = {
     "everything": [5, 13],
     "changing_workers": [4, 8, 10],
     "spawned_workers": [4],
-    "accumulation": [3, 5],
+    "accumulation": [4, 7],
     "lazy_sampler": [5],
     "own_generators": [10],
     "loader_generator": [14],

@@ -149,8 +149,16 @@ def test_every_kind_of_state_comes_back(tmp_path: Path) -> None:
 
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     tied[1].weight = tied[0].weight
-    odd = {1: (2.5, None), "set": {1, 2}, "inf": float("inf"), "array": np.arange(3), "big": 1 << 80,
-           "half": torch.ones(2, dtype=torch.bfloat16), "empty": torch.empty(0, 3), "flag": torch.tensor(True)}  # fmt: skip
+    odd = {
+        1: (2.5, None),
+        "set": {1, 2},
+        "inf": float("inf"),
+        "array": np.arange(3),
+        "big": 1 << 80,
+        "half": torch.ones(2, dtype=torch.bfloat16),
+        "empty": torch.empty(0, 3),
+        "flag": torch.tensor(True),
+    }
     generator = torch.Generator().manual_seed(4)
     torch.rand(3, generator=generator)
     train(tmp_path, nn.DataParallel(tied), odd=odd, generator=generator)

@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,8 @@ class Stage:
     attempt: int
     """How many attempts there were before."""
     save: int = 3
+    pause: float = 0.0
+    """Seconds for each step, so that there is time to kill it from outside."""
 
     def run(self, **settings: Any) -> buoy.Run:
         return buoy.Run(self.folder, save=self.save, **settings)
@@ -52,6 +55,7 @@ class Stage:
         words = " ".join(_exact(value) for value in values)
         with open(self.log, "a", encoding="utf-8") as file:
             file.write(f"{number} {words}\n")
+        time.sleep(self.pause)
         if number == self.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -9,11 +9,25 @@ import signal
 import sys
 import time
 import traceback
+from importlib import import_module
 
 import numpy as np
 import torch
 
 from tests.training.trainings import TRAININGS, Stage
+
+
+def warm_up() -> None:
+    """Load what the first steps would load, so that every fork has it."""
+    torch.set_num_threads(1)
+    import_module("torchdata.stateful_dataloader")
+    import_module("buoy.training.run")
+    import_module("buoy.torch.transaction")
+    model = torch.nn.Linear(1, 1)
+    for optimizer in (torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.parameters())):
+        optimizer.zero_grad()
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
 
 
 def attempt(name: str, folder: str, kill_at: int | None, number: int) -> int:
@@ -77,7 +91,7 @@ def trial(name: str, folder: str, kills: list[int]) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
+    warm_up()
     for order in sys.argv[2:]:
         name, _, steps = order.partition(":")
         result = trial(name, sys.argv[1], [int(step) for step in steps.split(",") if step])

@@ -67,9 +67,9 @@ class Feeds:
 
     def open(self, loader: Any, place: Place, state: dict[str, Any] | None) -> Pass:
         """A pass over the loader, from its beginning or from where `state` was taken."""
-        if is_loader(loader) and not isinstance(loader.dataset, IterableDataset) and not _keeps_state(loader):
+        if _is_by_index(loader):
             return _IndexPass(*self._twin(loader), place, state)
-        if _has_state(loader):
+        if _has_state(loader) and (not is_loader(loader) or _is_torchdatas(loader)):
             return _StatefulPass(loader, place, state)
         if isinstance(loader, Sequence):
             return _SequencePass(loader, state)
@@ -284,6 +284,15 @@ def _has_state(thing: object) -> bool:
     return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
 
 
-def _keeps_state(loader: Any) -> bool:
-    """A loader with a state whose dataset has one too: only they know where they are."""
-    return _has_state(loader) and hasattr(loader.dataset, "state_dict")
+def _is_by_index(loader: Any) -> bool:
+    """A DataLoader that asks its sampler for indices, and whose dataset does not keep a state of its own."""
+    if not is_loader(loader) or isinstance(loader.dataset, IterableDataset):
+        return False
+    if _is_torchdatas(loader):
+        return not hasattr(loader.dataset, "state_dict")
+    kind = type(loader)  # one that iterates in a way of its own (accelerate's) may not come by our order
+    return kind.__iter__ is DataLoader.__iter__ and kind._get_iterator is DataLoader._get_iterator
+
+
+def _is_torchdatas(loader: Any) -> bool:
+    return type(loader).__module__.startswith("torchdata.stateful_dataloader")

@@ -8,21 +8,15 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from buoy.checkpoint.state import CannotSave, Tensor
 from buoy.checkpoint.store import StoredTensor
 from buoy.errors import BuoyError
 from buoy.torch.data import is_loader
 from buoy.torch.rng import generator_state, set_generator_state
+from buoy.torch.tensors import WORDS, kept, lent, no_bytes
 
-_WORDS = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-    torch.uint8: "U8", torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64",
-    torch.bool: "BOOL", torch.complex64: "C64",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
-_TYPES = {word: kind for kind, word in _WORDS.items()}
 _COMPILED = "_orig_mod."
 _HEAVY = 9
 _PARAMETER_SIZED = (
@@ -49,38 +43,6 @@ _STATE_OF_FIRST_STEP: dict[str, Callable[[dict[str, Any]], int]] = {
 
 class CannotTrack(BuoyError):  # noqa: N818 - says what happened
     """`track` was given something that has no state, or whose state cannot be put back."""
-
-
-def as_tensor(value: object) -> Tensor | None:
-    """torch's tensors for `buoy.checkpoint`."""
-    if isinstance(value, Tensor):
-        return value  # a size that is only expected
-    if not isinstance(value, torch.Tensor):
-        return None
-    if type(value).__name__ == "DTensor" or value.layout is not torch.strided or value.is_meta:
-        return Tensor(f"a kind that is not whole in this process ({_kind(value)})", (), _never)
-    tensor = value.detach()
-    word = _WORDS.get(tensor.dtype, str(tensor.dtype))
-
-    def copy_into(room: memoryview) -> None:
-        if tensor.numel():
-            torch.frombuffer(room, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)
-
-    key = (str(tensor.device), tensor.data_ptr(), tensor.stride()) if tensor.numel() else None
-    return Tensor(word, tuple(tensor.shape), copy_into, key)
-
-
-def lent(stored: StoredTensor) -> torch.Tensor:
-    """A stored tensor over the checkpoint's own memory: to copy from, not to keep."""
-    kind = _TYPES[stored.dtype]
-    if 0 in stored.shape:
-        return torch.empty(stored.shape, dtype=kind)
-    return torch.frombuffer(stored.memory, dtype=kind).view(stored.shape)
-
-
-def kept(stored: StoredTensor) -> torch.Tensor:
-    """A stored tensor with memory of its own."""
-    return lent(stored).clone()
 
 
 class Tracked(Protocol):
@@ -189,10 +151,10 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def parts(objects: Iterable[object]) -> tuple[list[nn.Module], list[torch.optim.Optimizer], list[Any]]:
-    """The modules, optimizers and gradient scalers among what is tracked."""
+    """The modules that are trained, the optimizers and the gradient scalers among what is tracked."""
     things = list(objects)
     return (
-        [thing for thing in things if isinstance(thing, nn.Module)],
+        [thing for thing in things if isinstance(thing, nn.Module) and not isinstance(thing, AveragedModel)],
         [thing for thing in things if isinstance(thing, torch.optim.Optimizer)],
         [thing for thing in things if isinstance(thing, torch.amp.GradScaler)],
     )
@@ -272,10 +234,10 @@ class _Optimizer:
         return {
             **state,
             "state": [
-                Tensor(_WORDS[parameter.dtype], tuple(parameter.shape), _never)
+                Tensor(WORDS[parameter.dtype], tuple(parameter.shape), no_bytes)
                 for group in self._optimizer.param_groups
                 for parameter in group["params"]
-                if parameter.requires_grad and parameter.dtype in _WORDS
+                if parameter.requires_grad and parameter.dtype in WORDS
                 for _ in range(count(group))
             ],
         }
@@ -391,16 +353,6 @@ def _differences(name: str, mine: torch.Tensor, theirs: torch.Tensor) -> list[st
 
 def _shape(tensor: torch.Tensor) -> str:
     return f"({', '.join(str(size) for size in tensor.shape)})"
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    if type(tensor).__name__ == "DTensor":
-        return "DTensor"
-    return "meta" if tensor.is_meta else str(tensor.layout).removeprefix("torch.")
-
-
-def _never(room: memoryview) -> None:
-    raise AssertionError("this tensor has no bytes")
 
 
 def _holds_values_back(module: nn.Module) -> bool:

@@ -26,6 +26,8 @@ class Resumption:
         self._say = say
         self._rank, self._world = world()
         self._checkpoint = self._find(keeper)
+        self._gone: set[str] = set()
+        """What the checkpoint had, once it is let go."""
         whole = self._own_state()
         self.step = self._checkpoint.step if self._checkpoint is not None else 0
         self.mine: dict[str, Any] = whole["ranks"][self._rank] if whole else {}
@@ -55,8 +57,16 @@ class Resumption:
         if left:
             self._say(f"in the checkpoint, but not tracked now, so not saved again: {', '.join(left)}")
 
+    def name_what_is_late(self, names: Iterable[str]) -> None:
+        """Say what was saved and is tracked only now, past the place where it could be loaded."""
+        late = sorted(self._gone & set(names))
+        if late:
+            self._say(f"tracked after the first batch, so not loaded: {', '.join(late)}")
+
     def forget(self) -> None:
         """The run is past the checkpoint: let go of its memory."""
+        if self._checkpoint is not None:
+            self._gone = set(self._checkpoint.names)
         self._checkpoint = None
         self.mine = {}
 
@@ -83,7 +93,7 @@ class Resumption:
         checkpoint = self._checkpoint
         if checkpoint is None:
             return None
-        from buoy.torch.state import kept
+        from buoy.torch.tensors import kept
 
         if OURS not in checkpoint.names:
             raise BuoyError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -21,16 +20,10 @@ from buoy.training.keeper import Keeper, say
 from buoy.training.micro_batches import MicroBatches
 from buoy.training.position import Loop, Position
 from buoy.training.resumption import OURS, Resumption
-from buoy.units import format_duration
+from buoy.training.saves import Saves
 
 if TYPE_CHECKING:
     from buoy.torch.state import Tracked
-
-_REASONS = ("", "interval", "steps", "user", "epoch", "finished", "alarm", "deadline", "interrupt", "sigterm")
-"""From the least urgent to the most: the ranks agree on the most urgent that any of them has."""
-_ENDING = ("interrupt", "sigterm")
-_PATIENCE = 120.0
-"""Seconds without a safe point after which that is told."""
 
 _open: weakref.WeakValueDictionary[str, Run] = weakref.WeakValueDictionary()
 
@@ -87,7 +80,8 @@ class Run:
             self._keeper = Keeper(
                 self.folder, mirror=mirror, time_limit=time_limit, disk=disk, save=save, keep=keep
             )
-        self._best = keep.best.rpartition(":")[2] if isinstance(keep, Keep) and keep.best else None
+        best = keep.best.rpartition(":")[2] if isinstance(keep, Keep) and keep.best else None
+        self._saves = Saves(self._keeper, best, self._say) if self._keeper is not None else None
         self._from = Resumption(self._keeper, self._say)
         mine = self._from.mine
         self.resumed = bool(mine)
@@ -106,7 +100,6 @@ class Run:
         self._objects: dict[str, object] = {}
         self._tracked: dict[str, Tracked] = {}
         self._hooks: list[Any] = []
-        self._metrics: dict[str, float] = {}
         self._micro = MicroBatches(
             self.folder if not self._rank else None,
             self._from.micro_batch,
@@ -122,9 +115,7 @@ class Run:
         """Random state where the way to the loop began: what the script draws there it draws again on resume."""
         self._epochs_before = 0
         self._in_epochs = self._looked_over = self._finished = False
-        self._wish: tuple[str, str | None] | None = None
         self._saved_step = self.step if mine else -1
-        self._waiting_since: float | None = None
         self._pid = os.getpid()
         if self.folder is not None:
             _open[os.path.realpath(self.folder)] = self
@@ -158,7 +149,8 @@ class Run:
           expected: something that can be changed in place
           hint: keep it in a dict: `counters = {'best': ...}; run.track(counters=counters)`
         """
-        from buoy.torch.state import as_tensor, on_step, tracked
+        from buoy.torch.state import on_step, tracked
+        from buoy.torch.tensors import as_tensor
 
         new: dict[str, Tracked] = {}
         for name, value in objects.items():
@@ -174,6 +166,7 @@ class Run:
                 encode(name, thing.state(), as_tensor)  # refused now, by name, rather than at step 10,000
                 new[name] = thing
         self._from.load(new)
+        self._from.name_what_is_late(new)
         unknown = [name for name in objects if name not in self._objects]
         for name in unknown:
             hook = on_step(objects[name], self._on_other_step if self._hooks else self._on_step)
@@ -189,9 +182,9 @@ class Run:
 
         >>> Run().metric(val_loss=0.3)
         """
-        self._metrics.update({name: float(value) for name, value in values.items()})
-        if self._best in values:
-            self._wish = self._wish or ("epoch", None)
+        plain = {name: float(value) for name, value in values.items()}
+        if self._saves is not None:
+            self._saves.measured(plain)
 
     # -- the loop ---------------------------------------------------------------------------------------------
 
@@ -259,10 +252,8 @@ class Run:
         >>> Run().save() is None
         True
         """
-        if self._keeper is None:
-            return None
-        if not self._position.is_between_steps:
-            self._wish = ("user", pin)
+        if self._saves is not None and not self._position.is_between_steps:
+            self._saves.wish("user", pin)
             return None
         between_loops = self._in_epochs and not self._position.has_open_loops
         return self._save("user", pin=pin, epoch_done=between_loops)
@@ -285,9 +276,7 @@ class Run:
     def _save(
         self, reason: str, *, pin: str | None = None, epoch_done: bool = False, finished: bool = False
     ) -> Receipt | None:
-        from buoy.torch.state import as_tensor
-
-        if self._keeper is None or self._finished:
+        if self._saves is None or self._finished:
             return None
         mine = {
             "position": self._position.describe(epoch_done=epoch_done),
@@ -295,58 +284,29 @@ class Run:
             "before_loop": self._before_loop,
             "seed": self._seed,
         }
-        items = {name: thing.state() for name, thing in self._tracked.items()}
-        items[OURS] = {"ranks": self._ranks.gather(mine), "micro_batch": self._micro.state()}
-        receipt = self._keeper.save(
-            items,
+        self._saved_step = self.step
+        return self._saves.save(
+            self._tracked,
+            mine,
+            self._micro.state(),
             step=self.step,
             epoch=self._position.epoch,
             reason=reason,
-            metrics=self._metrics,
             pin=pin,
             finished=finished,
-            as_tensor=as_tensor,
         )
-        self._saved_step, self._wish, self._waiting_since = self.step, None, None
-        if reason in _ENDING:
-            self._ranks.agree(0)  # nobody goes before rank 0 has written
-            self._keeper.stop_if_asked()
-            if self._world > 1:
-                raise SystemExit(128 + 15)  # another rank was told to stop
-        return receipt
 
     def _safe_point(self, *, epoch_done: bool = False, finished: bool = False) -> None:
         """Save if anybody wants that; every rank comes here."""
-        if self._keeper is None:
+        if self._saves is None:
             return
-        wish, pin = self._wish or ("finished" if finished else "", None)
-        reason = self._keeper.due(self.step) or wish
-        if self._world > 1:
-            reason = _REASONS[self._ranks.agree(_REASONS.index(reason))]
+        reason, pin = self._saves.due(self.step, "finished" if finished else "")
         if reason:
             self._save(reason, pin=pin, epoch_done=epoch_done, finished=finished)
 
-    def _save_if_stopped(self) -> None:
-        """A signal to the whole process group ends the loader's workers too: the step before it is still whole."""
-        if self._keeper is not None and self._world == 1 and self._keeper.due(self.step) in _ENDING:
-            self._safe_point()
-
-    def _no_safe_point(self) -> None:
-        """Something of a step is under way; a save that is due too long is told."""
-        if self._keeper is None or self._world > 1 or not (self._wish or self._keeper.due(self.step)):
-            return
-        now = time.monotonic()
-        if self._waiting_since is None:
-            self._waiting_since = now
-        elif now - self._waiting_since > _PATIENCE:
-            self._say(
-                f"a checkpoint is due since {format_duration(now - self._waiting_since)}, but no tracked optimizer "
-                "stepped between two batches; is the optimizer that steps the one that is tracked?"
-            )
-            self._waiting_since = now + 3600
-
     def _end_epoch(self, *, last: bool) -> None:
-        if self._position.is_settled and self.step:
+        # At the very end a gradient that still waits for a step is of no use to anybody.
+        if self.step and (last or self._position.is_settled):
             self._safe_point(epoch_done=True, finished=last)
 
     def _save_the_end(self) -> None:
@@ -375,19 +335,20 @@ class Run:
                 while True:
                     if safe := position.asked(loop):
                         self._safe_point()
-                    else:
-                        self._no_safe_point()
+                    elif self._saves is not None:
+                        self._saves.postpone(self.step)
                     try:
                         batch = next(feed)
                     except StopIteration:
                         return
                     except Exception:
-                        if safe:
-                            self._save_if_stopped()
+                        # A signal to the whole group ends the loader's workers too: the step before is still whole.
+                        if safe and self._saves is not None and self._saves.is_stopping(self.step):
+                            self._safe_point()
                         raise
                     self.batch = feed.batches
-                    if loop.trains or counts_batches:
-                        self._metrics.clear()  # they were measured on other weights
+                    if self._saves is not None and (loop.trains or counts_batches):
+                        self._saves.weights_change()
                     position.hand_out(loop)
                     if counts_batches:
                         self.step += 1
@@ -417,7 +378,7 @@ class Run:
         self._looked_over = True
         self._from.name_what_is_left(self._tracked)
         if self._keeper is not None:
-            from buoy.torch.state import as_tensor
+            from buoy.torch.tensors import as_tensor
 
             items = {name: getattr(thing, "expected", thing.state)() for name, thing in self._tracked.items()}
             self._keeper.expect(items, as_tensor)

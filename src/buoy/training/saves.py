@@ -1,0 +1,109 @@
+"""Whether a run is saved at a safe point, on all ranks alike; and the saving itself, which never ends a training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from buoy.checkpoint.store import Receipt
+from buoy.training.follower import Follower
+from buoy.training.keeper import Keeper
+from buoy.training.resumption import OURS
+from buoy.units import format_duration
+
+_REASONS = ("", "interval", "steps", "user", "epoch", "finished", "alarm", "deadline", "interrupt", "sigterm")
+"""From the least urgent to the most: the ranks agree on the most urgent that any of them has."""
+ENDING = ("interrupt", "sigterm")
+_PATIENCE = 120.0
+"""Seconds without a safe point after which that is told."""
+_SELDOM = 3600.0
+
+
+class Saves:
+    """What stands between a run and its keeper."""
+
+    def __init__(self, keeper: Keeper | Follower, best: str | None, say: Callable[[str], None]) -> None:
+        from buoy.torch import distributed
+
+        self._ranks = distributed
+        self._alone = distributed.world()[1] == 1
+        self._keeper = keeper
+        self._best = best
+        self._say = say
+        self._wish: tuple[str, str | None] | None = None
+        self._metrics: dict[str, float] = {}
+        self._waiting_since: float | None = None
+        self._told_trouble = False
+
+    def wish(self, reason: str, pin: str | None = None) -> None:
+        """Save at the next safe point."""
+        self._wish = (reason, pin)
+
+    def measured(self, values: Mapping[str, float]) -> None:
+        """Figures of the weights as they are now; the one that retention goes by asks for a save."""
+        self._metrics.update(values)
+        if self._best in values and self._wish is None:
+            self.wish("epoch")
+
+    def weights_change(self) -> None:
+        """What was measured so far was measured on other weights."""
+        self._metrics.clear()
+
+    def due(self, step: int, otherwise: str = "") -> tuple[str, str | None]:
+        """At a safe point, on every rank: the reason to save now, or an empty one; and the name to pin it under."""
+        wish, pin = self._wish or (otherwise, None)
+        reason = self._keeper.due(step) or wish
+        if not self._alone:
+            reason = _REASONS[self._ranks.agree(_REASONS.index(reason))]
+        return reason, pin
+
+    def is_stopping(self, step: int) -> bool:
+        """A signal has asked this process, the only one, to end."""
+        return self._alone and self._keeper.due(step) in ENDING
+
+    def postpone(self, step: int) -> None:
+        """Something of a step is under way; a save that is due for long is told."""
+        if not self._alone or not (self._wish or self._keeper.due(step)):
+            return
+        now = time.monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        elif now - self._waiting_since > _PATIENCE:
+            self._say(
+                f"a checkpoint is due since {format_duration(now - self._waiting_since)}, but no tracked optimizer "
+                "stepped between two batches; is the optimizer that steps the one that is tracked?"
+            )
+            self._waiting_since = now + _SELDOM
+
+    def save(
+        self,
+        tracked: Mapping[str, Any],
+        mine: dict[str, Any],
+        micro_batch: dict[str, Any] | None,
+        **about: Any,
+    ) -> Receipt | None:
+        """Make a checkpoint of what is tracked and of every rank's own part; None when it failed, which is told."""
+        from buoy.torch.tensors import as_tensor
+
+        ranks = self._ranks.gather(mine)  # first: what may fail below must not leave a rank waiting
+        self._wish = self._waiting_since = None
+        receipt: Receipt | None = None
+        try:
+            items = {name: thing.state() for name, thing in tracked.items()}
+            items[OURS] = {"ranks": ranks, "micro_batch": micro_batch}
+            receipt = self._keeper.save(items, metrics=self._metrics, as_tensor=as_tensor, **about)
+        except Exception as error:  # noqa: BLE001 - a state that cannot be saved any more must not end the training
+            self._trouble(f"step {about['step']} is not saved, the training goes on: {error}")
+        if about["reason"] in ENDING:
+            self._ranks.agree(0)  # nobody goes before rank 0 has written
+            self._keeper.stop_if_asked()
+            if not self._alone:
+                raise SystemExit(128 + 15)  # another rank was told to stop
+        return receipt
+
+    def _trouble(self, text: str) -> None:
+        self._keeper.recorder.event("trouble", what=text)
+        if not self._told_trouble:
+            self._told_trouble = True
+            self._say(text)
