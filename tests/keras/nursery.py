@@ -1,17 +1,22 @@
-"""One TensorFlow start for many trainings: `python -m tests.keras.nursery` forks a process for each line on stdin.
+"""One TensorFlow start for many processes: `python -m tests.keras.nursery` forks one for each line on stdin.
 
-A line is JSON: the arguments of `tests.keras.training.main`. Nothing of TensorFlow has run before the fork, so the
-child is as good as a new process, five seconds earlier. The answer is the wait status and what it said on stderr.
+A line is JSON: ["training" or "behaviours", arguments of that module's `main`...]. Nothing of TensorFlow has run
+before the fork, so the child is as good as a new process, five seconds earlier. The answer is the wait status and
+what the child said.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
 import tempfile
+import traceback
 
-from tests.keras import training
+from tests.keras import behaviours, training
+
+MODULES = {"training": training.main, "behaviours": behaviours.main}
 
 
 def main() -> None:
@@ -19,27 +24,27 @@ def main() -> None:
         with tempfile.TemporaryFile("w+") as said:
             child = os.fork()
             if not child:
-                os.dup2(said.fileno(), 2)
                 os.dup2(said.fileno(), 1)
-                status = 1
-                try:
-                    training.main(*json.loads(line))
-                    status = 0
-                except SystemExit as error:
-                    status = int(error.code or 0)
-                except BaseException:
-                    import traceback
-
-                    traceback.print_exc()
-                finally:
-                    import atexit
-
-                    atexit._run_exitfuncs()
-                    sys.stderr.flush()
-                    os._exit(status)
+                os.dup2(said.fileno(), 2)
+                os._exit(live(json.loads(line)))
             _, status = os.waitpid(child, 0)
             said.seek(0)
             print(json.dumps({"status": status, "said": said.read()}), flush=True)
+
+
+def live(request: list[object]) -> int:
+    """A life in the child; returns its exit code."""
+    module, *arguments = request
+    status = 1
+    try:
+        MODULES[str(module)](*arguments)  # type: ignore[operator]
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status
 
 
 if __name__ == "__main__":

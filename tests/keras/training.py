@@ -139,9 +139,9 @@ class Counting(keras.callbacks.Callback):
 class Log(keras.callbacks.Callback):
     """One line per step; then, once, the death."""
 
-    def __init__(self, path: Path, kill_at: int) -> None:
+    def __init__(self, path: Path, kill_at: int, how: int) -> None:
         super().__init__()
-        self._path, self._kill_at = path, kill_at
+        self._path, self._kill_at, self._how = path, kill_at, how
         self._steps = 0
 
     def state_dict(self) -> dict[str, int]:
@@ -161,7 +161,7 @@ class Log(keras.callbacks.Callback):
     def note(self, step: int, state: str, loss: Any, batch: int = 0) -> None:
         self.write(step=step, batch=batch, state=state, loss=float(loss).hex())
         if step == self._kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self._how)
 
 
 def digest(model: Any) -> str:
@@ -189,7 +189,7 @@ def build(kind: str) -> Any:
     return model
 
 
-def main(folder: str, kind: str, kill_at: int = 0) -> None:
+def main(folder: str, kind: str, kill_at: int = 0, how: int = signal.SIGKILL) -> None:
     """One attempt."""
     tf.config.experimental.enable_op_determinism()
     if kind.startswith("mirrored"):
@@ -199,7 +199,7 @@ def main(folder: str, kind: str, kill_at: int = 0) -> None:
     keras.utils.set_random_seed(42)
     if kind == "mixed":
         keras.mixed_precision.set_global_policy("mixed_float16")
-    log = Log(Path(f"{folder}.log"), kill_at)
+    log = Log(Path(f"{folder}.log"), kill_at, how)
     if kind == "loop":
         own_loop(folder, log)
         return

@@ -1,0 +1,246 @@
+"""What a guard does at the edges of a training; each function is one behaviour, run in a process of its own."""
+
+from __future__ import annotations
+
+import os
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy
+import tensorflow as tf
+
+import buoy
+from buoy.checkpoint.store import Store
+from buoy.keras.pipeline_reading import examine
+from buoy.keras.state import write_weights_h5
+
+X = numpy.random.default_rng(0).normal(size=(40, 5)).astype("float32")
+Y = X.sum(1, keepdims=True)
+
+
+class StopHere(Exception):  # noqa: N818 - what it says
+    """The cell is interrupted."""
+
+
+class Interrupt(keras.callbacks.Callback):
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step, self.seen = step, 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen += 1
+        if self.seen == self.step:
+            raise StopHere
+
+
+def model(width: int = 3) -> Any:
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((5,))
+    hidden = keras.layers.BatchNormalization()(keras.layers.Dense(width)(inputs))
+    hidden = keras.Sequential([keras.layers.Dense(4), keras.layers.Dropout(0.1)])(hidden)
+    made = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+    made.compile("adam", "mse")
+    return made
+
+
+def fit(folder: str, *more: Any, width: int = 3, **options: Any) -> tuple[Any, Any, str]:
+    """(model, history, what was said) of a training of 5 steps per epoch."""
+    made = model(width)
+    given = {"x": X, "y": Y, "batch_size": 8, "epochs": 2, "verbose": 0, **options}
+    guard = buoy.keras.Guard(folder, save=2)
+    with redirect_stderr(StringIO()) as said:
+        history = made.fit(**given, callbacks=[guard, *more])
+    return made, history, said.getvalue()
+
+
+def interrupt(folder: str, step: int, **options: Any) -> None:
+    try:
+        fit(folder, Interrupt(step), **options)
+    except StopHere:
+        return
+    raise AssertionError("the training was not interrupted")
+
+
+def weights(made: Any) -> list[bytes]:
+    return [variable.numpy().tobytes() for variable in [*made.variables, *made.optimizer.variables]]
+
+
+def a_finished_run_returns_at_once_with_its_weights_and_history(folder: str) -> None:
+    first, history, _ = fit(folder)
+    again, same, said = fit(folder)
+
+    assert "is finished: 2 epochs, 10 steps" in said
+    assert weights(again) == weights(first)
+    assert same.history == history.history and same.epoch == [0, 1]
+
+
+def a_finished_run_trains_on_when_more_epochs_are_asked_for(folder: str) -> None:
+    _, before, _ = fit(folder)
+    _, history, _ = fit(folder, epochs=3)
+
+    assert history.epoch == [0, 1, 2]
+    assert history.history["loss"][:2] == before.history["loss"]
+
+
+def a_cell_that_is_run_again_goes_on_though_its_layers_have_other_names(folder: str) -> None:
+    whole, history, _ = fit(folder + "-whole")
+    interrupt(folder, 8)
+    resumed, same, said = fit(folder)
+
+    assert "resuming after step 6: epoch 2, batch 2" in said
+    assert weights(resumed) == weights(whole)
+    assert same.history == history.history
+
+
+def a_checkpoint_of_another_model_is_refused_by_name_and_nothing_is_loaded(folder: str) -> None:
+    fit(folder)
+    other = model(7)
+    before = weights(other)
+    try:
+        other.fit(X, Y, epochs=5, verbose=0, callbacks=[buoy.keras.Guard(folder)])
+    except buoy.BuoyError as error:
+        assert "model.dense/kernel has shape (5, 7), (5, 3) in the checkpoint" in str(error)
+        assert "more" in str(error) and error.hint
+    else:
+        raise AssertionError("not refused")
+    assert weights(other)[: len(before)] == before
+
+
+def the_progress_bar_shows_the_epoch_and_the_batches_of_the_whole_epoch(folder: str) -> None:
+    interrupt(folder, 8)
+    with redirect_stdout(StringIO()) as shown:
+        fit(folder, verbose=2)
+
+    assert "Epoch 2/2" in shown.getvalue() and "5/5 - " in shown.getvalue()
+    assert "Epoch 1/2" not in shown.getvalue()
+
+
+def an_epoch_that_was_killed_before_its_validation_is_validated_with_the_same_metrics(folder: str) -> None:
+    class Dies(keras.callbacks.Callback):
+        def on_test_begin(self, logs: Any = None) -> None:
+            raise StopHere
+
+    options = {"validation_data": (X, Y), "batch_size": 10, "epochs": 1}  # four steps; the last one is saved
+    whole, history, _ = fit(folder + "-whole", **options)
+    try:
+        fit(folder, Dies(), **options)
+    except StopHere:
+        pass
+    resumed, same, said = fit(folder, **options)
+
+    assert "after step 4" in said
+    assert same.history == history.history
+    assert weights(resumed) == weights(whole)
+
+
+def two_that_restore_the_model_are_refused(folder: str) -> None:
+    try:
+        fit(folder, keras.callbacks.BackupAndRestore(folder + "-backup"))
+    except buoy.BuoyError as error:
+        assert "BackupAndRestore" in str(error) and "leave BackupAndRestore out" in str(error.hint)
+    else:
+        raise AssertionError("not refused")
+
+
+def an_exported_weights_file_is_loaded_by_a_fresh_model(folder: str) -> None:
+    trained, _, _ = fit(folder)
+    checkpoint = Store(folder).newest(print)
+    assert checkpoint is not None
+    write_weights_h5(checkpoint, folder + ".weights.h5")
+    fresh = model()
+    fresh.load_weights(folder + ".weights.h5")
+
+    assert all(
+        (one.numpy() == other.numpy()).all()
+        for one, other in zip(fresh.weights, trained.weights, strict=True)
+    )
+    assert not list(Path(folder).parent.glob("*.part-*"))
+
+
+def a_generator_that_does_not_repeat_itself_is_found_out(folder: str) -> None:
+    def endless() -> Any:
+        while True:
+            drawn = numpy.frombuffer(os.urandom(20), "uint8").reshape(4, 5).astype("float32")
+            yield drawn, drawn[:, :1]
+
+    interrupt(folder, 5, x=endless(), y=None, batch_size=None, steps_per_epoch=4)
+    _, _, said = fit(folder, x=endless(), y=None, batch_size=None, steps_per_epoch=4)
+
+    assert "reading again 4 batches of the generator" in said
+    assert "the generator gave other batches than in the attempt before" in said
+
+
+def a_pipeline_with_another_seed_is_found_out(folder: str) -> None:
+    def pipeline(seed: int) -> Any:
+        return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(10, seed=seed).batch(8)
+
+    interrupt(folder, 5, x=pipeline(1), y=None, batch_size=None)
+    _, _, said = fit(folder, x=pipeline(2), y=None, batch_size=None)
+
+    assert "not be bit for bit (approximate): the pipeline shuffles with other seeds" in said
+
+
+def a_dataset_whose_threads_draw_nothing_keeps_them(folder: str) -> None:
+    class Plain(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, index: int) -> Any:
+            return X[index * 8 : index * 8 + 8], Y[index * 8 : index * 8 + 8]
+
+    _, _, said = fit(folder, x=Plain(workers=2), y=None, batch_size=None)
+
+    assert "one at a time" not in said
+
+
+def the_grade_of_a_pipeline_is_read_from_it(folder: str) -> None:
+    def unseeded(item: Any) -> Any:
+        return item + tf.random.uniform([], dtype=tf.float32)
+
+    floats = tf.data.Dataset.range(8).map(lambda item: tf.cast(item, tf.float32))
+    assert examine(floats.shuffle(4)).grade == "approximate"
+    assert examine(floats.map(unseeded)).grade == "same-data"
+    assert examine(tf.data.Dataset.range(3).interleave(lambda _: floats.shuffle(4))).grade == "approximate"
+    keras.utils.set_random_seed(1)
+    flip = keras.layers.RandomFlip()
+    images = tf.data.Dataset.from_tensor_slices(numpy.zeros((4, 4, 4, 3), "float32"))
+
+    def stateless(number: Any, item: Any) -> Any:
+        return item + tf.random.stateless_normal([], [number, 1])
+
+    def flipped(image: Any) -> Any:
+        return flip(image, training=True)
+
+    def by_python(item: Any) -> Any:
+        return tf.numpy_function(lambda value: value, [item], tf.float32)
+
+    def one(number: Any) -> Any:
+        return tf.data.Dataset.from_tensors(number)
+
+    numbers = tf.data.Dataset.range(3)
+    grades = {
+        "shuffled": (floats.shuffle(4).batch(2), "bitwise"),
+        "cached, then shuffled": (floats.cache().shuffle(4), "bitwise"),
+        "shuffled, then cached": (floats.shuffle(4).cache(), "approximate"),
+        "random, in order": (floats.map(unseeded), "bitwise"),
+        "random, in parallel": (floats.map(unseeded, num_parallel_calls=2), "same-data"),
+        "stateless, in parallel": (floats.enumerate().map(stateless, num_parallel_calls=2), "bitwise"),
+        "a layer, in order": (images.map(flipped), "bitwise"),
+        "a layer, in parallel": (images.map(flipped, num_parallel_calls=2), "same-data"),
+        "in any order": (floats.map(tf.square, num_parallel_calls=2, deterministic=False), "approximate"),
+        "interleaved": (numbers.interleave(one, num_parallel_calls=2), "bitwise"),
+        "interleaved in any order": (
+            numbers.interleave(one, num_parallel_calls=2, deterministic=False),
+            "approximate",
+        ),
+        "by Python": (floats.map(by_python), "same-data"),
+    }
+    found = {name: examine(dataset).grade for name, (dataset, _) in grades.items()}
+    assert found == {name: grade for name, (_, grade) in grades.items()}
+
+
+def main(name: str, folder: str) -> None:
+    globals()[name](folder)
