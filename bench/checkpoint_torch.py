@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions  
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType  # noqa: E402
 
 from buoy.checkpoint.store import Saver, Store  # noqa: E402
-from buoy.torch.state import as_tensor  # noqa: E402
+from buoy.torch.tensors import as_tensor, kept, lent  # noqa: E402
 
 WIDTH = int(os.environ.get("BENCH_WIDTH", "832"))
 LAYERS = 12
@@ -232,18 +232,11 @@ def loads(methods: Methods, path: Path, cold: bool) -> dict[str, float]:
     training.optimizer.load_state_dict(read["optimizer"])
     theirs = time.perf_counter() - started
     del read
-    live = training.state()
     started = time.perf_counter()
     checkpoint = methods.store.open(entry)
-
-    def tensor(stored: Any) -> torch.Tensor:
-        kind = torch.float32 if stored.dtype == "F32" else torch.int64
-        return torch.frombuffer(stored.memory, dtype=kind).view(stored.shape)
-
-    training.model.load_state_dict(checkpoint.value("model", tensor))  # type: ignore[arg-type]
-    training.optimizer.load_state_dict(checkpoint.value("optimizer", tensor))  # type: ignore[arg-type]
+    training.model.load_state_dict(checkpoint.value("model", lent))  # type: ignore[arg-type]
+    training.optimizer.load_state_dict(checkpoint.value("optimizer", kept))  # type: ignore[arg-type]
     ours_seconds = time.perf_counter() - started
-    del live
     path.unlink()
     return {"torch.load": theirs, "buoy": ours_seconds}
 
