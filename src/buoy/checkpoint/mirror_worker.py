@@ -112,10 +112,14 @@ class Worker:
                 self._retry = min(_RETRY_MOST, 2 * self._retry)
                 self._home, self._there, self._settled = None, {}, None
                 self._status.set(trouble=_in_words(error), copying=None)
-            if self._training_ended() and (done or time.monotonic() - (self._ended or 0.0) > _AFTER_DEATH):
+            if self._training_ended() and (done or self._hopeless()):
                 self._last_log()
                 return
             self._wait(pause)
+
+    def _hopeless(self) -> bool:
+        """Whether trying on is of no use: nothing is left here to copy, or the home was in trouble for too long."""
+        return not local_copies(self._run) or time.monotonic() - (self._ended or 0.0) > _AFTER_DEATH
 
     def _round(self) -> bool:
         """Copy what is missing, newest first; True when nothing was left to do."""
