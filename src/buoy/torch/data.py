@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from torch.utils.data import DataLoader, IterableDataset
 
 from buoy.torch.order import Course, Order
-from buoy.torch.rng import Stream, mix, put, take
+from buoy.torch.rng import Stream, forget_half_pair, mix, put, take
 from buoy.torch.seeded import SeededDataset, WorkerStart
 from buoy.units import format_duration
 
@@ -127,6 +127,7 @@ class _IndexPass:
                 put(mine)
         else:
             batch = next(self._iterator)
+            forget_half_pair()
         self.samples += self._course.sizes.popleft()
         self.batches += 1
         return batch

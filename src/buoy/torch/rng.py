@@ -50,7 +50,7 @@ class Stream:
     """
 
     def __init__(self, number: int) -> None:
-        self._number: int | None = number
+        self._number = number
         self._mine: tuple[Any, ...] | None = None
         self._theirs: tuple[Any, ...] | None = None
 
@@ -58,7 +58,7 @@ class Stream:
         self._theirs = take()
         if self._mine is not None:
             put(self._mine)
-        elif self._number is not None:
+        else:
             seed_everything(self._number)
 
     def __exit__(self, *error: object) -> None:
@@ -146,13 +146,12 @@ def set_generator_state(generator: Any, state: Any) -> None:
 
 
 def take() -> tuple[Any, ...]:
-    """The global generators on the CPU as they are, quickly; for `put` in the same process."""
-    numpy = sys.modules.get("numpy")
-    return (
-        random.getstate(),
-        torch.default_generator.get_state(),
-        numpy.random.get_state() if numpy is not None else None,
-    )
+    """The global generators on the CPU as they are, quickly; for `put` in the same process, once.
+
+    numpy's state takes 100 us to copy, so its generator is set aside as it is and another one put in its place.
+    That drops the second half of a pair of normal numbers which it may hold, as `forget_half_pair` does.
+    """
+    return random.getstate(), torch.default_generator.get_state(), _take_numpy()
 
 
 def put(state: tuple[Any, ...]) -> None:
@@ -161,7 +160,42 @@ def put(state: tuple[Any, ...]) -> None:
     random.setstate(python)
     torch.default_generator.set_state(torch_state)
     if numpy_state is not None:
-        sys.modules["numpy"].random.set_state(numpy_state)
+        _put_numpy(numpy_state)
+
+
+def forget_half_pair() -> None:
+    """Drop the normal number that numpy's global generator may hold back.
+
+    With workers nothing needs to be set aside; but the number of workers may change, and what the training draws
+    must not change with it.
+    """
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and hasattr(numpy.random, "set_bit_generator"):
+        numpy.random.set_bit_generator(numpy.random.get_bit_generator())
+
+
+_spare: list[Any] = []
+"""numpy generators that can be put in the place of the training's."""
+
+
+def _take_numpy() -> Any:
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return None
+    if not hasattr(numpy.random, "set_bit_generator"):  # before numpy 1.24
+        return numpy.random.get_state()
+    mine = numpy.random.get_bit_generator()
+    numpy.random.set_bit_generator(_spare.pop() if _spare else numpy.random.MT19937(0))
+    return mine
+
+
+def _put_numpy(state: Any) -> None:
+    numpy = sys.modules["numpy"]
+    if isinstance(state, tuple):
+        numpy.random.set_state(state)
+        return
+    _spare.append(numpy.random.get_bit_generator())
+    numpy.random.set_bit_generator(state)
 
 
 def _accelerators(
