@@ -9,7 +9,7 @@ N      ?= 1
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    set up, then watch a training die and hear why"
+	@echo "make demo    set up, then watch a training die and hear why, and the same one guarded live on"
 	@echo "make test    set up, then lint and every test (about 4 minutes on 2 cores)"
 	@echo "make bench   the figures of docs/benchmarks.md, as tables and bench/results/*.json"
 	@echo "make deaths  the death suite: N times every kind (make deaths N=20)"
@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml requirements-dev.txt
 	touch $(STAMP)
 
 demo: setup
-	$(BIN)/python examples/demo.py
+	$(BIN)/buoy demo
 
 lint: setup
 	$(BIN)/ruff check .

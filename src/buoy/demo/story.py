@@ -14,7 +14,7 @@ from buoy.errors import UsageError
 
 _BUOY = [sys.executable, "-m", "buoy"]
 _KILL_AT = 4
-_PART = "128"
+_PART = "80"
 """Samples at once where two runs are compared bit for bit: buoy would choose by what is free at that moment."""
 _CLOSE = 1e-5
 

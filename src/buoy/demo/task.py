@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-EPOCHS, BATCH = 4, 1024
+EPOCHS, BATCH = 4, 640
 
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
     """The model, its optimizer and the data, the same in every process."""
     torch.manual_seed(0)
-    pictures = torch.randn(2048, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    pictures = torch.randn(1280, 1, 28, 28, generator=torch.Generator().manual_seed(1))
     labels = (pictures.mean((1, 2, 3)) * 30).long().clamp(0, 9)
     model = nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(),
