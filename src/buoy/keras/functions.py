@@ -7,8 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from buoy.keras.probe import SAMPLES, Answer, as_arrays, probe
-from buoy.keras.quiet import same_for_every_sample
+from buoy.keras import batch_norm
+from buoy.keras.losses import SCALAR
+from buoy.keras.probe import Answer, as_arrays, few_of, probe
 from buoy.keras.snapshot import Snapshot, variables_of
 from buoy.keras.train_step import UNEVEN, Facts, HoldsNotBack, Sums, TrainStep, unpack
 from buoy.microbatch.errors import BadBatch, CannotSplit
@@ -96,8 +97,8 @@ class Functions:
         """Make sure that this model and loss may be split; `CannotSplit` says why not."""
         if self._split is not None:
             return
-        self._refuse_batch_norm()
-        few = _few(data)
+        batch_norm.refuse(self._model, self._inexact)
+        few = few_of(data)
         self._facts = self._look(few)
         self._probe(few)
         facts, sums = self._facts, self._sums
@@ -115,7 +116,7 @@ class Functions:
             if of_function is function and (known is spec or known == spec):
                 return traced
         more = () if function is self._whole else (tf.TensorSpec((), tf.int32),)
-        traced = function.get_concrete_function(spec, tf.TensorSpec((1,), tf.int32), *more)
+        traced = function.get_concrete_function(spec, tf.TensorSpec((2,), tf.int32), *more)
         self._traced.append((spec, function, traced))
         return traced
 
@@ -131,26 +132,8 @@ class Functions:
             model._symbolic_build(data_batch=keras.tree.map_structure(_spec, unpack(data)))
         else:  # as Keras builds it: by tracing its own step
             tf.function(model.train_step, autograph=False).get_concrete_function(data)
-        self._reserve = tf.constant([self._step.reserve_bytes], tf.int32)
+        self._reserve = tf.constant(_room(self._step.reserve_bytes), tf.int32)
         self._built = True
-
-    def _refuse_batch_norm(self) -> None:
-        if "batchnorm" in self._inexact:
-            return
-        found = [
-            layer.name
-            for layer in self._model._flatten_layers()
-            if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
-        ]
-        if found:
-            names = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-            raise CannotSplit(
-                "the batch does not fit, and BatchNormalization cannot be split with the same result",
-                received=f"{len(found)} layers in training mode: {names}",
-                expected="layers that treat each sample by itself",
-                hint='GroupNormalization or LayerNormalization instead, a smaller batch_size, frozen layers '
-                     '(trainable = False), or inexact=("batchnorm",) to accept statistics per micro-batch',
-            )  # fmt: skip
 
     def _look(self, few: Any) -> Facts:
         found: list[Facts] = []
@@ -164,8 +147,6 @@ class Functions:
     def _probe(self, few: Any) -> None:
         facts = self._facts
         assert facts is not None
-        if _rows(few) < 3:
-            return  # one or two samples show nothing; the next, larger batch is split by the same function
         metrics = {id(variable) for variable in self._model.metrics_variables}
         measured = [n for n, variable in enumerate(facts.shape.carried) if id(variable) in metrics]
         step = self._step
@@ -182,45 +163,24 @@ class Functions:
             gradients, state = compiled(data, tf.constant(count), tf.constant(scalar), tf.constant(added))
             return Answer(as_arrays(gradients), as_arrays(state))
 
-        unknown = ("scalar" in facts.kinds or step.opaque, facts.added)
-        backwards = keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[::-1], few)
-        step.scaling = False
+        unknown = (SCALAR in facts.kinds, facts.added)
+        step.scaling = False  # in half precision the scale may still be too large, and overflow shows nothing
         try:
-            with same_for_every_sample():
-                finding = probe(attempt, few, backwards, self._precision(), unknown)
+            finding = probe(attempt, few, self._model, unknown)
         finally:
             step.scaling = True
-        if not finding.equal and "batchnorm" not in self._inexact:
-            raise CannotSplit(
-                "the batch does not fit, and in micro-batches this model and loss give another gradient",
-                received=f"a difference of {finding.error:.1g} between {SAMPLES} samples at once and in two parts",
-                expected=f"at most {finding.allowed:.1g}",
-                hint="a loss or layer that compares samples with each other, or draws random numbers without a "
-                     "keras SeedGenerator, needs the whole batch: ask for a smaller batch_size",
-            )  # fmt: skip
         self._sums = Sums(tf.constant(finding.scalar_sums), tf.constant(finding.added_sums))
-        if step.streamed and not finding.state_adds_up:
+        if step.streamed and not finding.metrics_add_up:
             step.streamed = False
             self._facts = self._look(few)
 
-    def _precision(self) -> str:
-        dtypes = {str(layer.compute_dtype) for layer in self._model._flatten_layers()}
-        return next(
-            (dtype for dtype in ("bfloat16", "float16", "float32", "float64") if dtype in dtypes), "float32"
-        )
+
+def _room(size: int) -> list[int]:
+    """As the shape of an array of bytes; one dimension alone ends at 2 GiB."""
+    return [-(-size // 4096), 4096]
 
 
-_NOTHING = tf.constant([0], tf.int32)
-
-
-def _few(data: Any) -> Any:
-    return keras.tree.map_structure(
-        lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf)[:SAMPLES], data
-    )
-
-
-def _rows(data: Any) -> int:
-    return int(next(leaf.shape[0] for leaf in keras.tree.flatten(data) if leaf is not None))
+_NOTHING = tf.constant(_room(0), tf.int32)
 
 
 def _spec(leaf: Any) -> Any:

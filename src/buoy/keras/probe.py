@@ -7,26 +7,33 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
+import keras
 import numpy
 import tensorflow as tf
+
+from buoy.keras import batch_norm
+from buoy.keras.quiet import same_for_every_sample
+from buoy.microbatch.errors import CannotSplit
 
 SAMPLES = 5
 """Cut into 2 and 3: an even cut cannot tell a mean from a mean of means."""
 
+# Relative, for arithmetic of each precision: rounding alone stays below, a wrong weight is far above.
 _FLOORS = {"float64": 1e-11, "float32": 1e-5, "float16": 2e-2, "bfloat16": 5e-2}
 _ORDERS = 4.0
+"""Times the difference that another order of the same samples makes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a try gave: gradients and the state it would write, as arrays."""
+    """What a try gave: gradients, and the metrics it would write, as arrays."""
 
     gradients: list[Any]
-    state: list[Any]
+    metrics: list[Any]
 
 
 Try = Callable[[Any, int, bool, bool], Answer]
-"""(data, micro-batches, scalar losses are sums, added losses are sums) -> Answer; writes nothing."""
+"""(samples, micro-batches, scalar losses are sums, added losses are sums) -> Answer; writes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,34 +42,59 @@ class Finding:
 
     scalar_sums: bool
     added_sums: bool
-    state_adds_up: bool
+    metrics_add_up: bool
     """Whether metrics updated per micro-batch end as those updated once."""
     error: float
     allowed: float
 
-    @property
-    def equal(self) -> bool:
-        """Whether the gradient is the whole batch's."""
-        return self.error <= self.allowed
+
+def few_of(data: Any) -> Any:
+    """The first samples of a batch."""
+    return keras.tree.map_structure(
+        lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf)[:SAMPLES], data
+    )
 
 
-def probe(attempt: Try, data: Any, reversed_data: Any, dtype: str, unknown: tuple[bool, bool]) -> Finding:
-    """Compare whole and split, under each reading of the losses whose reduction cannot be seen."""
-    whole = attempt(data, 1, False, False)
-    other_order = attempt(reversed_data, 1, False, False)
-    floor = _FLOORS.get(dtype, _FLOORS["float32"])
+def probe(attempt: Try, few: Any, model: Any, unknown: tuple[bool, bool] = (False, False)) -> Finding:
+    """Compare whole and split, under each reading of the losses whose reduction cannot be seen (scalar, added).
+
+    `CannotSplit` when no reading gives the same gradient.
+    """
+    backwards = keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[::-1], few)
+    with same_for_every_sample(), batch_norm.at_rest(model):
+        finding = _compare(attempt, few, backwards, _FLOORS[_precision(model)], unknown)
+    if finding.error > finding.allowed:
+        raise CannotSplit(
+            "in micro-batches this model and loss give another gradient than on the whole batch",
+            received=f"a difference of {finding.error:.1g} between a few samples at once and in two parts",
+            expected=f"at most {finding.allowed:.1g}",
+            hint="what compares samples with each other, or draws random numbers without a keras SeedGenerator, "
+                 "needs the whole batch: ask for a smaller one",
+        )  # fmt: skip
+    return finding
+
+
+def _compare(
+    attempt: Try, few: Any, backwards: Any, floor: float, unknown: tuple[bool, bool]
+) -> Finding:  # fmt: skip
+    whole = attempt(few, 1, False, False)
+    if not any(numpy.any(gradient) for gradient in whole.gradients):
+        raise CannotSplit(
+            "whether micro-batches give the same gradient could not be tried",
+            received="a gradient of zero for its first samples",
+            expected="a gradient to compare",
+            hint="shuffle the data, or ask for a smaller batch",
+        )
+    other_order = attempt(backwards, 1, False, False)
     allowed = max(floor, _ORDERS * distance(whole.gradients, other_order.gradients))
-    best: Finding | None = None
+    findings = []
     for scalar in (False, True) if unknown[0] else (False,):
         for added in (False, True) if unknown[1] else (False,):
-            split = attempt(data, 2, scalar, added)
+            split = attempt(few, 2, scalar, added)
             error = distance(whole.gradients, split.gradients)
-            adds_up = distance(whole.state, split.state) <= max(allowed, floor)
-            finding = Finding(scalar, added, adds_up, error, allowed)
-            if best is None or finding.error < best.error:
-                best = finding
-    assert best is not None
-    return best
+            add_up = distance(whole.metrics, split.metrics) <= allowed
+            findings.append(Finding(scalar, added, add_up, error, allowed))
+    return min(findings, key=lambda finding: finding.error)
 
 
 def distance(first: list[Any], second: list[Any]) -> float:
@@ -82,5 +114,12 @@ def distance(first: list[Any], second: list[Any]) -> float:
 
 
 def as_arrays(tensors: list[Any]) -> list[Any]:
-    """Gradients for comparison: dense, as numpy; none is nothing."""
+    """For comparison: dense, as numpy; no gradient is left out."""
     return [tf.convert_to_tensor(tensor).numpy() for tensor in tensors if tensor is not None]
+
+
+def _precision(model: Any) -> str:
+    dtypes = {str(layer.compute_dtype) for layer in model._flatten_layers()}
+    return next(
+        (dtype for dtype in ("bfloat16", "float16", "float32", "float64") if dtype in dtypes), "float32"
+    )

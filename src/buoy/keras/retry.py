@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import keras
 
 from buoy.keras.snapshot import Snapshot
-from buoy.microbatch.errors import BadBatch, OutOfMemory, TornStep
+from buoy.microbatch.errors import BadBatch, CannotSplit, OutOfMemory, TornStep
 from buoy.microbatch.oom import is_oom
 from buoy.microbatch.sizing import Sizer
 
@@ -153,7 +153,11 @@ class Retry:
                 expected="a sample that fits beside weights, gradients and optimizer state",
                 hint="`buoy plan` shows what owns the peak; mixed precision, smaller samples or another optimizer help",
             )
-        functions.prepare(data)
+        try:
+            functions.prepare(data)
+        except CannotSplit:
+            self._say(f"out of memory at step {self.steps} with {size} samples at once: {text}")
+            raise
         return self._sizer.oom(size, each)
 
     def _size(self, rows: int, each: float) -> int:

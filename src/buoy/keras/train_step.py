@@ -25,7 +25,7 @@ RESERVE = 5
 """The update's temporaries at most, in sizes of all trainable weights: unscaled and clipped gradients, and what
 Adam's formula holds at once when every variable is updated in parallel."""
 
-UNEVEN = "buoy: the loss's values are not spread evenly over the samples"
+UNEVEN = "buoy: the values of the loss are not spread evenly over the samples"
 """Said by the graph when a micro-batch's share of the loss turned out not to be its share of the samples."""
 
 
@@ -231,7 +231,7 @@ class TrainStep:
 
     def _commit(self, gradients: list[Any], updates: list[tuple[Any, Any]], reserve: Any) -> None:
         weights = self.model.trainable_weights
-        _refuse_own_writes(weights, updates)
+        refuse_own_writes(weights, updates)
         computed = [leaf for gradient in gradients if gradient is not None for leaf in _components(gradient)]
         with tf.control_dependencies([*computed, *(value for _, value in updates)]):
             reached = self.stage.assign_add(1, read_value=False)
@@ -259,16 +259,29 @@ def unpack(data: Any) -> tuple[Any, Any, Any]:
     return x, y, sample_weight
 
 
-def _refuse_own_writes(weights: list[Any], updates: list[tuple[Any, Any]]) -> None:
+_WRITES = (
+    "AssignVariableOp",
+    "AssignAddVariableOp",
+    "AssignSubVariableOp",
+    "ResourceScatterAdd",
+    "ResourceScatterUpdate",
+)
+
+
+def refuse_own_writes(weights: list[Any], updates: list[tuple[Any, Any]]) -> None:
+    """Say so when the forward pass writes what cannot be held back; called before anything else is written."""
     trainable = {id(weight) for weight in weights}
-    for variable, _ in updates:
-        if id(variable) in trainable:
-            raise HoldsNotBack(
-                "a layer assigns to a trainable weight during the forward pass, so the step cannot be held back",
-                received=variable.path,
-                expected="weights that only the optimizer changes",
-                hint="it is trained as Keras does it, without recovery from out-of-memory",
-            )
+    found = [variable.path for variable, _ in updates if id(variable) in trainable]
+    if not tf.executing_eagerly():
+        operations = tf.compat.v1.get_default_graph().get_operations()
+        found += [operation.name for operation in operations if operation.type in _WRITES]
+    if found:
+        raise HoldsNotBack(
+            "a layer writes to a weight, or to a variable that is not Keras's, during the forward pass",
+            received=found[0],
+            expected="variables of Keras that only the optimizer trains",
+            hint="it is trained as Keras does it, without recovery from out-of-memory",
+        )
 
 
 def _components(gradient: Any) -> list[Any]:

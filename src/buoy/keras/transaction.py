@@ -42,6 +42,7 @@ class Transaction:
         self._event = event
         self._retry = Retry(say, event, micro_batch)
         self._inexact = inexact
+        self._asked = micro_batch is not None
         self._functions: Functions | None = None
         self._fresh = True
         """No step of the present functions has gone through yet."""
@@ -115,7 +116,8 @@ class Transaction:
             self._fresh = False
             return logs
         except Exception as error:
-            if functions.written() or (isinstance(error, StepError) and not functions.misfit(error)):
+            told = isinstance(error, StepError) and not functions.misfit(error)
+            if self._asked or told or functions.written():
                 raise
             why = error.message if isinstance(error, StepError) else f"{type(error).__name__}: {error}"
         # Either the model does not fit in here, or the person's code is wrong: Keras's own step tells which.

@@ -1,0 +1,197 @@
+"""Micro-batches for a loop of one's own: the whole batch's gradient where `tf.GradientTape` runs out of memory.
+
+The counterpart of `run.backward` in PyTorch; the optimizer's step stays in the loop.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from buoy.flight import recorder
+from buoy.keras import batch_norm
+from buoy.keras.deferred import Deferred
+from buoy.keras.micro_batches import Micro, Shape, Sum, loop, rows_of, shape_of
+from buoy.keras.probe import Answer, as_arrays, few_of, probe
+from buoy.keras.retry import Retry
+from buoy.keras.snapshot import Snapshot
+from buoy.keras.train_step import refuse_own_writes
+from buoy.microbatch.errors import BadLoss
+
+LossFunction = Callable[[Any], Any]
+
+
+def gradients(
+    model: Any,
+    loss_fn: LossFunction,
+    *,
+    reduction: str = "mean",
+    micro_batch: int | None = None,
+    inexact: tuple[str, ...] = (),
+) -> Callable[[Any], tuple[Any, list[Any]]]:
+    """A function from a batch to (loss, gradients of `model.trainable_variables`) that survives running out of memory.
+
+    `loss_fn(batch)` gives the loss of the samples it is handed: a mean or a sum over them, or (sum, weight) for a mean
+    over tokens. Make it once, outside the loop: it is compiled.
+
+    >>> step = gradients(model, lambda batch: loss(batch[1], model(batch[0], training=True)))  # doctest: +SKIP
+    >>> for batch in dataset:  # doctest: +SKIP
+    ...     value, found = step(batch)
+    ...     optimizer.apply_gradients(zip(found, model.trainable_variables))
+    """
+    if reduction not in ("mean", "sum"):
+        raise BadLoss(
+            "unknown reduction", received=repr(reduction), expected='"mean" or "sum"',
+            hint="for a mean over tokens return (sum of the losses, number of tokens)",
+        )  # fmt: skip
+    there = recorder.current()
+    retry = Retry(_say, there.event if there is not None else lambda *args, **values: None, micro_batch)
+    step = _Gradients(model, loss_fn, reduction, inexact)
+    return lambda batch: retry.run(step, batch)
+
+
+class _Gradients:
+    """The step that is repeated (retry.Step): it computes gradients, then writes BatchNorm statistics and seeds."""
+
+    def __init__(self, model: Any, loss_fn: LossFunction, reduction: str, inexact: tuple[str, ...]) -> None:
+        self._model = model
+        self._loss_fn = loss_fn
+        self._reduction = reduction
+        self._inexact = inexact
+        self._stage = tf.Variable(0, dtype=tf.int64, trainable=False, name="buoy_stage")
+        self._begun = 0
+        self._whole = tf.function(self._compute_whole, reduce_retracing=True, autograph=False)
+        self._split: Any = None
+        self._written: list[Any] = []
+
+    def run(self, data: Any, count: int, reserve: bool) -> Any:
+        """(loss, gradients)"""
+        del reserve  # nothing is allocated once writing begins
+        if not self._model.built:
+            self._loss_fn(few_of(data))
+        if count == 1:
+            result = self._whole(data)
+        else:
+            self.prepare(data)
+            result = self._split(data, tf.constant(count))
+        self._begun += 2
+        return result
+
+    def reached(self) -> int:
+        """0 nothing is written, 2 writing had begun."""
+        now = int(self._stage.numpy())
+        reached, self._begun = now - self._begun, now
+        return reached
+
+    def explained(self, error: Exception) -> Exception:
+        """As it is."""
+        return error
+
+    def snapshot(self) -> Snapshot:
+        """Copies of what the forward pass writes."""
+        return Snapshot(self._written)
+
+    def prepare(self, data: Any) -> None:
+        """Make sure that this model and loss may be split."""
+        if self._split is not None:
+            return
+        batch_norm.refuse(self._model, self._inexact)
+        few = few_of(data)
+        found: list[Shape] = []
+
+        def look(part: Any) -> None:
+            rows = rows_of(part)
+            found.append(shape_of(self._micro(part, (), rows, rows)))
+
+        tf.function(look, autograph=False).get_concrete_function(few)
+        shape = found[0]
+
+        def computed(data: Any, count: Any) -> Any:
+            loss, whole = self._accumulate(data, count, shape)
+            return loss, [None if g is None else tf.convert_to_tensor(g) for g in whole.gradients]
+
+        compiled = tf.function(computed, reduce_retracing=True, autograph=False)
+
+        def attempt(data: Any, count: int, scalar: bool, added: bool) -> Answer:
+            return Answer(as_arrays(compiled(data, tf.constant(count))[1]), [])
+
+        probe(attempt, few, self._model)
+
+        def split(data: Any, count: Any) -> Any:
+            loss, whole = self._accumulate(data, count, shape)
+            return self._commit(loss, whole.gradients, whole.updates)
+
+        self._split = tf.function(split, reduce_retracing=True, autograph=False)
+
+    def _compute_whole(self, data: Any) -> Any:
+        rows = rows_of(data)
+        micro = self._micro(data, (), rows, rows)
+        loss, found = self._divided(micro.values, micro.gradients)
+        return self._commit(loss, found, micro.scope.updates())
+
+    def _accumulate(self, data: Any, count: Any, shape: Shape) -> tuple[Any, Sum]:
+        whole = loop(self._micro, data, count, shape, self._model.trainable_variables)
+        loss, whole.gradients = self._divided(whole.values, whole.gradients)
+        return loss, whole
+
+    def _micro(self, part: Any, state: Iterable[Any], rows: Any, all_rows: Any) -> Micro:
+        with Deferred(state) as scope:
+            with tf.GradientTape() as tape:
+                made = self._loss_fn(part)
+                loss, weight = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+                loss = _checked(loss)
+                if weight is None and self._reduction == "mean":
+                    loss *= tf.cast(rows, loss.dtype) / tf.cast(all_rows, loss.dtype)
+            found = tape.gradient(loss, self._model.trainable_variables)
+        values = [loss] if weight is None else [loss, tf.cast(weight, loss.dtype)]
+        return Micro(found, values, [rows], [], scope)
+
+    def _divided(self, values: list[Any], found: list[Any]) -> tuple[Any, list[Any]]:
+        if len(values) == 1:
+            return values[0], found
+        total, weight = values
+        return total / weight, [None if g is None else _over(g, weight) for g in found]
+
+    def _commit(self, loss: Any, found: list[Any], updates: list[tuple[Any, Any]]) -> Any:
+        refuse_own_writes(self._model.trainable_variables, updates)
+        self._written = [variable for variable, _ in updates]
+        computed = [g.values if isinstance(g, tf.IndexedSlices) else g for g in found if g is not None]
+        with tf.control_dependencies([loss, *computed, *(value for _, value in updates)]):
+            begun = self._stage.assign_add(2, read_value=False)
+        with tf.control_dependencies([begun]):
+            for variable, value in updates:
+                variable.assign(value)
+        return loss, found
+
+
+def _checked(loss: Any) -> Any:
+    value = tf.convert_to_tensor(loss) if keras.ops.is_tensor(loss) else None
+    if value is None or value.shape.rank != 0 or not value.dtype.is_floating:
+        received = (
+            f"{type(loss).__name__}: {loss!r}"
+            if value is None
+            else f"shape {value.shape}, {value.dtype.name}"
+        )
+        raise BadLoss(
+            "the loss function gave no loss", received=received[:200], expected="a scalar tensor, or (sum, weight)",
+            hint="keras.ops.mean(...) of the losses of the samples",
+        )  # fmt: skip
+    return value
+
+
+def _over(gradient: Any, weight: Any) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values / tf.cast(weight, gradient.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient / tf.cast(weight, gradient.dtype)
+
+
+def _say(text: str) -> None:
+    try:
+        sys.stderr.write(f"buoy: {text}\n")
+    except (OSError, AttributeError):
+        pass  # stderr is closed

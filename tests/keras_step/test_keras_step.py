@@ -1,0 +1,58 @@
+"""The Keras step as a transaction: see checks.py for what each name means."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from buoy.testing import shim
+
+ROOT = Path(__file__).parents[2]
+
+
+def names() -> list[str]:
+    functions = ast.parse((Path(__file__).parent / "checks.py").read_text()).body
+    return [one.name for one in functions if isinstance(one, ast.FunctionDef) and one.decorator_list]
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, str | None]:
+    """One process for all of them: TensorFlow takes seconds to start."""
+    command = [sys.executable, "-m", "tests.keras_step.checks"]
+    done = subprocess.run(
+        command, env=shim.environment(), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", names())
+def test_keras_step(name: str, results: dict[str, str | None]) -> None:
+    assert results[name] is None, results[name]
+
+
+def test_on_the_torch_backend_it_says_that_it_does_not_work() -> None:
+    code = """
+import keras
+from buoy.keras.transaction import install
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+try:
+    install(model, say=print, event=print)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    environment = {**os.environ, "KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+
+    assert "CannotSplit" in done.stdout, done.stderr[-2000:]
+    assert "torch backend" in done.stdout and "buoy.Run().backward" in done.stdout
