@@ -1,4 +1,7 @@
-"""Keras: the only code of buoy that touches it. `Guard` keeps `model.fit` going bit for bit, `Loop` one's own loop."""
+"""Keras: the only code of buoy that touches it.
+
+`Guard` keeps `model.fit` going bit for bit, `Loop` one's own loop; `gradients` computes a batch there in micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from buoy.keras.guard import Guard
     from buoy.keras.loop import Loop
+    from buoy.keras.tape import gradients
 
-__all__ = ["Guard", "Loop"]
+__all__ = ["Guard", "Loop", "gradients"]
+
+_HOMES = {"Guard": "buoy.keras.guard", "Loop": "buoy.keras.loop", "gradients": "buoy.keras.tape"}
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module 'buoy.keras' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"buoy.keras.{name.lower()}"), name)  # by name: both stand above this room
+    return getattr(import_module(_HOMES[name]), name)  # by name: the first two stand above this room
 
 
 def __dir__() -> list[str]:
