@@ -241,3 +241,81 @@ def test_buoy_run_restarts_a_run_from_its_checkpoint(tmp_path: Path) -> None:
     assert "from 6\nto 10" in done.stdout
     saved = event(folder, "save")
     assert saved is not None and saved["step"] == 2
+
+
+def test_an_interrupted_cell_that_is_run_again_goes_on(tmp_path: Path) -> None:
+    """The same Run, the same loop, after a KeyboardInterrupt in the middle of the second epoch."""
+    seen: list[tuple[int, int]] = []
+    run = buoy.Run(tmp_path)
+
+    def cell(stop_at: int | None) -> None:
+        for epoch in run.epochs(2):
+            for batch in run.batches([0, 1, 2, 3]):
+                seen.append((epoch, batch))
+                if len(seen) == stop_at:
+                    raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cell(6)
+    cell(None)
+    run.finish()
+
+    assert seen == [(epoch, batch) for epoch in range(2) for batch in range(4)]
+
+
+def test_a_state_that_becomes_unsavable_does_not_end_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes: dict[str, object] = {}
+    with buoy.Run(tmp_path, save=1) as run:
+        run.track(notes=notes)
+        for _ in run.batches([1, 2, 3]):
+            notes["oops"] = print
+
+    words = capsys.readouterr().err
+    assert run.step == 3
+    assert words.count("the training goes on") == 1 and "notes.oops is a function" in words
+
+
+def test_a_loader_that_iterates_in_its_own_way_is_read_again(tmp_path: Path) -> None:
+    """accelerate's loaders override `__iter__`: they are resumed by reading, not by index."""
+    from accelerate.data_loader import prepare_data_loader
+
+    def loader() -> Any:
+        data = TensorDataset(torch.arange(24.0))
+        return prepare_data_loader(DataLoader(data, batch_size=4, shuffle=True), put_on_device=False)
+
+    def walk(folder: Path, stop_at: int | None) -> list[list[float]]:
+        torch.manual_seed(3)
+        run, seen = buoy.Run(folder, save=1, seed=1), []
+        for _ in run.epochs(1):
+            for (batch,) in run.batches(loader()):
+                seen.append(batch.tolist())
+                if len(seen) == stop_at:
+                    run.save()
+                    break
+            else:
+                continue
+            break
+        run.finish()
+        return seen
+
+    whole = walk(tmp_path / "whole", None)
+    first, rest = walk(tmp_path / "cut", 2), walk(tmp_path / "cut", None)
+
+    assert len(whole) == 6 and first + rest == whole
+
+
+def test_a_metric_of_torchmetrics_keeps_what_it_has_counted(tmp_path: Path) -> None:
+    from torchmetrics import MeanMetric
+
+    mean = MeanMetric()
+    mean.update(torch.tensor([1.0, 3.0]))
+    train(tmp_path, nn.Linear(4, 1), mean=mean)
+
+    fresh = MeanMetric()
+    with buoy.Run(tmp_path) as run:
+        run.track(mean=fresh)
+    fresh.update(torch.tensor([5.0, 7.0]))
+
+    assert fresh.compute().item() == 4.0

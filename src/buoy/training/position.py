@@ -34,6 +34,7 @@ class Loop:
     in_body: bool = False
     trains: bool = False
     begun: bool = False
+    """A batch was handed out in this process."""
     place: Callable[[], dict[str, Any]] | None = None
     """Its state for the next checkpoint; None before its first batch is asked for."""
     settled_before: bool = True
@@ -56,11 +57,14 @@ class Position:
         self._next_loop = 0
         self._roots: dict[int, int] = {}
         self._open: dict[int, Loop] = {}
+        self._left: dict[int, Loop] = {}
+        """Loops that the script has just left before their end; forgotten once it goes on to another."""
         self._settled = True
         self._training: set[int] = set()
 
     def again(self) -> Position:
         """The same place for a script that comes by the same way once more, in this process."""
+        self._open = {**self._left, **self._open}
         anew = Position(self.describe())
         anew.counts_steps, anew._training = self.counts_steps, self._training
         return anew
@@ -75,6 +79,7 @@ class Position:
         self.epoch = epoch
         self._next_loop = 0
         self._open.clear()
+        self._left.clear()
         self._roots.clear()
         if self._saved is not None and epoch != self._saved["epoch"]:
             self._saved = None
@@ -82,8 +87,7 @@ class Position:
 
     def begin_loop(self, owner: int) -> Loop:
         """The script begins to iterate over batches."""
-        for loop in [loop for loop in self._open.values() if loop.owner == owner and loop.begun]:
-            self.end_loop(loop)  # the same loader from its start: nobody goes on with the earlier iteration
+        self._left.clear()
         number, saved = self._claim(self._next_loop)
         nested = any(loop.in_body for loop in self._open.values())
         done = saved is None and self._saved is not None and number < self._saved["next_loop"]
@@ -118,16 +122,18 @@ class Position:
         self._saved = None
         return arrived
 
-    def end_loop(self, loop: Loop) -> None:
+    def end_loop(self, loop: Loop, *, exhausted: bool = True) -> None:
         """It is exhausted, or the script has left it."""
         if self._open.get(loop.number) is loop:
             del self._open[loop.number]
             self._leave_body(loop)
+            if not exhausted:
+                self._left[loop.number] = loop
 
     def hand_out(self, loop: Loop) -> None:
         """A batch goes to the script."""
         loop.settled_before = self._settled
-        loop.in_body = True
+        loop.in_body = loop.begun = True
         self._settled = not self.counts_steps
 
     def stepped(self) -> None:

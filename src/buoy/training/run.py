@@ -324,7 +324,7 @@ class Run:
             return
         from buoy.torch.data import Place
 
-        position = self._position
+        position, exhausted = self._position, False
         try:
             self._arrive()
             place = Place(self._own_seed(), self._rank, position.epoch, loop.number)
@@ -340,6 +340,7 @@ class Run:
                     try:
                         batch = next(feed)
                     except StopIteration:
+                        exhausted = True
                         return
                     except Exception:
                         # A signal to the whole group ends the loader's workers too: the step before is still whole.
@@ -354,7 +355,7 @@ class Run:
                         self.step += 1
                     yield batch
         finally:
-            position.end_loop(loop)
+            position.end_loop(loop, exhausted=exhausted)
             if not loop.nested:
                 self._before_loop = self._rng.capture()
 
