@@ -23,6 +23,7 @@ def state(attempt: Attempt) -> dict[str, Any]:
     """The numbers; what is not known is None."""
     life = read_life(attempt.run_folder, attempt.number)
     last, about = life.last, life.about
+    kept = _folder_of_checkpoints(life, attempt.run_folder)
     wall = _number(last.get("wall"))
     age = max(0.0, time.time() - wall) if wall is not None else None
     return {
@@ -38,8 +39,8 @@ def state(attempt: Attempt) -> dict[str, Any]:
         "step_seconds": life.series["step_seconds"][-1][1] if "step_seconds" in life.series else None,
         "resources": _resources(life),
         "time": _time(life, about),
-        "micro_batch": _micro_batch(attempt.run_folder),
-        "checkpoint": _checkpoint(attempt.run_folder),
+        "micro_batch": _micro_batch(kept),
+        "checkpoint": _checkpoint(kept),
         "events": _events(life),
     }
 
@@ -116,10 +117,21 @@ def _time(life: Life, about: dict[str, Any]) -> dict[str, Any] | None:
     return {"spent": spent, "limit": limit, "left": max(0.0, limit - spent)}
 
 
+def _folder_of_checkpoints(life: Life, recorded: str) -> str:
+    """In a notebook the recorder may run in another folder than `buoy.Run`: the last save says where that is."""
+    for event in reversed(life.events):
+        path = event.get("path")
+        if event.get("kind") == "save" and event.get("what") == "buoy" and isinstance(path, str):
+            return os.path.dirname(os.path.dirname(path))
+    return recorded
+
+
 def _micro_batch(folder: str) -> int | None:
     lines = read_lines(os.path.join(folder, "micro-batches.jsonl"))
-    size = lines[-1].get("size") if lines and isinstance(lines[-1], dict) else None
-    return size if isinstance(size, int) else None
+    sizes = [
+        line["samples"] for line in lines if isinstance(line, dict) and isinstance(line.get("samples"), int)
+    ]
+    return sizes[-1] if sizes else None
 
 
 def _checkpoint(folder: str) -> dict[str, Any] | None:

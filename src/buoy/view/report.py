@@ -249,9 +249,10 @@ def _sizes(history: History) -> list[dict[str, Any]]:
 
 def _adapted(history: History) -> str:
     rows = [
-        [str(line.get("step", "n/a")), str(line.get("size", "n/a"))] for line in _sizes(history)[-_MOST_ROWS:]
+        [str(line.get("step", "n/a")), str(line.get("samples") or line.get("parts") or "n/a")]
+        for line in _sizes(history)[-_MOST_ROWS:]
     ]
-    return _table("What was adapted", ["from step", "micro-batch"], rows)
+    return _table("What was adapted", ["from step", "samples at once"], rows)
 
 
 def _environment(history: History) -> str:
