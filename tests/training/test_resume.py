@@ -17,6 +17,7 @@ KILLS = {
     "changing_workers": [4, 8, 10],
     "spawned_workers": [4],
     "accumulation": [4, 7],
+    "own_randomness": [5, 8],
     "lazy_sampler": [5],
     "own_generators": [10],
     "loader_generator": [14],

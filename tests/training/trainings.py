@@ -210,6 +210,35 @@ def accumulation(stage: Stage) -> None:
     stage.end(model, optimizer)
 
 
+class Jitter:
+    """A transform with a generator of its own, as augmentation libraries have them."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(5)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 0.1 * float(self.generator.normal())
+
+
+class OwnRandomness(Augmented):
+    def __init__(self) -> None:
+        super().__init__()
+        self.transforms = [Jitter()]
+        self.generator = torch.Generator().manual_seed(2)
+        self.random = random.Random(3)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.x[index] + 0.1 * torch.randn(6, generator=self.generator) + self.random.random()
+        return self.transforms[0](x), self.y[index]
+
+
+@training
+def own_randomness(stage: Stage) -> None:
+    """Generators that belong to the dataset and its transforms, in another number of workers each time."""
+    workers = [1, 0, 2][stage.attempt % 3]
+    plain_loop(stage, DataLoader(OwnRandomness(), batch_size=8, shuffle=True, num_workers=workers))
+
+
 class LazySampler(Sampler[int]):
     """Draws each index from python's global generator, only when it is asked for it."""
 

@@ -13,6 +13,8 @@ import torch
 
 State = dict[str, Any]
 _MASK = (1 << 64) - 1
+_MOST_PARTS = 2000
+_MOST_MEMBERS = 64
 
 
 def mix(*parts: object) -> int:
@@ -143,6 +145,39 @@ def set_generator_state(generator: Any, state: Any) -> None:
         generator.bit_generator.state = state
     else:
         generator.set_state(state)
+
+
+def seed_generator(generator: Any, number: int) -> None:
+    """Seed somebody's own generator."""
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(number & (_MASK >> 1))
+    elif isinstance(generator, random.Random):
+        generator.seed(number)
+    elif hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = type(generator.bit_generator)(number).state
+    else:
+        generator.seed(number & 0xFFFFFFFF)
+
+
+def own_generators(owner: object) -> list[Any]:
+    """The generators that an object and what it is made of hold: a dataset's, its transforms'."""
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+    left: list[object] = [owner]
+    while left and len(seen) < _MOST_PARTS:
+        thing = left.pop()
+        if id(thing) in seen or isinstance(thing, (str, bytes, int, float, torch.Tensor, type)):
+            continue
+        seen.add(id(thing))
+        if generator_state(thing) is not None:
+            found[id(thing)] = thing
+        elif isinstance(thing, (list, tuple)):
+            left += thing[:_MOST_MEMBERS]
+        elif isinstance(thing, dict):
+            left += list(thing.values())[:_MOST_MEMBERS]
+        elif hasattr(thing, "__dict__"):
+            left += list(vars(thing).values())
+    return list(found.values())
 
 
 def take() -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, get_worker_info
 
-from buoy.torch.rng import seed_everything
+from buoy.torch.rng import own_generators, seed_everything, seed_generator
 
 Key = tuple[int, Any]
 """What the order hands to a `SeededDataset`: the number to seed with, and the user's own index."""
@@ -24,20 +24,25 @@ def spread(number: int) -> int:
 
 class SeededDataset(Dataset[Any]):
     """Seeds python's, numpy's and torch's global generators before each item, so that an augmentation in a worker
-    gives the same again whoever loads it, however many workers there are.
+    gives the same again whoever loads it, however many workers there are. Generators that the dataset or its
+    transforms hold themselves are seeded too.
 
     In the training's own process the caller puts the training's random state back afterwards.
     """
 
     def __init__(self, dataset: Any) -> None:
         self.inner = dataset
+        self._own: list[Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"inner": self.inner, "_own": None}  # a worker looks for itself
 
     def __len__(self) -> int:
         return len(self.inner)
 
     def __getitem__(self, key: Key) -> Any:
         number, index = key
-        seed_everything(spread(number))
+        self._seed(number)
         return self.inner[index]
 
     @property
@@ -45,9 +50,21 @@ class SeededDataset(Dataset[Any]):
         # torch asks for this name, and takes it for absent when it is None.
         return self._get_items if getattr(self.inner, "__getitems__", None) else None
 
+    def look_again(self) -> None:
+        """A new pass: the dataset may have been given other generators."""
+        self._own = None
+
     def _get_items(self, keys: list[Key]) -> Any:
-        seed_everything(spread(keys[0][0]))
+        self._seed(keys[0][0])
         return self.inner.__getitems__([index for _, index in keys])
+
+    def _seed(self, number: int) -> None:
+        number = spread(number)
+        seed_everything(number)
+        if self._own is None:
+            self._own = own_generators(self.inner)
+        for generator in self._own:
+            seed_generator(generator, number)
 
 
 class WorkerStart:
