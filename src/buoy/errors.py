@@ -4,6 +4,14 @@ BuoyError                    base: a message, what was received, what was expect
  +-- UsageError              the person asked for something that cannot be asked          exit 2
  +-- RunFolderError          a run folder is missing, foreign, damaged or not writable    exit 2
  +-- LaunchError             `buoy run` could not start the command                       exit 125/126/127
+ +-- CannotSave              something tracked is neither plain nor a tensor              (checkpoint.state)
+ +-- DamagedCheckpoint       a byte is not as it was written: file and tensor are named   (checkpoint.manifest)
+ +-- NewerCheckpoint         written by a later buoy                                      (checkpoint.manifest)
+ +-- WriterBusy              another process holds the run                                (checkpoint.lock)
+ +-- MirrorFailed            the second home cannot be used                               (checkpoint.mirror)
+ +-- StepError               a training step cannot be split, or does not fit             (microbatch.errors)
+ +-- CannotTrack, OtherModel what is tracked does not fit the checkpoint                  (torch.state, keras.holdings)
+ +-- EstimateError           a step could not be traced                                   (estimate.request)
 
 try:
     buoy.watch("runs/cats")

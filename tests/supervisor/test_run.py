@@ -313,3 +313,10 @@ def test_run_folders_are_private(tmp_path: Path) -> None:
         path: stat.S_IMODE(path.stat().st_mode) for path in [tmp_path / "run", *(tmp_path / "run").rglob("*")]
     }
     assert all(mode & 0o077 == 0 for mode in modes.values()), modes
+
+
+def test_a_store_as_mirror_is_refused_in_words(tmp_path: Path) -> None:
+    done = buoy("run", "--run", str(tmp_path / "r"), "--mirror", "s3://bucket/runs", "--", "true")
+
+    assert done.returncode == 125
+    assert "buoy.Run(" in done.stderr

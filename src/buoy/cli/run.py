@@ -61,6 +61,13 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
         raise UsageError(
             "an empty run folder", received="--run ''", expected="a folder", hint="`--run runs/train`"
         )
+    if options.mirror and "://" in options.mirror:
+        raise UsageError(
+            "a store as the log's second home",
+            received=f"--mirror {options.mirror}",
+            expected="a folder: the recorder needs no package, and stores need one",
+            hint=f'`buoy.Run("runs/cats", mirror="{options.mirror}")` in the script copies checkpoints and log there',
+        )
     if options.restart < 0:
         raise UsageError(
             "a negative number of restarts",
