@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
 from buoy.torch.transaction import Transaction
@@ -54,13 +55,17 @@ class Trainer:
                 reduction=self.reduction,
                 scaler=self.scaler,
             )
-        self.before_step()
+        with (
+            _disable_current_modes()
+        ):  # what people write between is theirs: an error there is raised as ever
+            self.before_step()
         for optimizer in self.optimizers:
             self.scaler.step(optimizer) if self.scaler else optimizer.step()
             optimizer.zero_grad()
         if self.scaler:
             self.scaler.update()
-        self.after()
+        with _disable_current_modes():
+            self.after()
         return loss
 
     def state(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 
 from buoy.microbatch.errors import CannotSplit
 from buoy.torch.transaction import Transaction
-from tests.recovery.zoo import N, ZOO, Pair
+from tests.recovery.zoo import ZOO, N, Pair
 
 DTYPES = {"double": torch.float64, "single": torch.float32}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 
+from buoy.errors import BuoyError
+
 # Types that mean it whatever they say.
 _TYPES = {
     "torch.OutOfMemoryError",
@@ -43,8 +45,10 @@ def is_oom(error: BaseException) -> bool:
     >>> is_oom(MemoryError()), is_oom(ValueError("CUDA out of memory")), is_oom(RuntimeError("CUDA out of memory."))
     (True, False, True)
     """
-    if not isinstance(error, Exception):
-        return False  # Ctrl-C while an OOM was handled is a Ctrl-C
+    if not isinstance(error, Exception) or isinstance(error, BuoyError):
+        return (
+            False  # Ctrl-C while an OOM was handled is a Ctrl-C; and what buoy raises is its last word on one
+        )
     return any(_says_oom(link) for link in chain(error))
 
 

@@ -101,7 +101,7 @@ class Sizer:
             goal, self.trying, self.failed = self.trying, None, cost
         else:
             goal, self.failed = self.passed, min(cost, self.failed)
-        if not cost / 8 <= goal <= cost / _SAME:
+        if not cost / 4 <= goal <= cost / _SAME:
             goal = cost / 2  # nothing of that size is known to fit
         self.passed = min(self.passed, goal)
         # An even cut must come out smaller, whatever rounding does.

@@ -58,7 +58,7 @@ class Probe:
         for most in (_SAMPLES, 2):
             try:
                 return self._ask(Batch(_few(whole, most)), loss_fn, reduction, attempt)
-            except Exception as caught:
+            except Exception as caught:  # noqa: BLE001 - the step itself will meet it again, where it can be told
                 if not is_oom(caught):
                     return None  # a few samples may not do for this loss; if the batch does not either, it will say so
                 error = caught
@@ -67,6 +67,7 @@ class Probe:
 
     def _ask(self, few: Batch, loss_fn: LossFunction, reduction: str, attempt: Any) -> Finding:
         watch, still = AllocationWatch(), _Still()
+        forward = _LiveAfterForward(watch)
 
         def gradient(parts: list[int], source: Batch = few, counted: bool = False) -> list[torch.Tensor]:
             left = list(parts)
@@ -79,7 +80,8 @@ class Probe:
                     stack.enter_context(_eager())
                     accumulate(
                         sum(parts), lambda _: left.pop(0), source.take, _same_random(loss_fn),
-                        reduction=reduction, scaler=None, parameters=self._parameters, progress=Progress(),
+                        reduction=reduction, scaler=None, parameters=self._parameters,
+                        progress=forward if counted else Progress(),
                     )  # fmt: skip
                 return [_some(parameter) for parameter in self._parameters]
 
@@ -99,7 +101,8 @@ class Probe:
             n = few.samples
             together = gradient([n], counted=True)
             weights = sum(p.numel() * p.element_size() for p in self._parameters)
-            size = max(1, watch.peak - weights) / n
+            # What a backward pass needs beside activations is mostly less than these again; checkpointing shows there.
+            size = max(1, 3 * (forward.live - weights), 2 * (watch.peak - 2 * weights)) / n
             try:
                 apart = gradient([n - 1, 1])
             except Exception as error:  # the whole did not raise it
@@ -138,6 +141,17 @@ class Probe:
             "a mean over tokens, or over what is not ignored: return (sum of the losses, how many); a loss that "
             "compares the samples of a batch (contrastive) cannot be cut: use a smaller batch",
         )
+
+
+class _LiveAfterForward(Progress):
+    """Bytes of parameters and activations before the backward pass."""
+
+    def __init__(self, watch: AllocationWatch) -> None:
+        self._watch = watch
+        self.live = 0
+
+    def forward_done(self) -> None:
+        self.live = self._watch.live
 
 
 def _few(whole: Batch, most: int) -> Any:

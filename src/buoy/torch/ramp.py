@@ -13,8 +13,9 @@ from buoy.torch.memory import HostMemory, Memory
 class MeasuredRamp:
     """A `Ramp` that is told its free bytes and peaks by the device's memory."""
 
-    def __init__(self, start: int, memory: Memory, missing_state: Callable[[], int]) -> None:
-        self._ramp = Ramp(start)
+    def __init__(self, most: int, memory: Memory, missing_state: Callable[[], int]) -> None:
+        self._ramp = Ramp(max(1, most // 32))
+        self._most = most
         self._memory = memory
         self._missing_state = missing_state
         self._base = self._watch_base = 0
@@ -29,7 +30,7 @@ class MeasuredRamp:
 
     def next(self, left: int) -> int:
         """Samples of the next part."""
-        size = self._ramp.next(left)
+        size = min(self._most, self._ramp.next(left))
         self.sizes.append(size)
         return size
 

@@ -9,18 +9,20 @@ from typing import Any, TypeVar
 import torch
 
 from buoy.errors import UsageError
-from buoy.microbatch.errors import BadLoss, CannotSplit, PeerFailed
+from buoy.microbatch.errors import BadLoss, CannotSplit, OutOfMemory, PeerFailed
 from buoy.microbatch.history import History
 from buoy.microbatch.oom import is_oom
 from buoy.microbatch.sizing import Fit, Sizer
 from buoy.microbatch.split import Batch, Split, even
 from buoy.torch.backward import LossFunction, Progress, accumulate
-from buoy.torch.memory import HostMemory, memory_of
+from buoy.torch.cutting import Cutting
+from buoy.torch.memory import HostMemory, Memory, memory_of
 from buoy.torch.optimizer_step import expected_state, make_atomic
 from buoy.torch.peak import too_big
-from buoy.torch.probe import Finding, Probe
+from buoy.torch.probe import Finding
 from buoy.torch.ramp import MeasuredRamp
 from buoy.torch.release import release
+from buoy.torch.scaler_step import make_scaler_safe
 from buoy.torch.snapshot import Gradients, Snapshot
 from buoy.torch.vote import GIVE_UP, READY, Vote
 
@@ -62,9 +64,7 @@ class Transaction(Progress):
         self._snapshot = Snapshot()
         self._gradients = Gradients()
         self._vote = Vote()
-        self._finding: Finding | None = None
-        self._asked = False
-        self._split_steps = 0
+        self._cutting = Cutting(self._modules, self._parameters, self._inexact, self._guarded)
         self._ramp: MeasuredRamp | None = None
         self._part = 0
         self._voted = False
@@ -105,6 +105,8 @@ class Transaction(Progress):
                 self._gradient_bytes += parameter.numel() * parameter.element_size()
         for optimizer in optimizers:
             make_atomic(optimizer, self)
+        for scaler in scalers:
+            make_scaler_safe(scaler, self._optimizers, self)
 
     def backward(
         self,
@@ -121,58 +123,74 @@ class Transaction(Progress):
                              expected="run.track(model=model, optimizer=optimizer)")  # fmt: skip
         whole = Batch(batch, split)
         with self._vote.quiet():
-            if not self._asked:
-                self._probe(whole, loss_fn, reduction)
+            found = self._cutting.ask_first(whole, loss_fn, reduction, self._vote)
+            if found is not None:
+                self._note(found, whole)
             return self._done(whole, loss_fn, reduction, scaler)
 
     def _done(self, whole: Batch, loss_fn: LossFunction, reduction: str, scaler: Any) -> torch.Tensor:
         parts, ramp = self._plan(whole)
         again = True
         for _ in range(_TRIES):
+            self._voted = False
             if len(parts) > 1 or ramp is not None:
-                self._check_cut(whole, loss_fn, reduction)
+                refusal = self._cutting.refusal(whole, loss_fn, reduction, first=self.steps == 0)
+                if refusal is not None:
+                    self._tell_peers(GIVE_UP)
+                    raise refusal
             outcome = self._try(whole, parts, ramp, loss_fn, reduction, scaler)
             if isinstance(outcome, torch.Tensor):
                 self._learn(whole, ramp.sizes if ramp is not None else parts, ramp)
                 return outcome
             size = self._part or parts[0]
-            if isinstance(outcome, _PeerShrinks):
-                asked = outcome.size
-                if asked != GIVE_UP:
-                    self._sizer.follow(asked, size, whole.each)
-            elif is_oom(outcome):
-                release(outcome)
-                asked = self._smaller(whole, size, outcome, again)
-            else:
-                self._tell_peers(GIVE_UP)
-                raise outcome
-            if not isinstance(outcome, _PeerShrinks):
-                asked = min(asked, self._tell_peers(asked))
-            if asked == GIVE_UP:
-                raise PeerFailed("another process could not do this step", received="its vote",
-                                 expected="every rank ready", hint="its own error says why") from outcome  # fmt: skip
-            again = again and asked < size
+            smaller = self._after(outcome, whole, size, again)
+            again = again and smaller < size
             self.retries += 1
-            parts, ramp = even(whole.samples, asked), None
+            parts, ramp = even(whole.samples, smaller), None
         raise too_big(self._modules, self._parameters, self._optimizers, MemoryError(f"{_TRIES} tries"))
+
+    def _after(self, failure: BaseException, whole: Batch, size: int, again: bool) -> int:
+        """The size that every rank goes on with; or the failure, in words."""
+        if isinstance(failure, _PeerShrinks):
+            smaller = failure.size
+            if smaller != GIVE_UP:
+                self._sizer.follow(smaller, size, whole.each)
+        elif not is_oom(failure):
+            self._tell_peers(GIVE_UP)
+            raise failure
+        else:
+            release(failure)
+            smaller = self._smaller(whole, size, failure, again)
+            smaller = min(smaller, self._tell_peers(smaller))
+        if smaller == GIVE_UP:
+            raise PeerFailed("another process could not do this step", received="its vote",
+                             expected="every rank ready", hint="its own error says why") from failure  # fmt: skip
+        return smaller
 
     def _plan(self, whole: Batch) -> tuple[list[int], MeasuredRamp | None]:
         replayed = self._history.parts(self.steps, whole.samples)
         if replayed is not None:
             return replayed, None
         memory = memory_of(self._parameters[0].device)
-        free = None
-        # The host's memory changes by others' doing; a device's reading is only needed for what was never tried.
-        if isinstance(memory, HostMemory) or whole.samples * whole.each > self._sizer.passed:
-            free = memory.free()
-        if free is not None:
-            free -= self._missing_bytes()
-        size, ramp = self._sizer.samples(whole.samples, whole.each, free)
-        if self._finding is not None and self._finding.reason is not None and self._sizer.most is None:
+        size, ramp = self._sizer.samples(whole.samples, whole.each, self._free(memory, whole))
+        if isinstance(memory, HostMemory) and (
+            ramp or size < self._sizer.samples(whole.samples, whole.each, None)[0]
+        ):
+            memory.give_back()
+            size, ramp = self._sizer.samples(whole.samples, whole.each, self._free(memory, whole))
+        if self._cutting.reason(whole) is not None and self._sizer.most is None:
             return [whole.samples], None
-        if ramp and self._finding is not None:
-            return [whole.samples], MeasuredRamp(max(1, size // 32), memory, self._missing_state)
+        if ramp and self._cutting.finding is not None:
+            return [whole.samples], MeasuredRamp(size, memory, self._missing_state)
         return even(whole.samples, size), None
+
+    def _free(self, memory: Memory, whole: Batch) -> int | None:
+        """Bytes for activations; None when nothing tells, or nothing has to be asked."""
+        # The host's memory changes by others' doing; a device's reading is only needed for what was never tried.
+        if not isinstance(memory, HostMemory) and whole.samples * whole.each <= self._sizer.passed:
+            return None
+        free = memory.free()
+        return None if free is None else free - self._missing_bytes()
 
     def _missing_bytes(self) -> int:
         """Gradients and optimizer state that are still to be made."""
@@ -194,7 +212,7 @@ class Transaction(Progress):
         """The loss; or what was raised, with everything put back."""
         versions = [getattr(array, "_version", 0) for array in whole.arrays]
         left = iter(parts)
-        self._ramp, self._part, self._voted = ramp, 0, False
+        self._ramp, self._part = ramp, 0
 
         def next_size(remaining: int) -> int:
             self._part = next(left) if ramp is None else ramp.next(remaining)
@@ -215,9 +233,14 @@ class Transaction(Progress):
             self._gradients.commit()
             return loss
 
+        made = {name: getattr(scaler, name, None) for name in ("_scale", "_growth_tracker")}
         try:
             return self._guarded(work, keep=True)
         except BaseException as error:  # noqa: BLE001 - Ctrl-C must find the state of before the step too
+            for name, value in (
+                made.items() if scaler is not None else ()
+            ):  # a scaler makes these at first use
+                setattr(scaler, name, value)
             return error
 
     def _guarded(self, work: Callable[[], _Result], *, keep: bool = False) -> _Result:
@@ -277,79 +300,42 @@ class Transaction(Progress):
         self._gradients.begin(self._parameters)
 
     def _tell_peers(self, vote: int) -> int:
-        if not self._vote.is_group:
-            return READY
-        if self._voted:  # too late: the others are in the exchange of gradients, and will see this rank go
-            self._say(
-                "out of memory or an error while gradients were exchanged: the other ranks cannot be told"
-            )
+        """Cast this rank's vote, unless it is already among the others'."""
+        if not self._vote.is_group or self._voted:
             return READY
         self._voted = True
         return self._vote.lowest(vote)
 
-    def _probe(self, whole: Batch, loss_fn: LossFunction, reduction: str) -> None:
-        """Once, with the first batch that can be cut."""
-        self._ask(whole, loss_fn, reduction)
-        self._asked = self._finding is not None or self._vote.is_group
-        if self._vote.is_group:
-            refused = self._finding is not None and self._finding.reason is not None
-            if self._vote.lowest(GIVE_UP if refused else READY) == GIVE_UP and not refused:
-                self._finding = Finding("another rank found that its batch cannot be cut")
-
-    def _ask(self, whole: Batch, loss_fn: LossFunction, reduction: str) -> None:
-        probe = Probe(self._modules, self._parameters, self._inexact)
-        finding = probe.ask(whole, loss_fn, reduction, self._guarded)
-        if finding is None:
-            return
-        self._finding = finding
-        if finding.bytes_per_sample and self._sizer.fit is None:
-            self._sizer.fit = Fit(finding.bytes_per_sample / whole.each, 0.0, whole.each, rough=True)
-        self._event("probe", step=self.steps, exact=finding.reason is None, reason=finding.reason)
-
-    def _check_cut(self, whole: Batch, loss_fn: LossFunction, reduction: str) -> None:
-        """May this batch be cut? Asked again at split steps 1, 2, 4, 8...: a later batch may show another truth."""
-        refusal = None
-        if whole.reason is not None:
-            refusal = CannotSplit(
-                "this batch cannot be cut", received=whole.reason, expected="arrays, or `split=`"
-            )
-        else:
-            self._split_steps += 1
-            seldom = self._split_steps & (self._split_steps - 1) == 0
-            if self._finding is None or (seldom and self.steps):
-                self._ask(whole, loss_fn, reduction)
-            if self._finding is None:
-                refusal = CannotSplit("nothing shows that this batch can be cut with the same gradient",
-                                      received="two samples do not fit", expected="room to compare whole and parts",
-                                      hint="a smaller model or shorter samples")  # fmt: skip
-            elif self._finding.reason is not None:
-                refusal = CannotSplit("cutting this batch would change the gradient", received=self._finding.reason,
-                                      expected="a gradient that is a sum over samples",
-                                      hint=self._finding.hint)  # fmt: skip
-        if refusal is not None:
-            self._tell_peers(GIVE_UP)
-            raise refusal
-
     def _smaller(self, whole: Batch, size: int, error: BaseException, again: bool) -> int:
-        """The size to go on with after this failure; or the failure in words."""
-        refused = whole.reason is not None or (self._finding is not None and self._finding.reason is not None)
-        if (size == 1 or refused) and again:  # what the failed try held is free now: once more as it was
+        """The size that this rank would go on with."""
+        if self._vote.is_group and self._voted:
+            raise OutOfMemory("out of memory while gradients were exchanged", received=str(error).split("\n")[0],
+                              expected="room for the exchange beside the backward pass",
+                              hint="start again from the last checkpoint, with micro_batch=") from error  # fmt: skip
+        reason = self._cutting.reason(whole)
+        if (size == 1 or reason) and again:  # what the failed try held is free now: once more as it was
             self._tell(f"out of memory with {_count(size)}; the step is done again", size, size)
             return size
-        if size == 1:
-            self._tell_peers(GIVE_UP)
+        if size > 1 and not reason:
+            smaller = self._sizer.oom(size, whole.each)
+            self._tell(
+                f"out of memory with {_count(size)}; the step is done again, {smaller} at a time",
+                size,
+                smaller,
+            )
+            return smaller
+        self._tell_peers(GIVE_UP)
+        if reason is None:
             raise too_big(self._modules, self._parameters, self._optimizers, error)
-        if refused:
-            reason = whole.reason or (self._finding.reason if self._finding else None)
-            self._tell_peers(GIVE_UP)
-            raise CannotSplit("out of memory, and this batch cannot be cut", received=reason,
-                              expected="a batch that fits, or one whose gradient is a sum over samples",
-                              hint=self._finding.hint if self._finding else None) from error  # fmt: skip
-        smaller = self._sizer.oom(size, whole.each)
-        self._tell(
-            f"out of memory with {_count(size)} at once; the step is done again with {smaller}", size, smaller
-        )
-        return smaller
+        hint = self._cutting.finding.hint if self._cutting.finding is not None else None
+        raise CannotSplit("out of memory, and this batch cannot be cut", received=reason,
+                          expected="a batch that fits, or a gradient that is a sum over samples",
+                          hint=hint) from error  # fmt: skip
+
+    def _note(self, found: Finding, whole: Batch) -> None:
+        if found.bytes_per_sample and self._sizer.fit is None:
+            self._sizer.fit = Fit(found.bytes_per_sample / whole.each, 0.0, whole.each, rough=True)
+        self._event("probe", step=self.steps, exact=found.reason is None, reason=found.reason)
 
     def _tell(self, words: str, size: int, smaller: int) -> None:
         self._say(words)
@@ -378,7 +364,7 @@ class Transaction(Progress):
     def recovered(self, what: str) -> None:
         """A failed optimizer step was undone and is done again."""
         self.retries += 1
-        self._say(f"out of memory in the {what}; undone, and done again parameter by parameter")
+        self._say(f"out of memory in the {what}; undone and done again")
         self._event("retry", what=what, step=self.steps)
 
     def state_dict(self) -> dict[str, Any]:
@@ -387,14 +373,14 @@ class Transaction(Progress):
             "sizer": self._sizer.state_dict(),
             "history": self._history.state_dict(),
             "steps": self.steps,
-            "split_steps": self._split_steps,
+            "split_steps": self._cutting.steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse."""
         self._sizer.load_state_dict(state["sizer"])
         self._history.load_state_dict(state["history"])
-        self.steps, self._split_steps = state["steps"], state["split_steps"]
+        self.steps, self._cutting.steps = state["steps"], state["split_steps"]
 
 
 class _PeerShrinks(Exception):  # noqa: N818 - never leaves this module

@@ -1,0 +1,80 @@
+"""Whether batches may be cut: what the probe found, asked for again now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from buoy.microbatch.errors import CannotSplit
+from buoy.microbatch.split import Batch
+from buoy.torch.backward import LossFunction
+from buoy.torch.probe import Finding, Probe
+from buoy.torch.vote import GIVE_UP, READY, Vote
+
+
+class Cutting:
+    """Remembers the answer, and when to ask again: at split steps 1, 2, 4, 8...
+
+    A later batch may show what the first did not: a mean over tokens is one over samples until one is padded.
+    """
+
+    def __init__(
+        self,
+        modules: list[torch.nn.Module],
+        parameters: list[torch.Tensor],
+        inexact: tuple[str, ...],
+        attempt: Callable[[Callable[[], Any]], Any],
+    ) -> None:
+        self._probe = Probe(modules, parameters, inexact)
+        self._attempt = attempt
+        self._asked = False
+        self.finding: Finding | None = None
+        self.steps = 0
+        """Steps that were cut."""
+
+    def ask_first(self, whole: Batch, loss_fn: LossFunction, reduction: str, vote: Vote) -> Finding | None:
+        """With the first batch that can be cut; the finding when there is a new one."""
+        if self._asked:
+            return None
+        found = self._ask(whole, loss_fn, reduction)
+        self._asked = found is not None or vote.is_group
+        if (
+            vote.is_group
+            and vote.lowest(GIVE_UP if self.reason(whole) else READY) == GIVE_UP
+            and found is not None
+        ):
+            found.reason = found.reason or "another rank found that its batch cannot be cut"
+        return found
+
+    def reason(self, whole: Batch) -> str | None:
+        """Why this batch cannot be cut, as far as is known."""
+        return whole.reason or (self.finding.reason if self.finding is not None else None)
+
+    def refusal(
+        self, whole: Batch, loss_fn: LossFunction, reduction: str, *, first: bool
+    ) -> CannotSplit | None:
+        """To be asked before each step that is cut."""
+        if whole.reason is not None:
+            return CannotSplit(
+                "this batch cannot be cut", received=whole.reason, expected="arrays, or `split=`"
+            )
+        self.steps += 1
+        seldom = self.steps & (self.steps - 1) == 0
+        if self.finding is None or (seldom and not first):
+            self._ask(whole, loss_fn, reduction)
+        if self.finding is None:
+            return CannotSplit("nothing shows that this batch can be cut with the same gradient",
+                               received="a few samples could not be computed, or do not fit",
+                               expected="a comparison of whole and parts",
+                               hint="a smaller batch or shorter samples")  # fmt: skip
+        if self.finding.reason is not None:
+            return CannotSplit("cutting this batch would change the gradient", received=self.finding.reason,
+                               expected="a gradient that is a sum over samples", hint=self.finding.hint)  # fmt: skip
+        return None
+
+    def _ask(self, whole: Batch, loss_fn: LossFunction, reduction: str) -> Finding | None:
+        found = self._probe.ask(whole, loss_fn, reduction, self._attempt)
+        self.finding = found or self.finding
+        return found
