@@ -1,0 +1,234 @@
+"""`buoy.lightning.Guard`: the callback that keeps a Lightning `Trainer.fit` going, from wherever it was killed."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from functools import partial
+from importlib import import_module
+from inspect import signature
+from typing import Any
+
+from buoy.checkpoint.retention import Keep
+from buoy.errors import UsageError
+from buoy.torch.lightning_state import TrainerState, find_library, to_epoch_start
+from buoy.torch.lightning_step import Held, StepTransaction, transactional
+from buoy.torch.loader import ResumableLoader
+from buoy.torch.state import tracked
+from buoy.training.guarding import Guarding, refuse_many_processes
+from buoy.training.keeper import say
+
+_LIBRARY = find_library()
+_pl: Any = import_module(_LIBRARY)
+_SHARDED = ("FSDP", "DeepSpeed", "ModelParallel", "XLA")
+
+
+class Guard(_pl.Callback):  # type: ignore[misc]
+    """Checkpoints and out-of-memory recovery for `Trainer.fit`, and the way back to the same bits after any death.
+
+    A run that was killed goes on at the batch after its newest checkpoint when the same script is started again.
+    A batch that does not fit is done in micro-batches, with the same gradient.
+
+        Trainer(max_epochs=10, callbacks=[buoy.lightning.Guard("runs/cats")]).fit(model, loader)
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        mirror: str | None = None,
+        time_limit: str | float | None = None,
+        disk: str | None = None,
+        save: str | int | None = None,
+        keep: Keep | int | None = None,
+        seed: int | None = None,
+        micro_batch: int | None = None,
+        inexact: tuple[str, ...] = (),
+        memory_cap: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.folder = os.fspath(folder)
+        self.seed = seed
+        self.keeper_options = {
+            "mirror": mirror, "time_limit": time_limit, "disk": disk, "save": save, "keep": keep,
+        }  # fmt: skip
+        self.step_options = {"micro_batch": micro_batch, "inexact": inexact, "memory_cap": memory_cap}
+        self._fit: _Fit | None = None
+
+    @property
+    def resumed(self) -> bool:
+        """Whether this fit goes on from a checkpoint."""
+        return self._fit is not None and self._fit.guarding.resumed
+
+    def save(self, *, pin: str | None = None) -> None:
+        """A checkpoint before the next batch. A pinned one is never deleted."""
+        if self._fit is not None:
+            self._fit.guarding.wish(pin)
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """The guard comes last: at its turn every other callback has done what it does."""
+        trainer.callbacks = [*(each for each in trainer.callbacks if each is not self), self]
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Model and optimizer are built."""
+        _refuse(trainer, pl_module)
+        self._fit = _Fit(self, trainer, pl_module)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """The loop begins."""
+        if self._fit is not None:
+            self._fit.training_begins()
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """The order of an epoch's data depends on its number."""
+        if self._fit is not None and self._fit.loader is not None:
+            self._fit.loader.epoch = trainer.current_epoch
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Figures by which the best checkpoint is kept."""
+        if self._fit is not None and not trainer.sanity_checking:
+            self._fit.guarding.measured(trainer.callback_metrics)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Those of an epoch."""
+        if self._fit is not None:
+            self._fit.guarding.measured(trainer.callback_metrics)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """The last checkpoint: the finished run."""
+        if self._fit is not None:
+            self._fit.guarding.finished(trainer.global_step, trainer.current_epoch)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Also after a signal."""
+        self._close()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """The fit is over."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._fit is not None:
+            fit, self._fit = self._fit, None
+            fit.close()
+
+
+class _Fit:
+    """One call of `fit` under a guard."""
+
+    def __init__(self, guard: Guard, trainer: Any, module: Any) -> None:
+        self._trainer = trainer
+        self._stack = ExitStack()
+        self.loader: ResumableLoader | None = None
+        held = Held(trainer.fit_loop.epoch_loop._results)
+        self._stack.callback(held.remove)
+        self.guarding = Guarding(
+            guard.folder, "lightning", keeper=guard.keeper_options, seed=guard.seed,
+            transaction=partial(StepTransaction, module, held), steps=guard.step_options,
+        )  # fmt: skip
+        self._stack.callback(self.guarding.keeper.finish)
+        try:
+            self._begin(module, held)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, module: Any, held: Held) -> None:
+        trainer, guarding = self._trainer, self.guarding
+        self._state = TrainerState(trainer, held)
+        optimizers = {f"optimizer{number or ''}": each for number, each in enumerate(trainer.optimizers)}
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        tracks = {name: tracked(name, value) for name, value in {"model": module, **optimizers}.items()}
+        things = {name: thing for name, thing in tracks.items() if thing is not None}
+        guarding.begin({**things, "lightning": self._state}, module, *optimizers.values(), scaler)
+        if guarding.resumed:
+            self._go_back()
+        self._stack.callback(transactional(trainer, _LIBRARY, held, guarding.micro.backward))
+        self._replace(trainer.strategy, "process_dataloader", self._process_loader)
+        self._replace(trainer.fit_loop.epoch_loop, "advance", self._advance)
+
+    def close(self) -> None:
+        """Leave the trainer as it was found."""
+        self._stack.close()
+
+    def training_begins(self) -> None:
+        """From here on signals wait for a safe point."""
+        loaders = self._trainer.fit_loop._combined_loader.flattened
+        if len(loaders) != 1:
+            raise UsageError(
+                "buoy.lightning.Guard keeps the place in one train loader",
+                received=f"{len(loaders)} of them",
+                expected="one DataLoader",
+                hint="join the datasets in one, with torch.utils.data.StackDataset for example",
+            )
+        self._stack.enter_context(self.guarding.keeper.loop())
+
+    def _go_back(self) -> None:
+        """The counters stand at the saved place; let the loop begin that epoch."""
+        trainer, guarding = self._trainer, self.guarding
+        trainer._checkpoint_connector._loaded_checkpoint = {}  # what `ckpt_path=` named is older, or another's
+        finished = guarding.place["finished"]
+        if not finished:
+            to_epoch_start(trainer.fit_loop)
+        self._state.loads_loops = not finished
+        if finished and trainer.fit_loop.done:
+            say(
+                f"{guarding.keeper.folder} is finished: {trainer.current_epoch} epochs, {guarding.saved_step} steps; "
+                "the model has its final weights. More epochs train on; another training needs a folder of its own"
+            )
+        else:
+            say(f"going on from step {guarding.saved_step}, epoch {trainer.current_epoch}")
+
+    def _replace(self, owner: Any, name: str, replacement: Any) -> None:
+        setattr(owner, name, partial(replacement, getattr(owner, name)))
+        self._stack.callback(vars(owner).pop, name, None)
+
+    def _process_loader(self, original: Any, loader: Any) -> Any:
+        made = original(loader)
+        if not self._trainer.training:
+            return made  # validation and its sanity check
+        self.loader = self.guarding.loader(made)
+        self.loader.epoch = self._trainer.current_epoch
+        return self.loader
+
+    def _advance(self, original: Any, fetcher: Any) -> None:
+        """Between two batches: the one before is done whole, validation after it included."""
+        trainer, guarding, loader = self._trainer, self.guarding, self.loader
+        assert loader is not None
+        progress = trainer.fit_loop.epoch_loop.batch_progress.current
+        if guarding.arrive(loader):
+            fetcher.fetched = progress.ready + len(getattr(fetcher, "batches", ()))
+        elif progress.ready % trainer.accumulate_grad_batches == 0:
+            stopping = guarding.safe_point(
+                trainer.global_step, trainer.current_epoch, lambda: {"data": loader.place(progress.ready)}
+            )
+            if stopping and trainer.received_sigterm:
+                raise import_module(f"{_LIBRARY}.utilities.exceptions").SIGTERMException
+        guarding.stepped()
+        original(fetcher)
+
+
+def _refuse(trainer: Any, module: Any) -> None:
+    strategy = type(trainer.strategy).__name__
+    refuse_many_processes(trainer.world_size, "lightning")
+    if any(word in strategy for word in _SHARDED):
+        raise UsageError(
+            "buoy.lightning.Guard does not guard sharded models",
+            received=strategy,
+            expected="a model that one process holds whole",
+            hint="Lightning's own ModelCheckpoint saves those",
+        )
+    if not module.automatic_optimization:
+        raise UsageError(
+            "a step that the module does by itself cannot be made safe",
+            received="automatic_optimization = False",
+            expected="automatic optimization: `training_step` returns the loss",
+            hint="in a loop of your own, `buoy.Run` guards several optimizers",
+        )
+    if "dataloader_iter" in signature(module.training_step).parameters:
+        raise UsageError(
+            "the place in the data is not known",
+            received="training_step(self, dataloader_iter)",
+            expected="training_step(self, batch, batch_idx)",
+            hint="let Lightning fetch the batches",
+        )

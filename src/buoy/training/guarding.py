@@ -1,0 +1,189 @@
+"""What the guards of other people's loops share (Lightning's, Hugging Face's): one fit under a guard.
+
+Their loops are not ours to restart in the middle. So a resumed fit begins as any other, and at the first safe point,
+the same place in their code at which the checkpoint was made, everything that was saved replaces what is there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from buoy.checkpoint.retention import Keep
+from buoy.checkpoint.state import encode
+from buoy.checkpoint.store import Receipt
+from buoy.errors import BuoyError, UsageError
+from buoy.training.keeper import Keeper, say
+from buoy.training.micro_batches import MicroBatches
+from buoy.training.resumption import Resumption
+from buoy.training.saves import ENDING, Saves
+
+if TYPE_CHECKING:
+    from buoy.torch.loader import ResumableLoader
+    from buoy.torch.state import Tracked
+
+
+class Guarding:
+    """Keeps the checkpoints of one fit, and brings the newest back."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        library: str,
+        *,
+        keeper: Mapping[str, Any],
+        seed: int | None,
+        transaction: Callable[..., Any],
+        steps: Mapping[str, Any],
+    ) -> None:
+        """`transaction` makes the one for the training's steps, of `steps` and who to tell."""
+        from buoy.torch import rng
+
+        self._rng, self._library = rng, library
+        self.keeper = Keeper(os.fspath(folder), **keeper)
+        try:
+            keep = keeper.get("keep")
+            best = keep.best.rpartition(":")[2] if isinstance(keep, Keep) and keep.best else None
+            self._saves = Saves(self.keeper, best, say)
+            self._from = Resumption(self.keeper, say)
+            self.place: dict[str, Any] = dict(self._from.mine)
+            """What was saved of the loop's place; empty when nothing is resumed."""
+            self._refuse_another_library()
+        except BaseException:
+            self.keeper.finish()
+            raise
+        self.seed: int | None = self.place.get("seed", seed)
+        self.saved_step = self._from.step
+        settings = {"say": say, "event": self.keeper.recorder.event, **steps}
+        self.micro = _Steps(self.keeper.folder, self._from.micro_batch, settings, transaction)
+        self._things: dict[str, Tracked] = {}
+        self._arrived = not self.place
+        self._told = False
+
+    @property
+    def resumed(self) -> bool:
+        """Whether this fit goes on from a checkpoint."""
+        return bool(self.place)
+
+    def loader(self, loader: Any) -> ResumableLoader:
+        """The user's loader, from the saved place on."""
+        from buoy.torch.loader import ResumableLoader
+
+        saved = self.place.get("data") if not self._arrived and not self.place.get("finished") else None
+        made = ResumableLoader(loader, say, seed=self.seed, saved=saved)
+        self.seed = made.seed
+        return made
+
+    def begin(self, things: dict[str, Tracked], *trained: object) -> None:
+        """Everything is built: refuse what cannot be saved, and load what was."""
+        from buoy.torch.tensors import as_tensor
+
+        self._things = things
+        for name, thing in things.items():
+            encode(name, thing.state(), as_tensor)
+        self._from.load(things)
+        self._from.name_what_is_left(things)
+        self.micro.track(*trained)
+        items = {name: getattr(thing, "expected", thing.state)() for name, thing in things.items()}
+        self.keeper.expect(items, as_tensor)
+        if self.resumed:
+            self.keeper.recorder.step(self.saved_step)
+
+    def arrive(self, loader: ResumableLoader) -> bool:
+        """At every safe point, first of all; whether everything was loaded once more, which is so at the first."""
+        if self._arrived:
+            return False
+        self._arrived = True
+        self._from.load(self._things)
+        self._rng.restore(self.place["rng"], say)
+        self._from.forget()
+        loader.arrived()
+        return True
+
+    def safe_point(self, step: int, epoch: int, place: Callable[[], dict[str, Any]]) -> bool:
+        """Save if anybody wants that; whether a signal wanted the process to end after it."""
+        reason, pin = self._saves.due(step)
+        if not reason:
+            return False
+        self._save(step, epoch, place(), reason=reason, pin=pin)
+        return reason in ENDING
+
+    def stepped(self) -> None:
+        """The weights are about to change: what was measured was measured on others."""
+        self._saves.weights_change()
+
+    def measured(self, values: Mapping[str, Any]) -> None:
+        """Figures of the weights as they are now."""
+        plain = {}
+        for name, value in values.items():
+            try:
+                plain[name] = float(value)
+            except (TypeError, ValueError, RuntimeError):
+                continue
+        self._saves.measured(plain)
+
+    def wish(self, pin: str | None) -> None:
+        """A person asks for a checkpoint: it is made at the next safe point."""
+        self._saves.wish("user", pin)
+
+    def finished(self, step: int, epoch: int) -> Receipt | None:
+        """The training is done: the last checkpoint."""
+        return self._save(step, epoch, {"data": None}, reason="finished", finished=True)
+
+    def _save(
+        self, step: int, epoch: int, place: dict[str, Any], *, finished: bool = False, **about: Any
+    ) -> Any:
+        mine = {
+            "library": self._library,
+            "rng": self._rng.capture(),
+            "seed": self.seed,
+            "finished": finished,
+            **place,
+        }
+        return self._saves.save(
+            self._things, mine, self.micro.state(), step=step, epoch=epoch, finished=finished,
+            **{"pin": None, **about},
+        )  # fmt: skip
+
+    def _refuse_another_library(self) -> None:
+        theirs = self.place.get("library", "buoy.Run")
+        if self.place and theirs != self._library:
+            raise BuoyError(
+                "the newest checkpoint is of another kind of training",
+                received=f"{self.keeper.folder}: made under {theirs}",
+                expected=f"one that was made under {self._library}",
+                hint="use a folder of its own for each training",
+            )
+
+
+class _Steps(MicroBatches):
+    """Micro-batches with a transaction of the guard's own making."""
+
+    def __init__(
+        self,
+        folder: str | None,
+        saved: dict[str, Any] | None,
+        settings: dict[str, Any],
+        transaction: Callable[..., Any],
+    ) -> None:
+        super().__init__(folder, saved, settings)
+        self._make = transaction
+
+    def _begin(self) -> None:
+        self._transaction = self._make(**self._settings)
+        self._hand_over()
+        if self._saved is not None:
+            self._transaction.load_state_dict(self._saved)
+            self._transaction.replay(self._logged_sizes())
+
+
+def refuse_many_processes(processes: int, library: str) -> None:
+    """A rank of theirs that fails leaves the others waiting in a collective of theirs."""
+    if processes > 1:
+        raise UsageError(
+            f"buoy.{library}.Guard guards one process",
+            received=f"{processes} processes",
+            expected="one process; it may use several GPUs through DataParallel",
+            hint="start it with one device, or use `buoy.Run` under torchrun with DistributedDataParallel",
+        )
