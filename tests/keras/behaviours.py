@@ -15,7 +15,7 @@ import tensorflow as tf
 import buoy
 from buoy.checkpoint.store import Store
 from buoy.keras.pipeline_reading import examine
-from buoy.keras.state import write_weights_h5
+from buoy.keras.state import to_tensor, write_weights_h5
 
 X = numpy.random.default_rng(0).normal(size=(40, 5)).astype("float32")
 Y = X.sum(1, keepdims=True)
@@ -240,6 +240,44 @@ def the_grade_of_a_pipeline_is_read_from_it(folder: str) -> None:
     }
     found = {name: examine(dataset).grade for name, (dataset, _) in grades.items()}
     assert found == {name: grade for name, (_, grade) in grades.items()}
+
+
+def a_layer_that_draws_from_a_hidden_generator_is_found_out(folder: str) -> None:
+    class Hidden(keras.layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            return inputs + tf.random.normal(tf.shape(inputs))
+
+    _, _, said = fit(folder + "-known")
+    assert "bit for bit" not in said
+
+    for eager in (False, True):
+        made = keras.Sequential([keras.Input((5,)), Hidden(), keras.layers.Dense(1)])
+        made.compile("sgd", "mse", run_eagerly=eager)
+        with redirect_stderr(StringIO()) as heard:
+            made.fit(X, Y, verbose=0, callbacks=[buoy.keras.Guard(f"{folder}-{eager}", save=1)])
+        found = Store(f"{folder}-{eager}").newest(print)
+        assert found is not None
+        exactness: Any = found.value("training", to_tensor)
+
+        assert ("not be bit for bit (same-data)" in heard.getvalue()) is not eager
+        assert exactness["exactness"]["grade"] == ("bitwise" if eager else "same-data")
+
+
+def a_shuffled_validation_set_is_evaluated_in_the_same_order(folder: str) -> None:
+    def options() -> dict[str, Any]:
+        keras.utils.set_random_seed(3)
+        both = tf.data.Dataset.from_tensor_slices((X * 1000, Y)).shuffle(40)
+        return {
+            "x": both.take(30).batch(8), "y": None, "batch_size": None, "epochs": 3,
+            "validation_data": both.skip(30).shuffle(10).batch(3),
+        }  # fmt: skip
+
+    _, history, _ = fit(folder + "-whole", **options())
+    interrupt(folder, 10, **options())
+    _, same, said = fit(folder, **options())
+
+    assert "resuming after step 8" in said
+    assert same.history == history.history
 
 
 def main(name: str, folder: str) -> None:

@@ -109,6 +109,27 @@ def data(kind: str) -> dict[str, Any]:
             .batch(8)
             .prefetch(2)
         },
+        "pipeline-twice": lambda: {
+            "x": slices.shuffle(52)
+            .shuffle(20)
+            .map(lambda a, b: (a, b), num_parallel_calls=2)
+            .repeat(2)
+            .batch(16),
+            "validation_data": slices.shuffle(52).shuffle(20).batch(8),
+        },
+        "pipeline-interleaved": lambda: {
+            "x": tf.data.Dataset.range(4)
+            .shuffle(4)
+            .interleave(lambda n: slices.shard(4, n), cycle_length=2, num_parallel_calls=2)
+            .shuffle(20)
+            .batch(8)
+        },
+        "pipeline-sampled": lambda: {
+            "x": tf.data.Dataset.sample_from_datasets(
+                [slices.take(20).shuffle(9).repeat(), slices.skip(20).shuffle(9).repeat()], [0.3, 0.7]
+            ).batch(8),
+            "steps_per_epoch": 7,
+        },
         "pipeline-unknown": lambda: {"x": slices.filter(lambda a, b: b < 3).shuffle(20).batch(8)},
         "pydataset": lambda: {"x": Batches(), "shuffle": True},
         "pydataset-threads": lambda: {"x": Batches(workers=2), "shuffle": False},

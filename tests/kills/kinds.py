@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.kills import calls, damage, instants, power, torch_start
+from tests.kills import calls, damage, instants, keras_start, power, torch_start
 from tests.kills.kind import Kind
 
 ALL = [
@@ -12,6 +12,7 @@ ALL = [
     Kind("instant-all", "trainer and writer are killed at a random instant", instants.killed_all),
     Kind("at-once", "the trainer is killed right after save returned", instants.killed_at_once),
     Kind("torch-start", "a whole PyTorch training, each life a new process", torch_start.killed_training),
+    Kind("keras-start", "a whole Keras training, each life a new process", keras_start.killed_training),
     Kind("call", "the writer is killed at each call that reaches the disk", calls.killed_at_each_call),
     Kind("call-traced", "the same, at the system call itself, by strace", calls.killed_at_each_traced_call),
     Kind("no-space", "ENOSPC, EDQUOT and EIO at each call", calls.failing_at_each_call),

@@ -1,8 +1,9 @@
-"""tf.data pipelines: opened at a position by making the iterators that were made before, then reading again.
+"""tf.data pipelines: opened at a position by drawing the seeds that were drawn before, then reading again.
 
 What a pass of a pipeline yields depends on three things, measured with TensorFlow 2.21:
-- `shuffle` draws the seeds of a pass when the iterator is *made*: making one and not reading it is enough to
-  have the next pass in its own order.
+- `shuffle` draws the seeds of a pass when its iterator is *made*, which for one above another shuffle is when the
+  first element is read. All iterators of a shuffle draw from one source: making one of the shuffle alone, and not
+  reading it, is enough to have the next pass in its own order.
 - random ops in a `map` (`tf.random.uniform`) begin anew with every iterator.
 - generators kept in variables (`tf.random.Generator`, the seed of a Keras layer) go on from pass to pass: their
   values at the beginning of the pass are kept in the checkpoint.
@@ -16,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from buoy.keras.data import APPROXIMATE, Exactness, Replay, Say
-from buoy.keras.pipeline_reading import examine, seeds_of, variables_of
+from buoy.keras.pipeline_reading import examine, seeds_of, shuffles_of, variables_of
 
 
 class PipelineFeed:
@@ -27,7 +28,8 @@ class PipelineFeed:
         self.batches = batches
         self.exactness = examine(dataset)
         self._say = say
-        self._made = 0
+        self._passed = 0
+        self._shuffles = shuffles_of(dataset)
         self._seeds = seeds_of(dataset)
         self._variables = variables_of(dataset)
         self._begun: list[Any] = []
@@ -35,10 +37,10 @@ class PipelineFeed:
 
     def open(self, dataset: Any, number: int, offset: int) -> Any:
         """The iterator of this pass, after reading `offset` batches of it."""
-        while self._made < number:
-            iter(dataset)  # unread: it only moves the seeds of every shuffle on
-            self._made += 1
-        self._made = number + 1
+        passed = max(0, number - self._passed)
+        for shuffle in self._shuffles:
+            shuffle.advance(made=passed, read=passed)
+        self._passed = number + 1
         for variable, value in zip(self._variables, self._stored, strict=False):
             variable.assign(value)
         self._stored = []

@@ -124,6 +124,44 @@ class GuardedAdapter(DataAdapter):  # type: ignore[misc]
         return self._iterator
 
 
+class Validation:
+    """Counts how often Keras opens and reads a validation set: each time moves the seeds of its shuffles on."""
+
+    def __init__(self, dataset: Any) -> None:
+        teach_epochs()
+        self._dataset = dataset
+        self._made = self._read = 0
+        _counted[id(dataset)] = self
+
+    def state(self) -> list[int]:
+        """For the checkpoint."""
+        return [self._made, self._read]
+
+    def catch_up(self, state: list[int]) -> None:
+        """Draw as many seeds as the attempts before."""
+        from buoy.keras.pipeline_reading import shuffles_of
+
+        self._made, self._read = state
+        for shuffle in shuffles_of(self._dataset):
+            shuffle.advance(self._made, self._read)
+
+    def begin(self, source: Any) -> Any:
+        """An evaluation begins; the source is the dataset, maybe distributed."""
+        self._read += 1
+        return _Source(lambda: self._iterate(source))
+
+    def forget(self) -> None:
+        """Count no more."""
+        _counted.pop(id(self._dataset), None)
+
+    def _iterate(self, source: Any) -> Any:
+        self._made += 1
+        return iter(source)
+
+
+_counted: dict[int, Validation] = {}
+
+
 class _Source:
     """Something whose iterator is made by a function."""
 
@@ -135,7 +173,7 @@ class _Source:
 
 
 def teach_epochs() -> None:
-    """Let Keras's epoch iterator ask our adapter; once per process, and of no effect on any other data."""
+    """Let Keras's epoch iterator ask us about our data; once per process, and of no effect on any other data."""
     original = EpochIterator._enumerate_iterator
     if getattr(original, "_knows_buoy", False):
         return
@@ -144,7 +182,13 @@ def teach_epochs() -> None:
     def enumerate_iterator(self: Any) -> Iterator[Any]:
         steps: Iterator[Any] = original(self)
         adapter = self.data_adapter
-        return adapter.walk(self, steps) if isinstance(adapter, GuardedAdapter) else steps
+        if isinstance(adapter, GuardedAdapter):
+            return adapter.walk(self, steps)
+        validation = _counted.get(id(getattr(adapter, "_dataset", None)))
+        if validation is not None:
+            source = validation.begin(type(self)._get_iterator(self))
+            self._get_iterator = lambda: source
+        return steps
 
     enumerate_iterator._knows_buoy = True  # type: ignore[attr-defined]
     EpochIterator._enumerate_iterator = enumerate_iterator

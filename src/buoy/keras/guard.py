@@ -14,10 +14,11 @@ from buoy.checkpoint.store import Checkpoint, Receipt
 from buoy.errors import BuoyError, UsageError
 from buoy.keras import callbacks as memory
 from buoy.keras import rng, state
-from buoy.keras.data import BITWISE, Feed, feed_for
-from buoy.keras.epochs import GuardedAdapter, Position
+from buoy.keras.data import BITWISE, SAME_DATA, Exactness, Feed, feed_for
+from buoy.keras.epochs import GuardedAdapter, Position, Validation
 from buoy.keras.fit_hook import flat, teach_fit
 from buoy.keras.holdings import Holdings
+from buoy.keras.model_reading import hidden_draws
 from buoy.keras.size_log import SizeLog
 from buoy.training.keeper import Keeper, say
 
@@ -126,23 +127,25 @@ class _Fit:
         stored = self._stored("training") if self.checkpoint is not None else None
         self._seed = rng.run_seed(guard._seed, stored)
         self._feed = self._make_feed()
+        self._exactness = self._feed.exactness
         position = Position.of(stored["position"]) if stored else Position(epoch=arguments["initial_epoch"])
         self.adapter = GuardedAdapter(self._feed, position, self._between_steps)
         self._callbacks = self._order_callbacks()
         self._memory = memory.Memory(self._callbacks)
         self._list: Any = None
         self._holdings.build(self._feed.dataset.element_spec)
-        self._transaction = _install_transaction(guard, self._model, keeper)
-        self._sizes = SizeLog(keeper.folder, self._transaction) if self._transaction is not None else None
         self._resume_inside = False
         self._places = self._holdings.places_in_weights_file()
+        validation = arguments["validation_data"]
+        self._validation = Validation(validation) if hasattr(validation, "element_spec") else None
         if stored is not None:
             self._resume(stored)
-        exactness = self._feed.exactness
-        if exactness.grade != BITWISE:
-            say(
-                f"a resume will not be bit for bit ({exactness.grade}): {exactness.reason}; hint: {exactness.hint}"
-            )
+        self._transaction = _install_transaction(guard, self._model, keeper)
+        self._sizes = SizeLog(keeper.folder, self._transaction) if self._transaction is not None else None
+        if self._sizes is not None and self.checkpoint is not None and "micro_batch" in self.checkpoint.names:
+            self._sizes.load(self._stored("micro_batch"))
+        self._model_was_read = False
+        self._say_exactness()
 
     def run(self, original: Callable[..., Any]) -> Any:
         """Keras's own `fit`, over our data."""
@@ -162,6 +165,8 @@ class _Fit:
         """Leave the model as it was found."""
         if self._transaction is not None:
             self._transaction.remove()
+        if self._validation is not None:
+            self._validation.forget()
 
     # -- what Keras tells the guard ---------------------------------------------------------------------------
 
@@ -195,10 +200,29 @@ class _Fit:
     def _between_steps(self) -> None:
         if self._sizes is not None:
             self._sizes.follow()
+        if not self._model_was_read:
+            self._read_model()
         reason = self._keeper.due(self.adapter.position.step)
         if reason is not None:
             self.save(reason)
             self._keeper.stop_if_asked()
+
+    def _read_model(self) -> None:
+        """After the first step, when its graph is there: does the model draw numbers that nobody can save?"""
+        self._model_was_read = True
+        drawn = hidden_draws([self._model.train_function, self._transaction])
+        if drawn and self._exactness.grade == BITWISE:
+            self._exactness = Exactness(
+                SAME_DATA,
+                f"the training step draws from TensorFlow's hidden generators ({drawn[0]}), which cannot be saved",
+                "use keras.random with a keras.random.SeedGenerator kept in the layer",
+            )
+            self._say_exactness()
+
+    def _say_exactness(self) -> None:
+        found = self._exactness
+        if found.grade != BITWISE:
+            say(f"a resume will not be bit for bit ({found.grade}): {found.reason}; hint: {found.hint}")
 
     @contextmanager
     def _metrics_without_a_step(self) -> Iterator[None]:
@@ -241,7 +265,7 @@ class _Fit:
         )
 
     def _items(self, finished: bool = False) -> dict[str, Any]:
-        position, exactness = self.adapter.position, self._feed.exactness
+        position, exactness = self.adapter.position, self._exactness
         training = {
             "position": position.as_dict(),
             "epochs": self._arguments["epochs"],
@@ -249,6 +273,7 @@ class _Fit:
             "stopped": bool(getattr(self._model, "stop_training", False)),
             "seed": self._seed,
             "data": {"kind": type(self._feed).__name__, "state": self._feed.state(position.offset)},
+            "validation": self._validation.state() if self._validation is not None else None,
             "callbacks": self._memory.state(),
             "weights_file": self._places,
             "exactness": {"grade": exactness.grade, "reason": exactness.reason},
@@ -271,6 +296,9 @@ class _Fit:
                 hint="give this training a folder of its own",
             )
         self._feed.load(data["state"])
+        self._exactness = self._feed.exactness
+        if self._validation is not None and stored["validation"] is not None:
+            self._validation.catch_up(stored["validation"])
         self._load_state()
         position = self.adapter.position
         self._resume_inside = position.batch > 0
@@ -285,8 +313,6 @@ class _Fit:
             name for name in self.checkpoint.names if name == "model" or name.startswith(("optim", "metr"))
         ]
         self._holdings.load({name: self._stored(name) for name in names})
-        if self._sizes is not None and "micro_batch" in self.checkpoint.names:
-            self._sizes.load(self._stored("micro_batch"))
 
     def _remind(self) -> None:
         """Callbacks and random generators, as they were."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +14,10 @@ _RANDOM_OPS = ("Random", "Multinomial", "TruncatedNormal", "ParameterizedTruncat
 _RANDOM_DATASETS = ("ShuffleDataset", "ShuffleAndRepeat", "RandomDataset")
 _DRAWS_FROM_VARIABLE = ("RngReadAndSkip", "RngSkip", "AssignVariableOp", "AssignAddVariableOp")
 _PYTHON_OPS = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
+# Their iterators make those of their inputs when they are made; that of a shuffle waits for the first element.
+_MAKE_INPUTS_AT_ONCE = ("Map", "ParallelMap", "Batch", "ParallelBatch", "PaddedBatch", "Prefetch", "Filter", "Take",
+                        "Skip", "Options", "Zip", "Shard", "Window", "Unbatch", "Repeat", "Interleave", "FlatMap",
+                        "ParallelInterleave", "Rebatch", "Concatenate")  # fmt: skip
 _SET_SEED = "call keras.utils.set_random_seed(...) before the pipeline is made"
 
 
@@ -24,6 +29,12 @@ def examine(dataset: Any) -> Exactness:
             APPROXIMATE,
             "the pipeline shuffles without a seed: after a resume some samples of the epoch come twice or never",
             f"{_SET_SEED}, or give shuffle(seed=...)",
+        )
+    if any(shuffle.times is None for shuffle in shuffles_of(dataset)):
+        return Exactness(
+            APPROXIMATE,
+            "how often the pipeline shuffles in one epoch depends on its data (a repeated shuffle is cut by take)",
+            "shuffle after repeat and take, or leave take out and give fit(steps_per_epoch=...)",
         )
     if any(_is_cache(node) and any(map(_has_seeds, _nodes(node))) for node in nodes):
         return Exactness(
@@ -43,6 +54,52 @@ def examine(dataset: Any) -> Exactness:
             if reason is not None:
                 return reason
     return Exactness()
+
+
+@dataclass(slots=True)
+class Shuffle:
+    """A shuffle (or random source) of a pipeline, and when it draws the seeds of its next order."""
+
+    node: Any
+    times: int | None
+    """Draws in one pass that is read to its end; None when that depends on the data."""
+    late: bool
+    """Whether it draws when the pass is first read, not when the iterator is made."""
+
+    def advance(self, made: int, read: int) -> None:
+        """Draw as often as so many iterators did, of which so many were read.
+
+        An iterator of the shuffle alone draws once, when it is made, and touches nothing above it.
+        """
+        for _ in range((read if self.late else made) + read * ((self.times or 1) - 1)):
+            iter(self.node)
+
+
+def shuffles_of(dataset: Any) -> list[Shuffle]:
+    """Every shuffle of a pipeline."""
+    found: dict[int, Shuffle] = {}
+    _visit(dataset, 1, False, False, found)
+    return list(found.values())
+
+
+def _visit(node: Any, times: int | None, late: bool, cut: bool, found: dict[int, Shuffle]) -> None:
+    """`cut`: something below may stop reading before the end."""
+    if _has_seeds(node):
+        known = found.setdefault(id(node), Shuffle(node, 0, late))
+        known.late = known.late and late
+        known.times = None if times is None or known.times is None else known.times + times
+    kind = type(node).__name__
+    if "Repeat" in kind:
+        count = int(node._count)
+        if cut:
+            times = None
+        elif count >= 0 and times is not None:
+            times *= count  # an endless repetition is one pass for good
+    elif "Concatenate" in kind and cut:
+        times = None
+    late = late or not kind.strip("_").startswith(_MAKE_INPUTS_AT_ONCE)
+    for above in getattr(node, "_inputs", list)():
+        _visit(above, times, late, cut or "Take" in kind, found)
 
 
 def seeds_of(dataset: Any) -> list[list[int]]:
