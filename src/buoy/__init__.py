@@ -14,6 +14,7 @@ TYPE_CHECKING = False  # as typing has it, without its import
 if TYPE_CHECKING:
     from buoy.checkpoint.retention import Keep
     from buoy.errors import BuoyError, ExitCode
+    from buoy.planner.plan import plan
     from buoy.supervisor.watch import watch
     from buoy.training.run import Run
     from buoy.verdict import why
@@ -28,11 +29,12 @@ _HOMES = {
     "Keep": "buoy.checkpoint.retention",
     "Run": "buoy.training.run",
     "check": "buoy.view.findings_notebook",
+    "plan": "buoy.planner.plan",
     "watch": "buoy.supervisor.watch",
     "why": "buoy.verdict",
 }
 
-__all__ = ["BuoyError", "ExitCode", "Keep", "Run", "check", "watch", "why"]
+__all__ = ["BuoyError", "ExitCode", "Keep", "Run", "check", "plan", "watch", "why"]
 
 
 # Modules that people name in their own code: `buoy.keras.Guard`.

@@ -18,6 +18,10 @@ VERBS = {
     "report": ("buoy.cli.report", "write one HTML page about a run: timelines, checkpoints, verdicts"),
     "ckpt": ("buoy.cli.ckpt", "list, verify, export, prune and bring back the checkpoints of a run"),
     "notebook": ("buoy.cli.notebook", "load buoy by itself in each new notebook kernel"),
+    "plan": (
+        "buoy.cli.plan",
+        "say whether a training fits, with how many bytes, and what makes it fit: `buoy plan train.py:build`",
+    ),
     "run": ("buoy.cli.run", "run a training under the flight recorder: `buoy run -- python train.py`"),
     "runs": ("buoy.cli.runs", "list the runs here, and remove one"),
     "top": ("buoy.cli.top", "show a run as it goes: steps, RAM, VRAM, disk and time against their limits"),

@@ -1,0 +1,183 @@
+"""`buoy plan`: will it fit, how many bytes, and the cheapest way to make it fit."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+
+from buoy.cli.arguments import Parser
+from buoy.errors import ExitCode, UsageError
+from buoy.estimate.request import Request
+from buoy.planner.plan import make_plan, parse_source
+from buoy.planner.session import Session, Wishes
+from buoy.planner.targets import THIS, target, targets
+from buoy.planner.workshop import Workshop
+from buoy.view import plan as view
+
+_USAGE = "buoy plan FILE[:FUNCTION] [--on ID ...] [options]"
+_DESCRIPTION = """\
+Say whether a training step fits, before it runs: the peak with its parts, the largest batch, and what makes it fit.
+FILE:FUNCTION names a function that returns a model and a batch, and optionally an optimizer and a loss.
+FILE alone is a training script: it is run in a child process up to its first optimizer step."""
+_EPILOG = "exit codes: 0 fits everywhere asked for, 1 does not (or only tightly), 2 error."
+
+
+def execute(arguments: list[str]) -> int:
+    """Run the verb: 0 fits, 1 does not, 2 error."""
+    if "--" in arguments:
+        split = arguments.index("--")
+        arguments, passed = arguments[:split], arguments[split + 1 :]
+    else:
+        passed = []
+    options = _parser().parse_args(arguments)
+    if options.calibrate:
+        return _calibrate()
+    # `--on colab-t4 train.py:build`: what is a file is no platform.
+    names = options.on or [THIS]
+    if options.source is None and options.on:
+        *names, options.source = options.on
+        if not (":" in options.source or options.source.endswith(".py")):
+            names, options.source = options.on, None
+    request, script = _request(options)
+    wishes: Wishes = {
+        "data": options.data, "in_memory": options.in_memory, "workers": options.workers,
+        "prefetch": options.prefetch, "pin_memory": options.pin_memory, "steps": options.steps,
+        "step_time": options.step_time, "keep": options.keep,
+    }  # fmt: skip
+    places, session = targets(names or [THIS]), Session.of(wishes)
+    say = _progress()
+    with Workshop(timeout=options.timeout) as workshop:
+        if script is not None:
+            sys.stderr.write(f"buoy: running {script} in a child process up to its first optimizer step\n")
+            workshop.run_script(script, passed)
+        words = options.source or options.hf_config or options.keras
+        plan = make_plan(workshop, request, words, places, session, remedies=options.remedies, say=say)
+    say("")
+    if options.format == "json":
+        text = json.dumps(view.as_values(plan), indent=1)
+    else:
+        text = view.full(plan) if options.format == "full" else view.concise(plan)
+    sys.stdout.write(text + "\n")
+    return int(ExitCode.OK if plan.fits else ExitCode.FOUND)
+
+
+def _request(options: object) -> tuple[Request, str | None]:
+    """What to trace, and the script to run first where there is one."""
+    given = vars(options)
+    ways = [name for name in ("source", "hf_config", "keras") if given[name]]
+    if len(ways) != 1:
+        raise UsageError("nothing to plan" if not ways else "more than one thing to plan",
+                         received=" and ".join(str(given[name]) for name in ways) or None,
+                         expected="one of FILE:FUNCTION, FILE, --hf-config FILE, --keras FILE",
+                         hint="`buoy plan train.py:build --on colab-t4`")  # fmt: skip
+    script = None
+    if given["hf_config"]:
+        _must_exist(given["hf_config"])
+        request = Request("torch", {"hf_config": given["hf_config"], "seq": given["seq"]})
+    elif given["keras"]:
+        _must_exist(given["keras"])
+        request = Request("keras", {"keras": given["keras"]})
+    elif given["source"].endswith(".py"):
+        _must_exist(given["source"])
+        script = given["source"]
+        request = Request("torch", {"build": "buoy.torch.first_step:build"})
+    else:
+        request = parse_source(given["source"], given["framework"] or _framework(given["source"]))
+    request = replace(request, batch=given["batch"], autocast=given["autocast"], optimizer=given["optimizer"])
+    return request, script
+
+
+def _framework(source: str) -> str:
+    """Which framework a build function uses, by what its file imports."""
+    import ast
+
+    path = source.rpartition(":")[0]
+    try:
+        with open(path, encoding="utf-8") as file:
+            tree = ast.parse(file.read())
+    except (OSError, SyntaxError, ValueError):
+        return "torch"
+    names = {
+        name.split(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [alias.name for alias in node.names] if isinstance(node, ast.Import)
+            else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        )
+    }  # fmt: skip
+    return "keras" if names & {"keras", "tensorflow"} and "torch" not in names else "torch"
+
+
+def _must_exist(path: str) -> None:
+    if not os.path.isfile(path):
+        raise UsageError("no such file", received=path, hint="`buoy plan --help` shows the ways in")
+
+
+def _calibrate() -> int:
+    from buoy.planner import calibration
+    from buoy.units import format_bytes
+
+    found = calibration.measure(target(THIS).device)
+    sys.stdout.write(
+        f"{found['name']}: {format_bytes(float(str(found['beside'])))} beside PyTorch's allocator, "
+        f"{format_bytes(float(str(found['total'])))} in all; used by `--on this` from now on\n"
+    )
+    return int(ExitCode.OK)
+
+
+def _progress():  # type: ignore[no-untyped-def]
+    """Tell what is being done on a terminal, and take the line away at the end."""
+    shown = sys.stderr.isatty() and not os.environ.get("BUOY_NO_PROGRESS")
+
+    def say(text: str) -> None:
+        if shown:
+            sys.stderr.write(f"\r\x1b[K{text + ' ...' if text else ''}")
+            sys.stderr.flush()
+
+    return say
+
+
+def _whole(text: str) -> int:
+    value = int(text.replace(",", "").replace("_", ""))
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def _parser() -> Parser:
+    parser = Parser("buoy plan", _USAGE, _DESCRIPTION, _EPILOG)
+    add = parser.add_argument
+    add("source", nargs="?", metavar="FILE[:FUNCTION]", help="train.py:build, or a training script")
+    add("--on", nargs="+", metavar="ID", help="colab-t4, kaggle-t4x2, rtx-3090, ..., this (default)")
+    add("--hf-config", metavar="FILE", help="a Hugging Face config.json instead of FILE")
+    add(
+        "--seq",
+        type=_whole,
+        default=512,
+        metavar="N",
+        help="tokens of a sequence, with --hf-config (default: 512)",
+    )
+    add("--keras", metavar="FILE", help="a saved .keras model instead of FILE")
+    add("--framework", choices=("torch", "keras"), help="of FILE:FUNCTION (default: by its imports)")
+    add("--batch", type=_whole, metavar="N", help="samples in a batch, instead of the sample batch's")
+    add("--autocast", choices=("fp16", "bf16"), help="mixed precision around forward and loss")
+    add("--optimizer", metavar="NAME", help="AdamW, SGD, Adafactor, ... instead of the code's own")
+    add("--remedies", action="store_true", default=None, help="try the remedies also where it fits")
+    add("--data", metavar="SIZE|PATH", help="the data set: `20GB`, a file or a folder")
+    add("--in-memory", action="store_true", help="the data set is loaded into RAM as a whole")
+    add("--workers", type=int, default=0, metavar="N", help="of the DataLoader (default: 0)")
+    add("--prefetch", type=int, default=2, metavar="N", help="batches each worker makes ahead (default: 2)")
+    add("--pin-memory", action="store_true", help="the DataLoader pins its batches")
+    add("--steps", type=_whole, metavar="N", help="optimizer steps of the whole training")
+    add("--step-time", metavar="TIME", help="of one step, measured: `0.4s`")
+    add("--keep", type=int, default=3, metavar="N", help="checkpoints kept (default: 3)")
+    add("--timeout", type=float, default=300.0, metavar="SECONDS", help="for one trace (default: 300)")
+    add(
+        "--calibrate",
+        action="store_true",
+        help="measure what this machine's GPU keeps for itself, and remember it",
+    )
+    add("--format", choices=("full", "concise", "json"), default="full", help="default: full")
+    return parser

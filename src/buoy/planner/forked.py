@@ -1,0 +1,70 @@
+"""Work done in a forked child: it sees everything this process has, and nothing it does comes back but its files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+
+_PAUSE = 0.02
+
+
+def forked(work: Callable[[], None], said: str, timeout: float) -> int | None:
+    """Run `work` in a child, its words going to the file `said`; the exit code (-N for signal N), None after a timeout.
+
+    The child has a session of its own, so that whatever it started ends with it.
+    """
+    with warnings.catch_warnings():
+        # Python warns of threads that hold locks; the child runs our tracer only, and a timeout bounds it.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        _in_child(work, said)
+    end = time.monotonic() + timeout
+    try:
+        while True:
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                return os.waitstatus_to_exitcode(status)
+            if time.monotonic() > end:
+                return None
+            time.sleep(_PAUSE)
+    finally:
+        _end(pid)
+
+
+def _in_child(work: Callable[[], None], said: str) -> None:
+    code = 70
+    try:
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for source, number in ((nothing, 0), (output, 1), (output, 2)):
+            os.dup2(source, number)
+        # A notebook's streams write to its page, not to these numbers.
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+        sys.stdout = sys.stderr = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+        work()
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # noqa: BLE001 - nothing may unwind into the parent's frames
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _end(pid: int) -> None:
+    for end in (os.killpg, os.kill):
+        try:
+            end(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        pass

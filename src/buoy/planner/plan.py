@@ -1,0 +1,222 @@
+"""`buoy.plan`: from a model (or the code that builds one) to the answer for each place asked about."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, Unpack
+
+from buoy.errors import UsageError
+from buoy.estimate.events import Trace
+from buoy.estimate.request import EstimateError, Request
+from buoy.estimate.result import Estimate, estimate, largest
+from buoy.planner import speed
+from buoy.planner.model import FITS, NOT, TIGHT, Answer, Plan
+from buoy.planner.remedies import find_remedies
+from buoy.planner.session import PROCESS_CPU, Session, Wishes, needs
+from buoy.planner.targets import THIS, Target, targets
+from buoy.planner.workshop import LIVE, Workshop
+
+Say = Callable[[str], None]
+
+
+def plan(
+    model: Any,
+    batch: Any = None,
+    optimizer: Any = None,
+    loss: Any = None,
+    *,
+    on: str | Sequence[str] = THIS,
+    batch_size: int | None = None,
+    remedies: bool | None = None,
+    **session: Unpack[Wishes],
+) -> Plan:
+    """Whether a training step fits, with how many bytes, and what makes it fit; nothing is trained.
+
+    `model` and `batch` are objects of this process, or `model` is the name of a function that returns both, in a file
+    (`"train.py:build"`). The optimizer may be a class; without it AdamW is assumed, without a loss the model's own
+    or cross-entropy. `remedies=True` tries them also where everything fits. What may be said about the session
+    (`data="20GB"`, `in_memory=True`, `workers=2`, `steps=50_000`, `step_time="0.4s"`) is in docs/plan.md.
+
+    >>> import torch, buoy
+    >>> model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 10))
+    >>> plan = buoy.plan(model, (torch.zeros(64, 256), torch.zeros(64, dtype=torch.long)), on="colab-t4")
+    >>> plan.fits
+    True
+    """
+    names = [on] if isinstance(on, str) else list(on)
+    request, live, words = _source(model, batch, optimizer, loss)
+    with ExitStack() as stack:
+        if request is None:  # a Keras model of this process: saved, as TensorFlow cannot be forked
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="buoy-plan-"))
+            request = _saved_keras(model, batch, folder)
+        if batch_size is not None:
+            request = replace(request, batch=batch_size)
+        workshop = stack.enter_context(Workshop(live))
+        return make_plan(workshop, request, words, targets(names), Session.of(session), remedies=remedies)
+
+
+def make_plan(
+    workshop: Workshop,
+    request: Request,
+    source: str,
+    places: Sequence[Target],
+    session: Session,
+    *,
+    remedies: bool | None = None,
+    say: Say = lambda text: None,
+) -> Plan:
+    """The plan for a request; `say` hears what is being done."""
+    answers = []
+    flops = None
+    for place in places:
+        say(f"tracing a step for {place.words}")
+        here = replace(request, device=place.device.id)
+        trace = workshop.trace(here)
+        if flops is None:
+            flops = workshop.flops(replace(here, batch=_size(trace, here)))
+        answers.append(_answer(workshop, here, trace, place, session, flops, say))
+    found, cheapest, tried = (), None, None
+    needy = next((answer for answer in answers if answer.memory_verdict in (TIGHT, NOT)), None)
+    if remedies or (remedies is None and needy is not None):
+        chosen = needy or answers[0]
+        here = replace(request, device=chosen.target.device.id)
+        tried = chosen.target.id
+        found, cheapest = find_remedies(workshop, here, chosen, capacity(chosen.target), say)
+    first = answers[0].estimate.trace
+    return Plan(
+        source=source,
+        batch=_size(first, request),
+        answers=tuple(answers),
+        remedies=found,
+        cheapest=cheapest,
+        remedies_for=tried,
+        notes=tuple(dict.fromkeys(note for answer in answers for note in answer.estimate.notes)),
+        facts={**first.facts, "traces": workshop.traces, "flops": flops},
+    )
+
+
+def capacity(place: Target) -> int | None:
+    """Bytes that the training can have of the device: on a CPU less what the process itself takes."""
+    if place.memory is None or not place.is_cpu:
+        return place.memory
+    return max(0, place.memory - PROCESS_CPU[1])
+
+
+def judged(figure: Estimate, place: Target) -> str:
+    """The verdict of the device's memory."""
+    return figure.verdict(capacity(place))
+
+
+def _answer(
+    workshop: Workshop, request: Request, trace: Trace, place: Target, session: Session,
+    flops: dict[str, float] | None, say: Say,
+) -> Answer:  # fmt: skip
+    figure = estimate(trace, place.device)
+    verdict = judged(figure, place)
+    size = _size(trace, request)
+    most = micro = None
+    if size is not None and capacity(place) is not None:
+        say(f"seeking the largest batch for {place.words}")
+        most = _largest(workshop, request, place)
+        if verdict == FITS:
+            micro = size
+        elif most is not None:
+            # Gradients of the earlier pieces stay while the next one runs: less fits than in one piece.
+            micro = _largest(workshop, replace(request, accumulate=2), place)
+    if session.step_seconds is not None:
+        seconds, basis = (session.step_seconds, session.step_seconds), "as given"
+    else:
+        seconds, basis = speed.step_seconds(place.device, flops, request.autocast)
+    around = needs(session, place, trace, seconds, figure.reserved.likely)
+    return Answer(place, figure, verdict, most, micro, around, seconds, basis)
+
+
+def _largest(workshop: Workshop, request: Request, place: Target) -> int | None:
+    def trace_at(size: int) -> Trace:
+        return workshop.trace(replace(request, batch=size))
+
+    try:
+        return largest(trace_at, place.device, memory=capacity(place)).batch
+    except EstimateError:
+        return None  # a batch whose size the code fixes itself
+
+
+def _size(trace: Trace, request: Request) -> int | None:
+    found = trace.facts.get("batch")
+    return int(found) if found is not None else request.batch
+
+
+def _source(
+    model: Any, batch: Any, optimizer: Any, loss: Any
+) -> tuple[Request | None, Callable[[], Any] | None, str]:
+    """The request, what gives the objects of this process, and how to call it all."""
+    if isinstance(model, (str, os.PathLike)):
+        return parse_source(os.fspath(model)), None, os.fspath(model)
+    if _is_keras(model):
+        return None, None, type(model).__name__
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(model, torch.nn.Module):
+        raise UsageError(
+            "cannot plan for this", received=type(model).__name__,
+            expected="a torch.nn.Module, a Keras model, or `\"train.py:build\"`",
+        )  # fmt: skip
+    if batch is None:
+        raise UsageError(
+            "a model alone is not enough",
+            received="no batch",
+            expected="a sample batch too, such as (images, labels)",
+            hint="buoy.plan(model, next(iter(loader)))",
+        )
+
+    def live() -> dict[str, Any]:
+        # In the forked child only: what an optimizer has gathered so far is gathered anew on fake tensors.
+        if isinstance(optimizer, torch.optim.Optimizer):
+            optimizer.state.clear()
+        model.zero_grad(set_to_none=True)
+        given = {"model": model, "batch": batch, "optimizer": optimizer, "loss": loss}
+        return {name: value for name, value in given.items() if value is not None}
+
+    return Request("torch", {"build": f"{LIVE}:build"}), live, type(model).__name__
+
+
+def parse_source(text: str, framework: str = "torch") -> Request:
+    """`train.py:build`, as a request.
+
+    >>> parse_source("train.py:build").source
+    {'build': 'train.py:build'}
+    """
+    path, separator, name = text.rpartition(":")
+    if not separator or not path or not name.isidentifier():
+        raise UsageError(
+            "cannot read what to plan",
+            received=repr(text),
+            expected="a file and a function in it: `train.py:build`",
+        )
+    if path.endswith(".py") and not os.path.exists(path):
+        raise UsageError("no such file", received=path, expected="a Python file with a build function")
+    return Request(framework, {"build": text})
+
+
+def _is_keras(model: Any) -> bool:
+    return any(base.__module__.split(".")[0] == "keras" for base in type(model).__mro__)
+
+
+def _saved_keras(model: Any, batch: Any, folder: str) -> Request:
+    path = os.path.join(folder, "model.keras")
+    try:
+        model.save(path)
+    except Exception as error:
+        raise EstimateError(
+            "the Keras model cannot be handed to the tracing process",
+            received=f"{type(error).__name__}: {error}",
+            expected="a model that `model.save` can write",
+            hint='plan from a function instead: `buoy.plan("train.py:build")`',
+        ) from None
+    first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+    shape = getattr(first, "shape", None)
+    return Request("keras", {"keras": path}, batch=int(shape[0]) if shape else None)

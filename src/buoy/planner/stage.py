@@ -1,0 +1,104 @@
+"""Where steps are traced: a process with PyTorch loaded (`python -m buoy.planner.stage FOLDER`) that forks for each trace.
+
+One start serves all traces of a plan: other batch sizes, other devices, each remedy. A script is run to its first step
+once, and every trace starts there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+from buoy.estimate.child import confine, refuse
+from buoy.estimate.request import Refusal, Request
+from buoy.planner.forked import forked
+
+# Loaded before the first fork: what every trace needs.
+_NEEDED = ("torch", "torch.utils.checkpoint", "buoy.estimate.trace_build", "buoy.estimate.trace_steps",
+           "buoy.estimate.trace_torch")  # fmt: skip
+
+
+def main() -> None:
+    """Answer one line of JSON on stdin with one on stdout, until stdin ends."""
+    folder = sys.argv[1]
+    said = os.path.join(folder, "said.txt")
+    answers = os.fdopen(os.dup(1), "w")
+    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for line in sys.stdin:
+        order = json.loads(line)
+        answers.write(json.dumps({"code": answer(order, said)}) + "\n")
+        answers.flush()
+
+
+def answer(order: dict[str, Any], said: str) -> int | str | None:
+    """Carry out one order: `{"request", "changes", "result", "memory", "timeout"}`, or `{"script", "arguments"}`."""
+    if "script" in order:
+        from buoy.torch import first_step
+
+        try:
+            first_step.run(order["script"], order["arguments"], order["timeout"])
+        except BaseException as error:  # noqa: BLE001 - the parent tells
+            _refuse(order["result"], error, Request("torch", {"build": f"{order['script']}:"}))
+            return 3
+        return 0
+    for name in _NEEDED:
+        importlib.import_module(name)
+    return forked(lambda: trace_into(order), said, float(order["timeout"]))
+
+
+def trace_into(order: dict[str, Any]) -> None:
+    """In the forked child: trace what was ordered and leave the result or the reason."""
+    import gc
+
+    request, result = Request.from_json(order["request"]), order["result"]
+    confine(int(order["memory"]) + _held())
+    gc.disable()  # the process is short, and what is freed must not depend on when the collector runs
+    tracer = importlib.import_module("buoy.estimate.trace_torch")
+    try:
+        _with_changes(tuple(order["changes"]))
+        if order.get("count_flops"):
+            counted = importlib.import_module("buoy.torch.flops").of(request)
+            with open(result, "w", encoding="utf-8") as file:
+                json.dump(counted, file)
+        else:
+            tracer.trace_request(request).save(result)
+    except BaseException as error:  # noqa: BLE001 - whatever it was, the parent learns it from here
+        _refuse(result, error, request)
+        raise SystemExit(3) from None
+
+
+def _with_changes(names: tuple[str, ...]) -> None:
+    """Let every job built from here on have these remedies applied."""
+    if not names:
+        return
+    building: Any = importlib.import_module("buoy.estimate.trace_build")
+    remedies: Any = importlib.import_module("buoy.torch.remedies")
+    build = building.build
+
+    def changed(request: Request, **options: Any) -> Any:
+        return remedies.apply(build(request, **options), names)
+
+    building.build = changed
+
+
+def _refuse(result: str, error: BaseException, request: Request) -> None:
+    refusal: Refusal = importlib.import_module("buoy.estimate.trace_torch").explain(error, request)
+    refuse(result, refusal)
+
+
+def _held() -> int:
+    """Bytes this process inherited: the limit is on what the trace adds."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmData"))
+    except (OSError, StopIteration, ValueError):
+        return 0
+
+
+if __name__ == "__main__":
+    main()

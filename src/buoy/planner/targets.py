@@ -1,0 +1,129 @@
+"""Where a training shall run: the device and what the session around it grants, by the ids people write after `--on`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from buoy.errors import UsageError
+from buoy.estimate import devices
+from buoy.estimate.devices import Device
+from buoy.machine import limits, platforms
+from buoy.planner import calibration
+
+THIS = "this"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One place to run; what nobody knows is None."""
+
+    id: str
+    device: Device
+    count: int
+    """Devices of this kind."""
+    memory: int | None
+    """Bytes of the device; for a CPU the session's RAM."""
+    ram: int | None
+    disk: int | None
+    shm: int | None
+    seconds: float | None
+    """How long a session may live."""
+    seconds_source: str | None
+    units_per_hour: float | None
+    units_date: str | None
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether there is no accelerator."""
+        return not self.device.capability
+
+    @property
+    def words(self) -> str:
+        """`colab-t4 (T4, 14.6 GiB)` without the bytes."""
+        many = f"{self.count} x " if self.count > 1 else ""
+        return f"{self.id} ({many}{self.device.name})" if self.id != self.device.id else self.device.name
+
+
+def targets(names: Sequence[str]) -> list[Target]:
+    """Each id once, in order: a platform's (`colab-t4`), a device's (`rtx-3090`) or `this`."""
+    return [target(name) for name in dict.fromkeys(name.lower() for name in names)]
+
+
+def target(name: str) -> Target:
+    """The place an id names, or a UsageError with the nearest."""
+    if name == THIS:
+        return _here()
+    if name in {device.id for device in devices.all_devices()} - {"cpu"}:
+        device = devices.by_id(name)
+        return Target(name, device, 1, device.memory, None, None, None, None, None, None, None)
+    known = [row.id for row in platforms.all_platforms()]
+    if name not in known:
+        known += [device.id for device in devices.all_devices()] + [THIS]
+        near = difflib.get_close_matches(name, known, 1)
+        raise UsageError(
+            "unknown platform", received=repr(name), expected="one of " + ", ".join(known),
+            hint=f"did you mean `{near[0]}`?" if near else "platforms are named like `colab-t4`",
+        )  # fmt: skip
+    row = platforms.by_id(name)
+    found = devices.of_platform(name)
+    if found is None:
+        raise UsageError(
+            "nothing is known about the memory of this platform's device",
+            received=f"{name} ({row.accelerator})",
+            expected="a platform with a GPU or a CPU",
+            hint="name the card instead: " + ", ".join(device.id for device in devices.all_devices()[:6]),
+        )
+    ram = _whole(row.ram)
+    return Target(
+        id=name,
+        device=found,
+        count=row.devices or 1,
+        memory=ram if not found.capability else found.memory,
+        ram=ram,
+        disk=_whole(row.disk),
+        shm=None,
+        seconds=row.max_runtime.value if row.max_runtime else None,
+        seconds_source=row.cite(row.max_runtime) if row.max_runtime else None,
+        units_per_hour=row.units_per_hour.value if row.units_per_hour else None,
+        units_date=row.date,
+    )
+
+
+def _here() -> Target:
+    here = limits.read()
+    card = here.gpus[0] if here.gpus and here.gpus[0]["total"] else None
+    found = devices.by_name(str(card["name"]), int(card["total"])) if card else devices.by_id("cpu")
+    if card and found is None:
+        raise UsageError(
+            "no data on this machine's GPU",
+            received=str(card["name"]),
+            expected=", ".join(device.id for device in devices.all_devices()),
+            hint="plan for the nearest of these with `--on`; `buoy plan --calibrate` measures this one",
+        )
+    assert found is not None
+    found = calibration.applied(found)
+    row = platforms.by_id(here.platform) if here.platform else None
+    return Target(
+        id=THIS,
+        device=found,
+        count=len(here.gpus) or 1,
+        memory=here.ram if not found.capability else found.memory,
+        ram=here.ram,
+        disk=here.disk,
+        shm=here.shm,
+        seconds=here.time_limit,
+        seconds_source=here.time_limit_source,
+        units_per_hour=row.units_per_hour.value if row and row.units_per_hour else None,
+        units_date=row.date if row else None,
+    )
+
+
+def with_memory(target: Target, memory: int) -> Target:
+    """The same place with less (or more) device memory."""
+    return replace(target, memory=memory)
+
+
+def _whole(quantity: platforms.Quantity | None) -> int | None:
+    return None if quantity is None else int(quantity.value)

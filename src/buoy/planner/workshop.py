@@ -1,0 +1,215 @@
+"""Traces for a plan: each wanted once, made in a process that is not ours, and remembered."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from types import ModuleType, TracebackType
+from typing import Any
+
+from buoy.errors import BuoyError
+from buoy.estimate import child
+from buoy.estimate.events import Trace
+from buoy.estimate.request import EstimateError, Refusal, Request
+from buoy.machine import host
+from buoy.planner import stage
+from buoy.planner.forked import forked
+from buoy.units import format_bytes, format_duration
+
+LIVE = "buoy_planned"
+"""The name under which a forked child finds the objects that this process gave."""
+
+
+class Workshop:
+    """Traces requests; use it as a context, so that nothing is left behind.
+
+    `live` returns the objects of this very process (a notebook's model): traces are then forked from here. Otherwise
+    one child process serves all; Keras is traced in a new process each time, as TensorFlow cannot be forked.
+    """
+
+    def __init__(self, live: Callable[[], Any] | None = None, timeout: float = child.TIMEOUT) -> None:
+        self._live = live
+        self._timeout = timeout
+        self._folder = tempfile.TemporaryDirectory(prefix="buoy-plan-")
+        self._said = os.path.join(self._folder.name, "said.txt")
+        self._stage: subprocess.Popen[str] | None = None
+        self._known: dict[str, Trace | BuoyError] = {}
+        self._count = 0
+
+    def __enter__(self) -> Workshop:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process and remove its files."""
+        if self._stage is not None:
+            try:
+                os.killpg(self._stage.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+            self._stage.communicate()
+            self._stage = None
+        self._folder.cleanup()
+
+    @property
+    def traces(self) -> int:
+        """How many traces were made."""
+        return len(self._known)
+
+    def trace(self, request: Request, changes: tuple[str, ...] = ()) -> Trace:
+        """The trace; raises EstimateError with the reason when it cannot be made."""
+        key = request.to_json() + "+".join(changes)
+        if key not in self._known:
+            try:
+                self._known[key] = self._made(request, changes)
+            except BuoyError as error:
+                self._known[key] = error
+        found = self._known[key]
+        if isinstance(found, BuoyError):
+            raise found
+        return found
+
+    def flops(self, request: Request) -> dict[str, float] | None:
+        """Floating-point operations of a forward pass; None where they cannot be counted."""
+        if request.framework != "torch":
+            return None
+        try:
+            path = self._order(request, (), count_flops=True)
+            with open(path, encoding="utf-8") as file:
+                counted: dict[str, float] = json.load(file)
+            return counted
+        except (BuoyError, OSError, ValueError):
+            return None
+
+    def run_script(self, script: str, arguments: list[str]) -> None:
+        """Run a script in the child up to its first optimizer step; traces then start from there."""
+        result = self._new_result()
+        code = self._ask({"script": os.path.abspath(script), "arguments": arguments, "result": result,
+                          "timeout": self._timeout})  # fmt: skip
+        if code != 0:
+            raise self._why(code, result, child.LEAST_MEMORY)
+
+    def _made(self, request: Request, changes: tuple[str, ...]) -> Trace:
+        if request.framework == "keras":
+            return child.trace(request, timeout=self._timeout)
+        return Trace.load(self._order(request, changes))
+
+    def _order(self, request: Request, changes: tuple[str, ...], count_flops: bool = False) -> str:
+        """Have it done; the path of the result."""
+        result = self._new_result()
+        memory = _half_of_memory()
+        order = {"request": request.to_json(), "changes": changes, "result": result, "memory": memory,
+                 "timeout": self._timeout, "count_flops": count_flops}  # fmt: skip
+        if self._live is not None:
+            live = ModuleType(LIVE)
+            live.build = self._live  # type: ignore[attr-defined]
+
+            def work() -> None:
+                sys.modules[LIVE] = live
+                stage.trace_into(order)
+
+            code: int | None = forked(work, self._said, self._timeout)
+        else:
+            code = self._ask(order)
+        if code != 0 or not os.path.exists(result):
+            raise self._why(code, result, memory)
+        return result
+
+    def _ask(self, order: dict[str, Any]) -> int | None:
+        if self._stage is None:
+            self._stage = subprocess.Popen(
+                [sys.executable, "-m", "buoy.planner.stage", self._folder.name],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+                stderr=subprocess.DEVNULL, env=_environment(),
+            )  # fmt: skip
+        process = self._stage
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            return process.wait()
+        # The stage ends a trace that takes too long; it is itself bounded too, for what hangs outside of one.
+        ready, _, _ = select.select([process.stdout], [], [], self._timeout + 60)
+        line = process.stdout.readline() if ready else None
+        if line:
+            code: int | None = json.loads(line)["code"]
+            return code
+        os.killpg(process.pid, signal.SIGKILL)
+        self._stage = None
+        code = process.wait()
+        return None if line is None else code
+
+    def _new_result(self) -> str:
+        self._count += 1
+        return os.path.join(self._folder.name, f"{self._count}.json.gz")
+
+    def _why(self, code: int | None, result: str, memory: int) -> BuoyError:
+        try:
+            with open(result + child.REFUSED, encoding="utf-8") as file:
+                return Refusal(**json.load(file)).error()
+        except (OSError, ValueError, TypeError):
+            pass
+        last = self._last_words()
+        if code is None:
+            return EstimateError(
+                "the code to be traced did not come to its end",
+                received=f"no result after {format_duration(self._timeout)}; it said last: {last}",
+                expected="a build function that returns a model and a batch, and a step that ends",
+                hint="let build() return only what one step needs: no training, no download, no server",
+            )
+        if code < 0:
+            return EstimateError(
+                "the tracing process was killed",
+                received=f"{signal.Signals(-code).name}; it said last: {last}",
+                expected=f"a step that can be traced within {format_bytes(memory)} of memory",
+                hint="build the model without loading weights or data; or trace a smaller batch",
+            )
+        return EstimateError(
+            "the code to be traced ended the process",
+            received=f"exit code {code}; it said last: {last}",
+            expected="a build function that returns",
+            hint="remove sys.exit() and os._exit() from what build() calls",
+        )
+
+    def _last_words(self) -> str:
+        try:
+            with open(self._said, "rb") as file:
+                text = file.read()[-2000:].decode("utf-8", "replace")
+        except OSError:
+            return "nothing"
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return lines[-1][:300] if lines else "nothing"
+
+
+def _environment() -> dict[str, str]:
+    quiet = {
+        "CUDA_VISIBLE_DEVICES": "",  # a GPU that is here is not touched
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        "BUOY_TRACING": "1",
+    }
+    return {**os.environ, **quiet}
+
+
+def _half_of_memory() -> int:
+    total = host.memory().total
+    return max(child.LEAST_MEMORY, total // 2) if total else 4 * child.LEAST_MEMORY
+
+
+def refusal_of(error: BuoyError) -> dict[str, Any]:
+    """An error as plain values, for JSON."""
+    return asdict(Refusal(error.message, error.received, error.expected, error.hint))

@@ -1,0 +1,26 @@
+"""The floating-point operations of a training step, counted on meta tensors; runs in a tracing child."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+# The backward pass multiplies by the weights and by the inputs: twice the forward's work.
+_STEP = 3
+
+
+def of(request: Any) -> dict[str, float]:
+    """`{"step": operations of forward and backward, "half": 1.0 when weights are half precision}`."""
+    from buoy.estimate.trace_build import build
+
+    job = build(request)
+    model = job.model.to("meta")
+    batch = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, job.batch)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        job.loss(model, batch)
+    half = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in model.parameters())
+    return {"step": float(_STEP * counter.get_total_flops()), "half": float(half)}

@@ -1,0 +1,149 @@
+"""Remedies applied to a job about to be traced, as a person would apply them; runs in a tracing child."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
+
+from buoy.estimate.request import EstimateError
+
+_CHUNK = 1024
+
+
+def apply(job: Any, names: tuple[str, ...]) -> Any:
+    """The job with each named remedy; raises EstimateError where one has nothing to change."""
+    for name in names:
+        {"lora": _lora, "in_backward": _in_backward, "offload": _offload, "chunked_loss": _chunked_loss,
+         "smaller_input": _smaller_input}[name](job)  # fmt: skip
+    return job
+
+
+class _Low(nn.Module):
+    """A linear layer with its low-rank addition."""
+
+    def __init__(self, layer: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.layer = layer
+        kind = {"dtype": layer.weight.dtype, "device": layer.weight.device}
+        self.down = nn.Linear(layer.in_features, rank, bias=False, **kind)  # type: ignore[arg-type]
+        self.up = nn.Linear(rank, layer.out_features, bias=False, **kind)  # type: ignore[arg-type]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x) + self.up(self.down(x))
+        return result
+
+
+def _lora(job: Any) -> None:
+    head = _head(job.model)
+    wide = [
+        (parent, name, layer)
+        for parent in job.model.modules()
+        for name, layer in parent.named_children()
+        if isinstance(layer, nn.Linear)
+        and layer is not head
+        and min(layer.in_features, layer.out_features) > 64
+    ]
+    if not wide:
+        raise EstimateError("no linear layers to adapt")
+    for parameter in job.model.parameters():
+        parameter.requires_grad_(False)
+    for parent, name, layer in wide:
+        setattr(parent, name, _Low(layer, 8))
+    kind, options = _optimizer_kind(job)
+    job.optimizer = lambda parameters: kind(parameters, **options)
+
+
+def _in_backward(job: Any) -> None:
+    kind, options = _optimizer_kind(job)
+
+    class Inside(torch.optim.Optimizer):
+        """Steps each parameter as soon as its gradient is there."""
+
+        def __init__(self, parameters: list[torch.Tensor]) -> None:
+            super().__init__(parameters, {})
+            self._each = [kind([parameter], **options) for parameter in parameters]
+            for parameter, one in zip(parameters, self._each, strict=True):
+                parameter.register_post_accumulate_grad_hook(self._hook(one))
+                one.state = self.state  # so that the tracer sees whose memory it is
+
+        @staticmethod
+        def _hook(one: torch.optim.Optimizer) -> Callable[[torch.Tensor], None]:
+            def step(_: torch.Tensor) -> None:
+                one.step()
+                one.zero_grad()
+
+            return step
+
+        def step(self, closure: Any = None) -> None:
+            """Done already."""
+
+    job.optimizer = lambda parameters: Inside(list(parameters))
+
+
+def _offload(job: Any) -> None:
+    loss = job.loss
+
+    def offloaded(model: Any, batch: Any) -> torch.Tensor:
+        with torch.autograd.graph.save_on_cpu():
+            return loss(model, batch)  # type: ignore[no-any-return]
+
+    job.loss = offloaded
+
+
+def _chunked_loss(job: Any) -> None:
+    head, body = _head(job.model), getattr(job.model, "base_model", None)
+    if not isinstance(head, nn.Linear) or not isinstance(body, nn.Module) or not isinstance(job.batch, dict):
+        raise EstimateError("no output layer over a vocabulary")
+
+    def piece(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(head(hidden).float(), labels, reduction="sum")
+
+    def chunked(model: Any, batch: Any) -> torch.Tensor:
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        hidden = body(**inputs)[0].flatten(0, 1)
+        labels = batch["labels"].flatten()
+        total = sum(
+            checkpoint(piece, one, other, use_reentrant=False)
+            for one, other in zip(hidden.split(_CHUNK), labels.split(_CHUNK), strict=True)
+        )
+        return total / labels.numel()  # type: ignore[return-value]
+
+    job.loss = chunked
+
+
+def _smaller_input(job: Any) -> None:
+    changed: list[bool] = []
+
+    def smaller(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or leaf.dim() < 2:
+            return leaf
+        if leaf.dim() >= 4:
+            shape = (*leaf.shape[:-2], max(1, leaf.shape[-2] // 2), max(1, leaf.shape[-1] // 2))
+        elif not leaf.is_floating_point() or leaf.dim() == 3:
+            shape = (leaf.shape[0], max(1, leaf.shape[1] // 2), *leaf.shape[2:])
+        else:
+            return leaf  # features, not a length
+        changed.append(True)
+        return torch.zeros(shape, dtype=leaf.dtype, device=leaf.device)
+
+    job.batch = tree_map(smaller, job.batch)
+    if not changed:
+        raise EstimateError("the inputs have no side or length")
+
+
+def _head(model: nn.Module) -> Any:
+    find = getattr(model, "get_output_embeddings", None)
+    return find() if find is not None else None
+
+
+def _optimizer_kind(job: Any) -> tuple[Any, dict[str, Any]]:
+    """The optimizer's class and settings, to make others like it."""
+    made = job.optimizer
+    if not isinstance(made, torch.optim.Optimizer):
+        made = made([nn.Parameter(torch.zeros(1))])
+    return type(made), {name: value for name, value in made.defaults.items() if name != "differentiable"}

@@ -1,0 +1,296 @@
+"""A plan as text (full, concise), as plain values and as HTML."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from buoy.estimate.result import Interval
+from buoy.planner.model import FITS, NOT, TIGHT, Answer, Need, Plan, Remedy
+from buoy.units import format_bytes, format_duration
+
+SCHEMA = "buoy.plan/1"
+_BAR = 30
+_OWNERS = 4
+_EDGES = {FITS: "#1a7f4b", TIGHT: "#9a6700", NOT: "#b3261e"}
+_EXACT = {True: "exact", False: "not exact", None: "no change"}
+
+
+def full(plan: Plan) -> str:
+    """Everything a person wants to see; ends without a newline."""
+    lines = [_headline(plan)]
+    for answer in plan.answers:
+        lines += ["", *_answer(plan, answer)]
+    if plan.remedies:
+        lines += ["", *_remedies(plan)]
+    tier = _next_tier(plan)
+    if tier:
+        lines += ["", tier]
+    lines += [f"note: {note}" for note in plan.notes]
+    lines.append(f"hint: {hint(plan)}")
+    return "\n".join(lines)
+
+
+def concise(plan: Plan) -> str:
+    """One line for each place, and one for what makes it fit."""
+    lines = [f"{answer.target.id}: {_short(answer)}" for answer in plan.answers]
+    if plan.cheapest is not None:
+        lines.append(f"cheapest for {plan.remedies_for}: {_effect(plan.cheapest, _figure(plan))}")
+    return "\n".join(lines)
+
+
+def as_values(plan: Plan) -> dict[str, Any]:
+    """Plain values for JSON; unknown is null."""
+    now = _figure(plan) if plan.remedies else None
+    return {
+        "schema": SCHEMA,
+        "source": plan.source,
+        "batch": plan.batch,
+        "fits": plan.fits,
+        "micro_batch": plan.micro_batch,
+        "answers": [_answer_values(answer) for answer in plan.answers],
+        "remedies_for": plan.remedies_for,
+        "remedies": [_remedy_values(remedy, now) for remedy in plan.remedies],
+        "cheapest": None if plan.cheapest is None else _remedy_values(plan.cheapest, now),
+        "notes": list(plan.notes),
+        "facts": plan.facts,
+    }
+
+
+def html(plan: Plan) -> str:
+    """A small card for each place; no script, no address."""
+    cards = []
+    for answer in plan.answers:
+        edge = _EDGES.get(answer.verdict, "#666")
+        body = "\n".join(_answer(plan, answer)[1:])
+        cards.append(
+            '<div style="font:14px/1.5 system-ui,sans-serif;border:1px solid #8884;border-radius:6px;'
+            f'border-left:4px solid {edge};padding:10px 14px;margin:8px 0;max-width:60em"><b>{escape(_title(answer))}</b>'
+            f'<pre style="margin:6px 0;background:none;white-space:pre-wrap">{escape(body)}</pre></div>'
+        )
+    if plan.remedies:
+        now = _figure(plan)
+        rows = "".join(
+            f"<tr><td style='text-align:left'>{escape(remedy.title)}</td><td>{escape(_change(remedy, now))}</td>"
+            f"<td>{escape(_time(remedy))}</td><td>{_EXACT[remedy.exact]}</td>"
+            f"<td style='text-align:left'><code>{escape(remedy.code)}</code> {escape(remedy.note)}</td></tr>"
+            for remedy in plan.remedies
+        )
+        cards.append(
+            f"<table><tr><th>remedy for {escape(str(plan.remedies_for))}</th><th>peak</th><th>time</th><th></th>"
+            f"<th></th></tr>{rows}</table>"
+        )
+    notes = "".join(f"<li>{escape(note)}</li>" for note in plan.notes)
+    return f"<div>{''.join(cards)}<ul>{notes}</ul><p>{escape(hint(plan))}</p></div>"
+
+
+def hint(plan: Plan) -> str:
+    """The one thing to do next."""
+    if plan.fits:
+        return "it fits; `buoy run -- python train.py` keeps it alive and says why if it dies"
+    short = next((need for answer in plan.answers for need in answer.needs if need.verdict == NOT), None)
+    if plan.cheapest is not None:
+        return f"{plan.cheapest.title}: {plan.cheapest.code.splitlines()[0]}"
+    if plan.micro_batch:
+        return f"micro-batches of {plan.micro_batch}: `buoy.Run(..., micro_batch={plan.micro_batch})`"
+    if short is not None:
+        return f"{short.name} runs out first: {short.note or _need(short)}"
+    bigger = [answer.target.id for answer in plan.answers if answer.verdict == FITS]
+    return f"it fits {bigger[0]}" if bigger else "try a smaller model, or a bigger card: `--on colab-a100`"
+
+
+def _headline(plan: Plan) -> str:
+    parameters = plan.facts.get("parameters")
+    size = f", {parameters:,} parameters" if isinstance(parameters, int) else ""
+    batch = f", batch {plan.batch}" if plan.batch is not None else ""
+    return f"{plan.source}{size}{batch}, {plan.facts.get('optimizer', 'optimizer')}"
+
+
+def _title(answer: Answer) -> str:
+    return f"{answer.target.words}: {answer.verdict}"
+
+
+def _answer(plan: Plan, answer: Answer) -> list[str]:
+    figure, memory = answer.estimate, answer.target.memory
+    lines = [_title(answer)]
+    what = "RAM" if answer.target.is_cpu else "device memory"
+    lines.append(
+        f"  peak       {_range(figure.total)} of {format_bytes(memory)} {what}: {answer.memory_verdict}"
+    )
+    whole = max(memory or 0, figure.total.likely)
+    for part, size in sorted(figure.parts.items(), key=lambda item: -item[1]):
+        if size >= max(1 << 20, whole // 200):
+            lines.append(f"    {part:12} {format_bytes(size):>10}  {_bar(size, whole)}")
+    if figure.owners:
+        owners = ", ".join(f"{name} {format_bytes(size)}" for name, size in figure.owners[:_OWNERS])
+        lines.append(f"  owners     {owners}")
+    if answer.largest is not None:
+        lines.append(f"  batch      {_batch_words(plan, answer)}")
+    if answer.target.count > 1:
+        lines.append(f"  devices    {answer.target.count}: each holds the whole model; this is one of them")
+    for need in answer.needs:
+        lines.append(f"  {need.name:10} {_need(need)}")
+    if answer.step_seconds is not None:
+        lines.append(f"  step       {_seconds(answer.step_seconds)} ({answer.step_basis})")
+    return lines
+
+
+def _batch_words(plan: Plan, answer: Answer) -> str:
+    if not answer.largest:
+        return "not even one sample fits"
+    text = f"at most {answer.largest} in one piece"
+    if answer.micro_batch and plan.batch and answer.micro_batch < plan.batch:
+        text += f"; {plan.batch} in micro-batches of {answer.micro_batch}"
+    elif answer.micro_batch == 0:
+        text += "; no micro-batch fits beside the kept gradients"
+    return text
+
+
+def _need(need: Need) -> str:
+    show = format_bytes if need.unit == "bytes" else format_duration
+    size = show(need.high) if need.low == need.high else f"{show(need.low)} to {show(need.high)}"
+    limit = f" of {show(need.limit)}" if need.limit is not None else f", limit {show(None)}"
+    parts = ""
+    if len(need.parts) > 1:
+        largest = sorted(need.parts.items(), key=lambda item: -item[1])[:3]
+        parts = f" ({', '.join(f'{name} {show(size)}' for name, size in largest)})"
+    return f"{size}{limit}: {need.verdict}{parts}" + (f"; {need.note}" if need.note else "")
+
+
+def _remedies(plan: Plan) -> list[str]:
+    now = _figure(plan)
+    lines = [f"remedies for {plan.remedies_for}, tried on this step:"]
+    helping = [remedy for remedy in plan.remedies if (remedy.saving(now) or 0) > 0.01]
+    idle = [remedy for remedy in plan.remedies if remedy not in helping]
+    lines += [f"  {_effect(remedy, now)}\n      {remedy.code}" for remedy in helping]
+    if idle:
+        lines.append("these take nothing from this peak:")
+        lines += [f"  {remedy.title}{': ' + remedy.note if remedy.note else ''}" for remedy in idle]
+    if plan.cheapest is not None:
+        lines += ["the cheapest that fits:", f"  {_effect(plan.cheapest, now)}"]
+        lines += [f"      {line}" for line in plan.cheapest.code.splitlines()]
+    elif any(answer.memory_verdict != FITS for answer in plan.answers):
+        lines.append("no combination tried makes it surely fit")
+    return lines
+
+
+def _effect(remedy: Remedy, now: Interval) -> str:
+    return (
+        f"{remedy.title}: {_change(remedy, now)}, time {_time(remedy)}, {_EXACT[remedy.exact]}, {remedy.verdict}"
+        + (f" ({remedy.note})" if remedy.note else "")
+    )
+
+
+def _change(remedy: Remedy, now: Interval) -> str:
+    saving = remedy.saving(now)
+    if remedy.peak is None or saving is None:
+        return "peak n/a"
+    sign = "-" if saving >= 0 else "+"
+    return f"peak {format_bytes(remedy.peak.likely)} ({sign}{abs(saving):.0%}, {remedy.basis})"
+
+
+def _time(remedy: Remedy) -> str:
+    if remedy.time is None:
+        return "n/a"
+    low, high = remedy.time
+    return f"x{low:.2g}" if low == high else f"x{low:.2g}-{high:.2g}"
+
+
+def _next_tier(plan: Plan) -> str:
+    """What the dearer places would buy."""
+    priced = [answer for answer in plan.answers if answer.target.units_per_hour is not None]
+    if len(priced) < 2:
+        return ""
+    words = [
+        f"{answer.target.id} {answer.target.units_per_hour:g} units/h (as of {answer.target.units_date})"
+        + (f", batch up to {answer.largest}" if answer.largest else "")
+        + (f", step {_seconds(answer.step_seconds)}" if answer.step_seconds else "")
+        for answer in sorted(priced, key=lambda answer: answer.target.units_per_hour or 0)
+    ]
+    return "tiers: " + "; ".join(words)
+
+
+def _short(answer: Answer) -> str:
+    text = f"{answer.verdict}, peak {_range(answer.estimate.total)} of {format_bytes(answer.target.memory)}"
+    if answer.largest is not None:
+        text += f", largest batch {answer.largest}"
+    if answer.verdict != answer.memory_verdict:
+        text += "; " + "; ".join(
+            f"{need.name} {_need(need)}" for need in answer.needs if need.verdict in (TIGHT, NOT)
+        )
+    return text
+
+
+def _figure(plan: Plan) -> Interval:
+    """The peak that the remedies are compared with."""
+    return next(answer.estimate.total for answer in plan.answers if answer.target.id == plan.remedies_for)
+
+
+def _range(interval: Interval) -> str:
+    low, high = format_bytes(interval.low), format_bytes(interval.high)
+    return low if low == high else f"{low} to {high}"
+
+
+def _seconds(step: tuple[float, float]) -> str:
+    low, high = format_duration(step[0]), format_duration(step[1])
+    return low if low == high else f"{low} to {high}"
+
+
+def _bar(size: int, whole: int) -> str:
+    return "#" * max(1, round(_BAR * size / max(1, whole)))
+
+
+def _interval(interval: Interval | None) -> dict[str, int] | None:
+    return (
+        None if interval is None else {"low": interval.low, "likely": interval.likely, "high": interval.high}
+    )
+
+
+def _answer_values(answer: Answer) -> dict[str, Any]:
+    figure, target = answer.estimate, answer.target
+    return {
+        "on": target.id,
+        "device": target.device.id,
+        "verdict": answer.verdict,
+        "memory_verdict": answer.memory_verdict,
+        "memory": target.memory,
+        "peak": _interval(figure.total),
+        "allocated": _interval(figure.allocated),
+        "reserved": _interval(figure.reserved),
+        "parts": figure.parts,
+        "owners": [{"module": name, "bytes": size} for name, size in figure.owners],
+        "largest_batch": answer.largest,
+        "micro_batch": answer.micro_batch,
+        "step_seconds": answer.step_seconds,
+        "step_basis": answer.step_basis,
+        "units_per_hour": target.units_per_hour,
+        "needs": [
+            {
+                "name": need.name,
+                "low": need.low,
+                "high": need.high,
+                "limit": need.limit,
+                "unit": need.unit,
+                "verdict": need.verdict,
+                "parts": need.parts,
+                "note": need.note,
+            }
+            for need in answer.needs
+        ],
+    }
+
+
+def _remedy_values(remedy: Remedy, now: Interval | None) -> dict[str, Any]:
+    return {
+        "id": remedy.id,
+        "title": remedy.title,
+        "exact": remedy.exact,
+        "basis": remedy.basis,
+        "peak": _interval(remedy.peak),
+        "saving": None if now is None else remedy.saving(now),
+        "verdict": remedy.verdict,
+        "time": remedy.time,
+        "time_basis": remedy.time_basis,
+        "code": remedy.code,
+        "note": remedy.note,
+    }
