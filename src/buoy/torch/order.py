@@ -30,6 +30,7 @@ _DRAW_ONCE = (
 _TORCHDATA = "torchdata.stateful_dataloader.sampler"  # its samplers are torch's, with a state
 _MASK = (1 << 64) - 1
 _STRIDE = 0x9E3779B97F4A7C15
+_ListIterator = type(iter([]))
 
 
 class Order:
@@ -115,7 +116,10 @@ def _drawn(sampler: Any, skip: int, stream: Stream) -> Iterator[Any]:
     nothing = object()
     with stream:
         source = iter(sampler)
-        item = next(islice(source, skip, None), nothing)
+        item = next(source, nothing)
+        if skip and item is not nothing:
+            _leave_out(source, skip - 1)
+            item = next(source, nothing)
     if type(sampler) in _DRAW_ONCE or _is_torchdatas(sampler, "RandomSampler"):
         if item is not nothing:
             yield item
@@ -125,6 +129,15 @@ def _drawn(sampler: Any, skip: int, stream: Stream) -> Iterator[Any]:
         yield item
         with stream:
             item = next(source, nothing)
+
+
+def _leave_out(source: Any, count: int) -> None:
+    """Go on by so many items; at once where they come from a list, as most samplers' do, however many they are."""
+    items: Any = getattr(source, "gi_yieldfrom", None) or source
+    if type(items) is _ListIterator and count <= items.__length_hint__():
+        items.__setstate__(items.__reduce__()[2] + count)
+    else:
+        next(islice(source, count, count), None)
 
 
 class SamplerMemory:
