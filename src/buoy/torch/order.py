@@ -134,7 +134,8 @@ def _drawn(sampler: Any, skip: int, stream: Stream) -> Iterator[Any]:
 def _leave_out(source: Any, count: int) -> None:
     """Go on by so many items; at once where they come from a list, as most samplers' do, however many they are."""
     items: Any = getattr(source, "gi_yieldfrom", None) or source
-    if type(items) is _ListIterator and count <= items.__length_hint__():
+    from_a_list: bool = type(items) is _ListIterator
+    if from_a_list and count <= items.__length_hint__():
         items.__setstate__(items.__reduce__()[2] + count)
     else:
         next(islice(source, count, count), None)
