@@ -30,7 +30,7 @@ _DRAW_ONCE = (
 _TORCHDATA = "torchdata.stateful_dataloader.sampler"  # its samplers are torch's, with a state
 _MASK = (1 << 64) - 1
 _STRIDE = 0x9E3779B97F4A7C15
-_ListIterator = type(iter([]))
+_ListIterator: type = type(iter([]))
 
 
 class Order:
