@@ -31,11 +31,11 @@ def main() -> int:
             continue
         # Careful: copies are made before the update, as they are when the reserve for it is refused; so that
         # allocations inside the optimizer may be refused as well.
-        outcomes.append(campaign(name, build, careful=True, smallest=1024))
+        outcomes.append(campaign(name, build, careful=True, smallest=256))
         print(outcomes[-1], flush=True)
     if not chosen:  # XLA on the CPU does not survive a refused allocation
         eager = Options(compile={"run_eagerly": True})
-        outcomes.append(campaign("mlp, eagerly", MODELS["mlp"], eager, careful=True, smallest=1024))
+        outcomes.append(campaign("mlp, eagerly", MODELS["mlp"], eager, careful=True, smallest=256))
         print(outcomes[-1], flush=True)
     points = sum(outcome.points for outcome in outcomes)
     exact = sum(outcome.results["exact"] for outcome in outcomes)
