@@ -319,3 +319,18 @@ def test_a_metric_of_torchmetrics_keeps_what_it_has_counted(tmp_path: Path) -> N
     fresh.update(torch.tensor([5.0, 7.0]))
 
     assert fresh.compute().item() == 4.0
+
+
+def test_a_loader_built_for_each_epoch_is_let_go() -> None:
+    import gc
+    import weakref
+
+    run, built = buoy.Run(), []
+    for _ in run.epochs(3):
+        loader = DataLoader(TensorDataset(torch.ones(4, 1)), batch_size=2, shuffle=True)
+        built.append(weakref.ref(loader))
+        assert len(list(run.batches(loader))) == 2
+    del loader
+    gc.collect()
+
+    assert [reference() for reference in built] == [None, None, None]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -63,7 +64,10 @@ class Feeds:
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._twins: dict[int, tuple[Any, DataLoader[Any], Order]] = {}
+        # By the user's loader and no longer than it lives: some scripts build one for each epoch.
+        self._twins: weakref.WeakKeyDictionary[Any, tuple[DataLoader[Any], Order]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def open(self, loader: Any, place: Place, state: dict[str, Any] | None) -> Pass:
         """A pass over the loader, from its beginning or from where `state` was taken."""
@@ -77,9 +81,9 @@ class Feeds:
 
     def _twin(self, loader: DataLoader[Any]) -> tuple[DataLoader[Any], Order]:
         """The user's loader over the wrapped dataset and order: every other property and override is kept."""
-        known = self._twins.get(id(loader))
+        known = self._twins.get(loader)
         if known is not None:
-            return known[1], known[2]
+            return known
         twin, order = copy.copy(loader), Order(loader)
         replaced = {
             "dataset": SeededDataset(loader.dataset),
@@ -92,7 +96,7 @@ class Feeds:
         if not getattr(twin, "in_order", True):
             self._say("in_order=False is not used: batches that come in any order cannot be resumed")
             object.__setattr__(twin, "in_order", True)
-        self._twins[id(loader)] = (loader, twin, order)
+        self._twins[loader] = (twin, order)
         return twin, order
 
 

@@ -145,7 +145,8 @@ class SamplerMemory:
     """What a sampler keeps from one epoch to the next: its own generators, and plain values that it changes."""
 
     def __init__(self, loader: Any) -> None:
-        self._loader = loader
+        self._samplers = {"batch_sampler": loader.batch_sampler, "sampler": loader.sampler}
+        self._generator = loader.generator
         self._first = self._plain_values()
 
     def now(self) -> dict[str, Any]:
@@ -167,8 +168,7 @@ class SamplerMemory:
                 set_generator_state(generators[name], value)
 
     def _owners(self) -> Iterator[tuple[str, Any]]:
-        for name in ("batch_sampler", "sampler"):
-            owner, path = getattr(self._loader, name), name
+        for path, owner in self._samplers.items():
             for _ in range(4):  # samplers wrap samplers
                 if not hasattr(owner, "__dict__"):
                     break
@@ -182,8 +182,8 @@ class SamplerMemory:
             for name, value in vars(owner).items()
             if generator_state(value) is not None
         }
-        if self._loader.generator is not None:
-            found["generator"] = self._loader.generator
+        if self._generator is not None:
+            found["generator"] = self._generator
         return found
 
     def _plain_values(self) -> dict[str, Any]:
