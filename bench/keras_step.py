@@ -3,7 +3,7 @@
 Asked: 95 % upper bound at most 1.02 of Keras's own step, same micro-batch (the whole batch).
 
 Keras's own training function and buoy's run the same model on the same batch in short windows, next to each other and
-in random order. "control" is Keras against a second copy of itself: what the machine's noise alone makes of such a ratio.
+in random order. "control" is Keras against a second copy of itself: what noise alone makes of such a ratio.
 """
 
 from __future__ import annotations
