@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 from buoy.cli.arguments import Parser
@@ -51,7 +52,10 @@ def execute(arguments: list[str]) -> int:
     with Workshop(timeout=options.timeout) as workshop:
         if script is not None:
             sys.stderr.write(f"buoy: running {script} in a child process up to its first optimizer step\n")
-            workshop.run_script(script, passed)
+            found = workshop.run_script(script, passed)
+            request = replace(
+                request, accumulate=found["accumulate"], autocast=request.autocast or found["autocast"]
+            )
         words = options.source or options.hf_config or options.keras
         plan = make_plan(workshop, request, words, places, session, remedies=options.remedies, say=say)
     say("")
@@ -127,7 +131,7 @@ def _calibrate() -> int:
     return int(ExitCode.OK)
 
 
-def _progress():  # type: ignore[no-untyped-def]
+def _progress() -> Callable[[str], None]:
     """Tell what is being done on a terminal, and take the line away at the end."""
     shown = sys.stderr.isatty() and not os.environ.get("BUOY_NO_PROGRESS")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from buoy.estimate.events import Trace
 from buoy.estimate.request import EstimateError, Request
 from buoy.estimate.result import Estimate, estimate, largest
 from buoy.planner import speed
-from buoy.planner.model import FITS, NOT, TIGHT, Answer, Plan
+from buoy.planner.model import FITS, NOT, TIGHT, Answer, Plan, Remedy
 from buoy.planner.remedies import find_remedies
 from buoy.planner.session import PROCESS_CPU, Session, Wishes, needs
 from buoy.planner.targets import THIS, Target, targets
@@ -80,7 +81,8 @@ def make_plan(
         if flops is None:
             flops = workshop.flops(replace(here, batch=_size(trace, here)))
         answers.append(_answer(workshop, here, trace, place, session, flops, say))
-    found, cheapest, tried = (), None, None
+    found: tuple[Remedy, ...] = ()
+    cheapest = tried = None
     needy = next((answer for answer in answers if answer.memory_verdict in (TIGHT, NOT)), None)
     if remedies or (remedies is None and needy is not None):
         chosen = needy or answers[0]
@@ -127,7 +129,10 @@ def _answer(
             micro = size
         elif most is not None:
             # Gradients of the earlier pieces stay while the next one runs: less fits than in one piece.
-            micro = _largest(workshop, replace(request, accumulate=2), place)
+            micro = _even(
+                size, _largest(workshop, replace(request, accumulate=max(2, request.accumulate)), place)
+            )
+    seconds: tuple[float, float] | None
     if session.step_seconds is not None:
         seconds, basis = (session.step_seconds, session.step_seconds), "as given"
     else:
@@ -144,6 +149,15 @@ def _largest(workshop: Workshop, request: Request, place: Target) -> int | None:
         return largest(trace_at, place.device, memory=capacity(place)).batch
     except EstimateError:
         return None  # a batch whose size the code fixes itself
+
+
+def _even(size: int, most: int | None) -> int | None:
+    """The batch in equal pieces, each no larger than `most`.
+
+    >>> _even(100, 60), _even(100, 0)
+    (50, 0)
+    """
+    return most if not most else math.ceil(size / math.ceil(size / most))
 
 
 def _size(trace: Trace, request: Request) -> int | None:
@@ -210,7 +224,7 @@ def _saved_keras(model: Any, batch: Any, folder: str) -> Request:
     path = os.path.join(folder, "model.keras")
     try:
         model.save(path)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the model's own code may raise anything
         raise EstimateError(
             "the Keras model cannot be handed to the tracing process",
             received=f"{type(error).__name__}: {error}",

@@ -13,6 +13,7 @@ from buoy.planner.targets import Target
 from buoy.units import format_bytes, format_duration, parse_bytes, parse_duration
 
 _MIB = 1 << 20
+_SHM = "/dev/shm"  # noqa: S108 - asked about, not written to
 # Interpreter and torch on a CPU: 0.30-0.35 GB measured (facts of memory.md, 3.6). With CUDA's libraries more, which
 # nobody measured for us: hence the width.
 PROCESS_CPU = (300 * _MIB, 450 * _MIB)
@@ -88,7 +89,7 @@ def needs(
     if session.workers:
         waiting = session.workers * session.prefetch * batch
         found.append(
-            Need("/dev/shm", waiting, waiting + session.workers * batch, target.shm, "bytes",
+            Need(_SHM, waiting, waiting + session.workers * batch, target.shm, "bytes",
                  note=f"{session.workers} workers x {session.prefetch} batches of {format_bytes(batch)}")
         )  # fmt: skip
     found.append(_disk(session, target, weights + state))

@@ -14,6 +14,8 @@ _RATES = {
 }  # fmt: skip
 # The share of the peak that trainings reach. Wide, as nothing here was measured on the person's step.
 _REACHED = (0.15, 0.6)
+# Below this, launching the kernels and feeding them takes longer than what they compute.
+_SHORT = 0.01
 
 
 def step_seconds(
@@ -26,6 +28,8 @@ def step_seconds(
     half = autocast is not None or bool(flops.get("half"))
     peak = rates[1 if half else 0] * 1e12
     low, high = flops["step"] / (peak * _REACHED[1]), flops["step"] / (peak * _REACHED[0])
+    if high < _SHORT:
+        return None, "too short a step to tell from its operations: measure it and give step_time"
     return (low, high), "from the step's operations and the card's data sheet; possible, not measured"
 
 

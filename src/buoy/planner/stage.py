@@ -1,4 +1,4 @@
-"""Where steps are traced: a process with PyTorch loaded (`python -m buoy.planner.stage FOLDER`) that forks for each trace.
+"""Where steps are traced: `python -m buoy.planner.stage FOLDER` loads PyTorch once and forks for each trace.
 
 One start serves all traces of a plan: other batch sizes, other devices, each remedy. A script is run to its first step
 once, and every trace starts there.
@@ -20,6 +20,8 @@ from buoy.planner.forked import forked
 _NEEDED = ("torch", "torch.utils.checkpoint", "buoy.estimate.trace_build", "buoy.estimate.trace_steps",
            "buoy.estimate.trace_torch")  # fmt: skip
 
+_UNLIMITED = -1
+
 
 def main() -> None:
     """Answer one line of JSON on stdin with one on stdout, until stdin ends."""
@@ -29,26 +31,27 @@ def main() -> None:
     output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    for line in sys.stdin:
+    orders = os.fdopen(os.dup(0))
+    for line in orders:
         order = json.loads(line)
-        answers.write(json.dumps({"code": answer(order, said)}) + "\n")
+        answers.write(json.dumps(answer(order, said)) + "\n")
         answers.flush()
 
 
-def answer(order: dict[str, Any], said: str) -> int | str | None:
+def answer(order: dict[str, Any], said: str) -> dict[str, Any]:
     """Carry out one order: `{"request", "changes", "result", "memory", "timeout"}`, or `{"script", "arguments"}`."""
-    if "script" in order:
-        from buoy.torch import first_step
-
-        try:
-            first_step.run(order["script"], order["arguments"], order["timeout"])
-        except BaseException as error:  # noqa: BLE001 - the parent tells
-            _refuse(order["result"], error, Request("torch", {"build": f"{order['script']}:"}))
-            return 3
-        return 0
     for name in _NEEDED:
         importlib.import_module(name)
-    return forked(lambda: trace_into(order), said, float(order["timeout"]))
+    if "script" not in order:
+        return {"code": forked(lambda: trace_into(order), said, float(order["timeout"]))}
+    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - a script that asks is answered with the end of file
+    confine(_UNLIMITED)
+    first_step: Any = importlib.import_module("buoy.torch.first_step")
+    try:
+        return {"code": 0, "found": first_step.run(order["script"], order["arguments"], order["timeout"])}
+    except BaseException as error:  # noqa: BLE001 - the parent tells it
+        _refuse(order["result"], error, Request("torch", {"build": f"{order['script']}:"}))
+        return {"code": 3}
 
 
 def trace_into(order: dict[str, Any]) -> None:

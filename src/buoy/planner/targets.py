@@ -1,10 +1,11 @@
-"""Where a training shall run: the device and what the session around it grants, by the ids people write after `--on`."""
+"""Where a training shall run: the device, and what the session around it grants; by the ids written after `--on`."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from buoy.errors import UsageError
 from buoy.estimate import devices
@@ -87,7 +88,7 @@ def target(name: str) -> Target:
         seconds=row.max_runtime.value if row.max_runtime else None,
         seconds_source=row.cite(row.max_runtime) if row.max_runtime else None,
         units_per_hour=row.units_per_hour.value if row.units_per_hour else None,
-        units_date=row.date,
+        units_date=_units_date(row),
     )
 
 
@@ -116,13 +117,14 @@ def _here() -> Target:
         seconds=here.time_limit,
         seconds_source=here.time_limit_source,
         units_per_hour=row.units_per_hour.value if row and row.units_per_hour else None,
-        units_date=row.date if row else None,
+        units_date=_units_date(row) if row else None,
     )
 
 
-def with_memory(target: Target, memory: int) -> Target:
-    """The same place with less (or more) device memory."""
-    return replace(target, memory=memory)
+def _units_date(row: platforms.Platform) -> str:
+    """When the price was read: the row's note says so where it is not the row's own date."""
+    found = re.search(r"units of (\d{4}-\d\d-\d\d)", row.note)
+    return found[1] if found else row.date
 
 
 def _whole(quantity: platforms.Quantity | None) -> int | None:

@@ -92,13 +92,24 @@ class Workshop:
         except (BuoyError, OSError, ValueError):
             return None
 
-    def run_script(self, script: str, arguments: list[str]) -> None:
-        """Run a script in the child up to its first optimizer step; traces then start from there."""
+    def run_script(self, script: str, arguments: list[str]) -> dict[str, Any]:
+        """Run a script in the child up to its first optimizer step; traces then start from there.
+
+        Returns what it does beside the step itself: `{"accumulate", "autocast"}`.
+        """
         result = self._new_result()
-        code = self._ask({"script": os.path.abspath(script), "arguments": arguments, "result": result,
-                          "timeout": self._timeout})  # fmt: skip
-        if code != 0:
-            raise self._why(code, result, child.LEAST_MEMORY)
+        answer = self._ask(
+            {
+                "script": os.path.abspath(script),
+                "arguments": arguments,
+                "result": result,
+                "timeout": self._timeout,
+            }
+        )
+        if answer["code"] != 0:
+            raise self._why(answer["code"], result, child.LEAST_MEMORY)
+        found: dict[str, Any] = answer["found"]
+        return found
 
     def _made(self, request: Request, changes: tuple[str, ...]) -> Trace:
         if request.framework == "keras":
@@ -121,12 +132,12 @@ class Workshop:
 
             code: int | None = forked(work, self._said, self._timeout)
         else:
-            code = self._ask(order)
+            code = self._ask(order)["code"]
         if code != 0 or not os.path.exists(result):
             raise self._why(code, result, memory)
         return result
 
-    def _ask(self, order: dict[str, Any]) -> int | None:
+    def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
         if self._stage is None:
             self._stage = subprocess.Popen(
                 [sys.executable, "-m", "buoy.planner.stage", self._folder.name],
@@ -139,17 +150,17 @@ class Workshop:
             process.stdin.write(json.dumps(order) + "\n")
             process.stdin.flush()
         except BrokenPipeError:
-            return process.wait()
+            return {"code": process.wait()}
         # The stage ends a trace that takes too long; it is itself bounded too, for what hangs outside of one.
         ready, _, _ = select.select([process.stdout], [], [], self._timeout + 60)
         line = process.stdout.readline() if ready else None
         if line:
-            code: int | None = json.loads(line)["code"]
-            return code
+            answer: dict[str, Any] = json.loads(line)
+            return answer
         os.killpg(process.pid, signal.SIGKILL)
         self._stage = None
         code = process.wait()
-        return None if line is None else code
+        return {"code": None if line is None else code}
 
     def _new_result(self) -> str:
         self._count += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -29,9 +30,9 @@ class _Low(nn.Module):
     def __init__(self, layer: nn.Linear, rank: int) -> None:
         super().__init__()
         self.layer = layer
-        kind = {"dtype": layer.weight.dtype, "device": layer.weight.device}
-        self.down = nn.Linear(layer.in_features, rank, bias=False, **kind)  # type: ignore[arg-type]
-        self.up = nn.Linear(rank, layer.out_features, bias=False, **kind)  # type: ignore[arg-type]
+        kind: Any = {"dtype": layer.weight.dtype, "device": layer.weight.device}
+        self.down = nn.Linear(layer.in_features, rank, bias=False, **kind)
+        self.up = nn.Linear(rank, layer.out_features, bias=False, **kind)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.layer(x) + self.up(self.down(x))
@@ -68,7 +69,7 @@ def _in_backward(job: Any) -> None:
             super().__init__(parameters, {})
             self._each = [kind([parameter], **options) for parameter in parameters]
             for parameter, one in zip(parameters, self._each, strict=True):
-                parameter.register_post_accumulate_grad_hook(self._hook(one))
+                parameter.register_post_accumulate_grad_hook(self._hook(one))  # type: ignore[no-untyped-call]
                 one.state = self.state  # so that the tracer sees whose memory it is
 
         @staticmethod
@@ -79,7 +80,7 @@ def _in_backward(job: Any) -> None:
 
             return step
 
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
             """Done already."""
 
     job.optimizer = lambda parameters: Inside(list(parameters))
@@ -107,11 +108,11 @@ def _chunked_loss(job: Any) -> None:
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         hidden = body(**inputs)[0].flatten(0, 1)
         labels = batch["labels"].flatten()
-        total = sum(
+        total: torch.Tensor = sum(
             checkpoint(piece, one, other, use_reentrant=False)
             for one, other in zip(hidden.split(_CHUNK), labels.split(_CHUNK), strict=True)
         )
-        return total / labels.numel()  # type: ignore[return-value]
+        return total.div(labels.numel())
 
     job.loss = chunked
 
@@ -146,4 +147,5 @@ def _optimizer_kind(job: Any) -> tuple[Any, dict[str, Any]]:
     made = job.optimizer
     if not isinstance(made, torch.optim.Optimizer):
         made = made([nn.Parameter(torch.zeros(1))])
-    return type(made), {name: value for name, value in made.defaults.items() if name != "differentiable"}
+    known = inspect.signature(type(made)).parameters
+    return type(made), {name: value for name, value in made.defaults.items() if name in known}

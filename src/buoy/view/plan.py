@@ -12,6 +12,8 @@ from buoy.units import format_bytes, format_duration
 SCHEMA = "buoy.plan/1"
 _BAR = 30
 _OWNERS = 4
+SOUGHT = (1 << 17) - 1
+"""Larger batches are not sought."""
 _EDGES = {FITS: "#1a7f4b", TIGHT: "#9a6700", NOT: "#b3261e"}
 _EXACT = {True: "exact", False: "not exact", None: "no change"}
 
@@ -65,7 +67,8 @@ def html(plan: Plan) -> str:
         body = "\n".join(_answer(plan, answer)[1:])
         cards.append(
             '<div style="font:14px/1.5 system-ui,sans-serif;border:1px solid #8884;border-radius:6px;'
-            f'border-left:4px solid {edge};padding:10px 14px;margin:8px 0;max-width:60em"><b>{escape(_title(answer))}</b>'
+            f'border-left:4px solid {edge};padding:10px 14px;margin:8px 0;max-width:60em">'
+            f"<b>{escape(_title(answer))}</b>"
             f'<pre style="margin:6px 0;background:none;white-space:pre-wrap">{escape(body)}</pre></div>'
         )
     if plan.remedies:
@@ -93,6 +96,8 @@ def hint(plan: Plan) -> str:
         return f"{plan.cheapest.title}: {plan.cheapest.code.splitlines()[0]}"
     if plan.micro_batch:
         return f"micro-batches of {plan.micro_batch}: `buoy.Run(..., micro_batch={plan.micro_batch})`"
+    if short is not None and short.name == "time":
+        return f"{short.note}; `buoy.Run` saves before the limit and goes on in the next session"
     if short is not None:
         return f"{short.name} runs out first: {short.note or _need(short)}"
     bigger = [answer.target.id for answer in plan.answers if answer.verdict == FITS]
@@ -107,7 +112,10 @@ def _headline(plan: Plan) -> str:
 
 
 def _title(answer: Answer) -> str:
-    return f"{answer.target.words}: {answer.verdict}"
+    why = ""
+    if answer.verdict in (TIGHT, NOT) and answer.memory_verdict != answer.verdict:
+        why = f" ({', '.join(need.name for need in answer.needs if need.verdict == answer.verdict)})"
+    return f"{answer.target.words}: {answer.verdict}{why}"
 
 
 def _answer(plan: Plan, answer: Answer) -> list[str]:
@@ -119,7 +127,7 @@ def _answer(plan: Plan, answer: Answer) -> list[str]:
     )
     whole = max(memory or 0, figure.total.likely)
     for part, size in sorted(figure.parts.items(), key=lambda item: -item[1]):
-        if size >= max(1 << 20, whole // 200):
+        if size * 200 >= figure.total.likely:
             lines.append(f"    {part:12} {format_bytes(size):>10}  {_bar(size, whole)}")
     if figure.owners:
         owners = ", ".join(f"{name} {format_bytes(size)}" for name, size in figure.owners[:_OWNERS])
@@ -138,7 +146,9 @@ def _answer(plan: Plan, answer: Answer) -> list[str]:
 def _batch_words(plan: Plan, answer: Answer) -> str:
     if not answer.largest:
         return "not even one sample fits"
-    text = f"at most {answer.largest} in one piece"
+    text = f"at most {answer.largest:,} in one piece"
+    if answer.largest >= SOUGHT:
+        text = f"{SOUGHT:,} or more in one piece"
     if answer.micro_batch and plan.batch and answer.micro_batch < plan.batch:
         text += f"; {plan.batch} in micro-batches of {answer.micro_batch}"
     elif answer.micro_batch == 0:
@@ -163,6 +173,9 @@ def _remedies(plan: Plan) -> list[str]:
     helping = [remedy for remedy in plan.remedies if (remedy.saving(now) or 0) > 0.01]
     idle = [remedy for remedy in plan.remedies if remedy not in helping]
     lines += [f"  {_effect(remedy, now)}\n      {remedy.code}" for remedy in helping]
+    untried = [remedy for remedy in idle if remedy.peak is None]
+    idle = [remedy for remedy in idle if remedy.peak is not None]
+    lines += [f"  {remedy.title}: {remedy.note}" for remedy in untried]
     if idle:
         lines.append("these take nothing from this peak:")
         lines += [f"  {remedy.title}{': ' + remedy.note if remedy.note else ''}" for remedy in idle]
@@ -202,8 +215,8 @@ def _next_tier(plan: Plan) -> str:
     if len(priced) < 2:
         return ""
     words = [
-        f"{answer.target.id} {answer.target.units_per_hour:g} units/h (as of {answer.target.units_date})"
-        + (f", batch up to {answer.largest}" if answer.largest else "")
+        f"{answer.target.id} {answer.target.units_per_hour:g} units/h (of {answer.target.units_date})"
+        + (f", batch up to {min(answer.largest, SOUGHT):,}" if answer.largest else "")
         + (f", step {_seconds(answer.step_seconds)}" if answer.step_seconds else "")
         for answer in sorted(priced, key=lambda answer: answer.target.units_per_hour or 0)
     ]

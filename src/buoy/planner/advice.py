@@ -1,0 +1,145 @@
+"""What people can change to need less memory, and what they are told to change in vain; the words and the code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from buoy.estimate.request import Request
+from buoy.estimate.result import Estimate, Interval
+from buoy.planner import speed
+from buoy.planner.model import UNKNOWN, Answer, Remedy
+from buoy.planner.session import held
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One remedy as it is tried: what the tracer changes, and what a person writes."""
+
+    id: str
+    title: str
+    exact: bool
+    time: tuple[float, float] | None
+    time_basis: str
+    code: str
+    note: str = ""
+    request: dict[str, object] | None = None
+    """Fields of the request."""
+    inside: str | None = None
+    """A change inside the child, by its name in `buoy.torch.remedies`."""
+    allocator: str | None = None
+
+
+def changes_for(request: Request, answer: Answer) -> list[Change]:
+    """The changes worth trying on this step and this place."""
+    device, batch = answer.target.device, answer.estimate.trace.facts.get("batch")
+    torch = request.framework == "torch"
+    norm = _has_batch_norm(answer.estimate)
+    found: list[Change] = []
+    if answer.micro_batch and batch and answer.micro_batch < batch:
+        size = answer.micro_batch
+        found.append(
+            Change("micro-batch", f"micro-batches of {size}", not norm, (0.85, 1.35),
+                   "0.85 to 1.34 measured on a CPU",
+                   f"run = buoy.Run(\"runs/this\", micro_batch={size})   # and run.backward(batch, loss_of)" if torch
+                   else f"buoy.keras.Guard(\"runs/this\", micro_batch={size})",
+                   "BatchNorm sees the smaller pieces: not the same training" if norm else "",
+                   {"batch": size, "accumulate": 2} if torch else {"batch": size})
+        )  # fmt: skip
+    if not request.autocast:
+        dtype = "bf16" if device.capability >= 80 or not device.capability else "fp16"
+        time, basis = speed.half_precision(device)
+        word = "bfloat16" if dtype == "bf16" else "float16"
+        code = f'with torch.autocast("{"cuda" if device.capability else "cpu"}", dtype=torch.{word}):'
+        code += "   # around forward and loss" + ("; and a torch.amp.GradScaler" if dtype == "fp16" else "")
+        if not torch:
+            code = f'keras.mixed_precision.set_global_policy("mixed_{word}")   # before the model is built'
+        found.append(Change("mixed-precision", f"mixed precision ({word})", False, time, basis, code,
+                            "weights and optimizer stay float32", {"autocast": dtype}))  # fmt: skip
+    if not torch:
+        return found
+    if not request.checkpointing:
+        found.append(Change(
+            "checkpointing", "activation checkpointing", not norm, (1.0, 1.35),
+            "the forward pass runs twice: at most a third more operations",
+            "model.gradient_checkpointing_enable()   # transformers; else torch.utils.checkpoint around each block",
+            "BatchNorm updates its running statistics twice a step" if norm else "", {"checkpointing": True},
+        ))  # fmt: skip
+    found += [
+        Change("chunked-loss", "chunked cross-entropy", True, (0.8, 1.2), "0.8 to 1.2 of the time measured on a CPU",
+               "# logits for 1024 tokens at a time under torch.utils.checkpoint: see docs/plan.md",
+               inside="chunked_loss"),
+        Change("in-backward", "the optimizer's step inside backward", True, (0.9, 1.1), "0.9 to 1.1 measured on a CPU",
+               "# p.register_post_accumulate_grad_hook: one optimizer per parameter, see docs/plan.md",
+               "not together with accumulation or gradient clipping", inside="in_backward"),
+        Change("offload", "activations kept in host RAM", True, None, "each activation crosses the bus twice",
+               "with torch.autograd.graph.save_on_cpu(pin_memory=True):   # around the forward pass",
+               "moves the need to host RAM", inside="offload"),
+        Change("lora", "LoRA, rank 8", False, (0.4, 0.8), "0.37 to 0.70 measured on a CPU",
+               "model = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=\"all-linear\"))",
+               "trains small matrices beside the frozen weights", inside="lora"),
+        Change("smaller-input", "inputs of half the length or side", False, None, "fewer operations",
+               "# crop or resize the samples, or cut the sequences", "another training", inside="smaller_input"),
+    ]  # fmt: skip
+    for name, why in (("Adafactor", "factored second moments"), ("SGD", "one moment instead of two")):
+        if name != answer.estimate.trace.facts.get("optimizer"):
+            found.append(Change(f"optimizer-{name.lower()}", f"{name} instead of the optimizer", False, None,
+                                "not measured",
+                                f"optimizer = torch.optim.{name}(model.parameters(), lr=...)   # needs its own rate",
+                                why, {"optimizer": name}))  # fmt: skip
+    if device.capability:
+        found.append(Change("expandable-segments", "expandable segments", True, (1.0, 1.05),
+                            "no slower in torchtune's report",
+                            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True   # set before torch is imported",
+                            "less memory lost between blocks", allocator="expandable"))  # fmt: skip
+    return found
+
+
+def predicted(answer: Answer) -> list[Remedy]:
+    """Remedies that need a library which may not be here: from the parts of the peak, and said so."""
+    trace, now = answer.estimate.trace, answer.estimate.total
+    state = held(trace, "optimizer")
+    if trace.facts.get("optimizer") not in ("Adam", "AdamW") or not state:
+        return []
+    # Two moments of one byte each and a float per 256 of them, instead of four bytes each.
+    less = round(state * (1 - (1 + 4 / 256) / 4))
+    least = round(state * 0.6)
+    peak = Interval(now.low - less, now.likely - less, now.high - least)
+    return [
+        Remedy("optimizer-8bit", "8-bit AdamW (torchao)", False, "predicted", peak, UNKNOWN, (0.9, 1.4),
+               "1.3 times measured on a CPU", "optimizer = torchao.optim.AdamW8bit(model.parameters())",
+               "from the size of the optimizer's state; not traced")
+    ]  # fmt: skip
+
+
+def popular(answer: Answer, request: Request) -> list[Remedy]:
+    """Advice that people find and that takes nothing from this peak, with the reason."""
+    now = answer.estimate.total
+    weights = held(answer.estimate.trace, "weights")
+
+    def says(
+        name: str, title: str, note: str, more: int = 0, time: tuple[float, float] | None = None
+    ) -> Remedy:
+        peak = Interval(now.low + more, now.likely + more, now.high + more)
+        return Remedy(name, title, None, "known", peak, answer.memory_verdict, time, "", "", note)
+
+    found = [
+        says("pruning", "pruning", "masks make weights zero, not fewer: a mask as large as the weights is added while "
+             "training; inference shrinks only when whole channels are cut out", weights),
+        says("quantization", "quantization after training", "weights of one byte help inference "
+             "(a quarter of the weights' memory); training keeps them in full"),
+        says("gc", "gc.collect() in the loop", "tensors go when their last name goes; costs 24 % of the time measured",
+             time=(1.1, 1.3)),
+    ]  # fmt: skip
+    if request.framework == "torch":
+        found.append(says("empty-cache", "torch.cuda.empty_cache() in the loop", "gives unused blocks back to the "
+                          "driver and asks for them again: no more memory for the step", time=(1.05, 1.5)))  # fmt: skip
+        found.append(says("channels-last", "channels_last", "the same bytes in another order: speed, not memory"))  # fmt: skip
+    else:
+        found.append(says("memory-growth", "set_memory_growth", "takes memory later, not less of it"))
+    return found
+
+
+def _has_batch_norm(figure: Estimate) -> bool:
+    return any(
+        "batch_norm" in operation or "BatchNorm" in operation for _, _, operation in figure.trace.labels
+    )
