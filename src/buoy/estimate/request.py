@@ -24,7 +24,8 @@ class Request:
     device: str = "t4"
     batch: int | None = None
     """Samples per step; None keeps the sample batch as it is."""
-    steps: int = 3
+    steps: int | None = None
+    """Steps to trace; None is 3, or 2 for very large models."""
     accumulate: int = 1
     """Micro-batches per optimizer step."""
     autocast: str | None = None

@@ -14,8 +14,9 @@ from buoy.estimate.events import PARTS, Trace
 ALLOCATORS: dict[str, ModuleType] = {"native": native, "expandable": expandable, "bfc": bfc, "host": host}
 
 # How far each engine's figure may be off, as a share of it. Fake tensors: the recorded traces agree within 0.3 %
-# allocated and 1.6 % reserved. Small real steps and graphs: not bounded by a recording, so wide.
-DOUBT = {"fake": (0.005, 0.03), "real": (0.15, 0.2), "graph": (0.2, 0.2)}
+# allocated and 1.6 % reserved. Small real steps: not bounded by a recording. Graphs: TensorFlow on a CPU took up to a
+# third more than the graph says, its runtime included.
+DOUBT = {"fake": (0.005, 0.03), "real": (0.15, 0.2), "graph": (0.35, 0.35)}
 # A convolution library may take as much beside the tensors as the largest convolution reads and writes.
 CONVOLUTION = 1.0
 

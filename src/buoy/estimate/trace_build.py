@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
-import importlib.util
 import inspect
 import json
-import os
-import sys
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -19,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from buoy.estimate.request import EstimateError, Request
+from buoy.estimate.trace_load import load
 from buoy.estimate.trace_steps import Job, Loss
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -30,6 +28,8 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 if hasattr(torch.optim, "Adafactor"):
     OPTIMIZERS["Adafactor"] = partial(torch.optim.Adafactor, lr=1e-3)
+LARGE_TENSOR = 1 << 20
+"""Elements from which an empty tensor is not allocated while building."""
 EXPECTED = (
     "a model and a batch, and optionally an optimizer and a loss: `return model, batch, optimizer, loss`"
 )
@@ -99,7 +99,7 @@ def shapes(batch: Any) -> str:
 
 def _from_function(target: str, notes: list[str]) -> Job:
     path, _, name = target.rpartition(":")
-    function = _load(path, name)
+    function = load(path, name)
     given = function()
     parts = _by_kind(given, target)
     model, batch = parts.get("model"), parts.get("batch")
@@ -150,33 +150,6 @@ def _from_config(path: str, length: int, notes: list[str]) -> Job:
         return result
 
     return Job(model, {"input_ids": tokens, "labels": tokens.clone()}, loss, OPTIMIZERS["AdamW"], notes)
-
-
-def _load(path: str, name: str) -> Callable[[], Any]:
-    if path.endswith(".py"):
-        if not os.path.exists(path):
-            raise EstimateError("no such file", received=path, expected="a Python file with a build function")
-        sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
-        # Under this name `if __name__ == "__main__"` stays quiet: nothing is trained.
-        spec = importlib.util.spec_from_file_location("buoy_traced", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["buoy_traced"] = module
-        spec.loader.exec_module(module)
-    else:
-        sys.path.insert(0, os.getcwd())
-        module = importlib.import_module(path)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise EstimateError(
-            f"{path} has no function `{name}`",
-            received=", ".join(
-                sorted(found for found, value in vars(module).items() if inspect.isfunction(value))
-            )
-            or "no functions",
-            expected="a function that returns a model and a batch",
-        )
-    return function  # type: ignore[no-any-return]
 
 
 def _by_kind(given: Any, target: str) -> dict[str, Any]:
@@ -314,6 +287,9 @@ class _StayOnHost(TorchFunctionMode):
             return args[0]
         if named.get("device") is not None and torch.device(named["device"]).type == "cuda":
             named["device"] = "meta" if func is torch.Tensor.to and args[0].is_meta else "cpu"
+        fresh = func is torch.empty and named.get("device") is None and "out" not in named
+        if fresh and _numel(args, named) > LARGE_TENSOR:
+            named["device"] = "meta"  # a weight to be: its bytes mean nothing yet, and are never needed
         if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], (str, torch.device)):
             args = (args[0], args[0].device, *args[2:])
         return func(*args, **named)
@@ -335,6 +311,11 @@ def _eager_instead_of_compiled(notes: list[str]) -> Iterator[None]:
         yield
     finally:
         torch.compile = compiled
+
+
+def _numel(args: tuple[Any, ...], named: dict[str, Any]) -> int:
+    size = named.get("size", args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args)
+    return math.prod(size) if all(isinstance(dimension, int) for dimension in size) else 0
 
 
 def _describe(value: Any) -> str:

@@ -18,12 +18,12 @@ class _Recurrent(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kind: str, shape: tuple[int, ...], input: Any, *tensors: Any) -> Any:
         """Allocate what cuDNN's forward allocates."""
-        layers, directions, time, batch, hidden, projected = shape
+        layers, directions, _, batch, hidden, projected = shape
         ctx.save_for_backward(input, *tensors)
         out = input.new_empty((*input.shape[:-1], projected * directions))
         last = input.new_empty((layers * directions, batch, projected))
         cell = input.new_empty((layers * directions, batch, hidden))
-        ctx.reserve = input.new_empty(RESERVE[kind] * layers * directions * time * batch * hidden)
+        ctx.reserve = input.new_empty(reserve_values(kind, shape))
         return (out, last, cell) if kind == "lstm" else (out, last)
 
     @staticmethod
@@ -39,8 +39,11 @@ class _Recurrent(torch.autograd.Function):
         return (None, None, torch.empty_like(input), *found)
 
 
-def recurrent(kind: str, args: tuple[Any, ...]) -> Any:
-    """Stands in for `torch.lstm`, `torch.gru` and `torch.rnn_*` on fake CUDA tensors; packed input or not."""
+def recurrent(kind: str, args: tuple[Any, ...]) -> tuple[Any, int]:
+    """Stands in for `torch.lstm`, `torch.gru` and `torch.rnn_*` on fake CUDA tensors, packed input or not.
+
+    Returns what they return, and the bytes of the reserve.
+    """
     packed = isinstance(args[1], torch.Tensor) and not isinstance(args[3], bool)
     if packed:
         # Packed data has no padding: every row is one time step of one sequence.
@@ -59,4 +62,11 @@ def recurrent(kind: str, args: tuple[Any, ...]) -> Any:
     directions = 2 if bidirectional else 1
     hidden = int(weights[0].shape[0]) // GATES[kind]
     shape = (int(layers), directions, time, batch, hidden, int(state.shape[-1]))
-    return _Recurrent.apply(kind, shape, data, *weights)  # type: ignore[no-untyped-call]
+    out = _Recurrent.apply(kind, shape, data, *weights)  # type: ignore[no-untyped-call]
+    return out, reserve_values(kind, shape) * data.element_size()
+
+
+def reserve_values(kind: str, shape: tuple[int, ...]) -> int:
+    """How many values cuDNN keeps for the backward pass."""
+    layers, directions, time, batch, hidden, _ = shape
+    return RESERVE[kind] * layers * directions * time * batch * hidden

@@ -31,7 +31,8 @@ class CudaSemantics(TorchFunctionMode):
         self.capability = capability
         self.attention: dict[str, int] = {}
         """How often each attention kernel was chosen."""
-        self.recurrent = 0
+        self.reserve = 0
+        """Bytes cuDNN keeps for the backward of recurrent layers, over all calls."""
         self._special: dict[Any, Callable[..., Any]] = {
             torch.Tensor.cuda: self._to_cuda,
             torch.Tensor.to: self._to,
@@ -58,8 +59,9 @@ class CudaSemantics(TorchFunctionMode):
         if special is not None:
             return special(*args, **(kwargs or {}))
         if getattr(func, "__name__", "") in _RECURRENT and _on_cuda(args):
-            self.recurrent += 1
-            return recurrent(func.__name__, args)
+            out, reserve = recurrent(func.__name__, args)
+            self.reserve += reserve
+            return out
         return func(*args, **(kwargs or {}))
 
     def _to_cuda(self, tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:

@@ -13,8 +13,13 @@ from torch.utils._pytree import tree_map
 from buoy.estimate.events import Trace
 from buoy.estimate.trace_autocast import CudaAutocast
 from buoy.estimate.trace_fake import empty_like, fake_device, put
+from buoy.estimate.trace_recurrent import RESERVE_DOUBT
 from buoy.estimate.trace_semantics import CudaSemantics
 from buoy.estimate.trace_tape import Device, Tape, follow_modules
+
+# The optimizer's state is there from the second step on; the third only settles the allocator's cache. For models with
+# more parameters than this the cache is small beside them, and a person waits.
+LARGE = 1_000_000_000
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 
@@ -31,9 +36,18 @@ class Job:
 
 
 def trace_steps(
-    job: Job, device: Device, *, steps: int = 3, accumulate: int = 1, autocast: str | None = None, scaler: bool = False
-) -> Trace:  # fmt: skip
-    """Run the steps and return what they did to memory."""
+    job: Job,
+    device: Device,
+    *,
+    steps: int | None = None,
+    accumulate: int = 1,
+    autocast: str | None = None,
+    scaler: bool = False,
+) -> Trace:
+    """Run the steps and return what they did to memory.
+
+    The loop is the common one: a new batch while the old one is still bound, gradients dropped before the forward pass.
+    """
     tape = Tape(device)
     where = torch.device("cuda:0" if device.capability else "cpu")
     with contextlib.ExitStack() as stack:
@@ -50,6 +64,8 @@ def trace_steps(
         stack.callback(follow_modules(job.model, tape))
         scale = torch.amp.GradScaler(device.type, enabled=scaler)
         batch = loss = None
+        if steps is None:
+            steps = 3 if _parameters(job.model) < LARGE else 2
         for step in range(steps):
             tape.phase = "batch"
             tape.mark(f"step {step + 1}")
@@ -73,8 +89,8 @@ def trace_steps(
     trace.notes = list(job.notes)
     trace.facts |= {
         "attention": semantics.attention,
-        "recurrent": semantics.recurrent,
-        "parameters": sum(parameter.numel() for parameter in job.model.parameters()),
+        "recurrent_doubt": round(RESERVE_DOUBT * semantics.reserve / (steps * accumulate)),
+        "parameters": _parameters(job.model),
         "optimizer": type(optimizer).__name__,
     }
     return trace
@@ -168,6 +184,10 @@ def _optimizer(job: Job, moved: dict[int, torch.nn.Parameter]) -> torch.optim.Op
     for group in job.optimizer.param_groups:
         group["params"] = [moved.get(id(parameter), parameter) for parameter in group["params"]]
     return job.optimizer
+
+
+def _parameters(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def gradients_and_state(tape: Tape, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

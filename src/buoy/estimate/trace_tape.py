@@ -62,6 +62,12 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._modules: list[str] = [""]
         self._sequence: list[tuple[int, str]] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return (
+            False  # nothing is compiled while this mode is on, and the guard costs as much as the tape itself
+        )
+
     def mark(self, name: str) -> None:
         """Note a place among the events."""
         self.events.append(("m", len(self.marks), 0))

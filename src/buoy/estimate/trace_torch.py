@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
 import traceback
 from typing import Any
@@ -24,6 +26,7 @@ def main() -> None:
     result, memory = sys.argv[1], int(sys.argv[2])
     request = Request.from_json(sys.stdin.read())
     confine(memory)
+    gc.disable()  # the process is short, and what is freed must not depend on when the collector runs
     try:
         trace_request(request).save(result)
     except BaseException as error:  # noqa: BLE001 - whatever it was, the parent learns it from here
@@ -39,6 +42,7 @@ def trace_request(request: Request) -> Trace:
     from buoy.estimate.trace_real import trace_small_steps
     from buoy.estimate.trace_steps import trace_steps
     from buoy.estimate.trace_tape import Device
+    from buoy.estimate.trace_values import ordinary_values
 
     torch.set_num_threads(1)
     row = by_id(request.device)
@@ -46,10 +50,11 @@ def trace_request(request: Request) -> Trace:
     job = None
     try:
         job = build(request)
-        trace = trace_steps(
-            job, device, steps=request.steps, accumulate=request.accumulate, autocast=request.autocast,
-            scaler=request.autocast == "fp16",
-        )  # fmt: skip
+        with ordinary_values() if "transformers" in sys.modules else contextlib.nullcontext():
+            trace = trace_steps(
+                job, device, steps=request.steps, accumulate=request.accumulate, autocast=request.autocast,
+                scaler=request.autocast == "fp16",
+            )  # fmt: skip
     except Exception as error:
         if not _depends_on_data(error):
             _name_the_shapes(error, job)

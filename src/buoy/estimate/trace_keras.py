@@ -1,0 +1,167 @@
+"""The child process that traces Keras on TensorFlow: `python -m buoy.estimate.trace_keras RESULT MEMORY`.
+
+`train_step` is turned into a graph with a fixed batch, so that every shape is known; what is alive at once follows from
+the order in which operations run. TensorFlow runs them as their inputs arrive, on several threads, so no single order
+is the true one: the trace follows the data-flow order, and the peak in the order of the graph is kept beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from buoy.estimate.child import confine, refuse
+from buoy.estimate.events import Trace
+from buoy.estimate.request import EstimateError, Request
+from buoy.estimate.trace_graph import Graph, Node, live_peak, to_trace
+from buoy.estimate.trace_torch import explain
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+
+def main() -> None:
+    """Read the request, trace, leave the result or the reason."""
+    result, memory = sys.argv[1], int(sys.argv[2])
+    request = Request.from_json(sys.stdin.read())
+    confine(memory)
+    try:
+        trace_request(request).save(result)
+    except BaseException as error:  # noqa: BLE001 - whatever it was, the parent learns it from here
+        refuse(result, explain(error, request))
+        raise SystemExit(3) from None
+
+
+def trace_request(request: Request) -> Trace:
+    """The trace of one train step of the model the request names."""
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        raise EstimateError(
+            "Keras models are traced on TensorFlow only",
+            received=f"the backend {keras.backend.backend()}",
+            expected="KERAS_BACKEND=tensorflow",
+            hint="on the torch backend, give buoy the training step as a torch build function",
+        )
+    if request.autocast:
+        keras.mixed_precision.set_global_policy(
+            "mixed_float16" if request.autocast == "fp16" else "mixed_bfloat16"
+        )
+    model, batch, notes = _built(request)
+    return trace_model(model, batch, notes)
+
+
+def trace_model(model: Any, batch: Any, notes: list[str]) -> Trace:
+    """Trace `model.train_step` with this batch; the model is compiled and built."""
+    import tensorflow as tf
+
+    specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), batch)
+    model.optimizer.build(model.trainable_variables)
+    traced = tf.function(model.train_step).get_concrete_function(specs)
+    graph = _graph(traced.graph)
+    loops = [node.name for node in graph.nodes if node.kind in ("While", "StatelessWhile")]
+    if loops:
+        raise EstimateError(
+            "the step contains a loop, and what a loop keeps for backward cannot be read from the graph",
+            received=f"{loops[0].rpartition('/')[0] or loops[0]} (recurrent layers run as loops on a CPU)",
+            expected="layers without a loop",
+            hint="`unroll=True` on recurrent layers makes the step a plain graph",
+        )
+    if graph.unknown:
+        notes = [*notes, f"{graph.unknown} tensors have no fixed size and were left out"]
+    if getattr(model, "jit_compile", False):
+        notes = [*notes, "compiled by XLA, which plans its own buffers: estimated as TensorFlow would run it"]
+    weights = [_bytes(variable.value) for variable in model.variables]
+    state = [_bytes(variable.value) for variable in model.optimizer.variables]
+    trace = to_trace(graph, weights, state)
+    trace.notes = notes
+    trace.facts |= {
+        "engine": "graph",
+        "batch": int(tf.nest.flatten(batch)[0].shape[0]),
+        "parameters": int(model.count_params()),
+        "optimizer": type(model.optimizer).__name__,
+        "peak_in_graph_order": live_peak(graph, graph.creation_order()) + sum(weights) + sum(state),
+        "tensorflow": tf.__version__,
+    }
+    return trace
+
+
+def _built(request: Request) -> tuple[Any, Any, list[str]]:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    notes: list[str] = []
+    given: Any
+    if "keras" in request.source:
+        model = keras.models.load_model(request.source["keras"], compile=True)
+        shape = model.input_shape if not isinstance(model.input_shape, list) else model.input_shape[0]
+        size = request.batch or 32
+        x = np.zeros((size, *(dimension or 128 for dimension in shape[1:])), "float32")
+        y = np.zeros((size, *model.output_shape[1:]), "float32")
+        given = (model, (x, y))
+    else:
+        from buoy.estimate.trace_load import load
+
+        path, _, name = str(request.source["build"]).rpartition(":")
+        given = load(path, name)()
+    if isinstance(given, dict):
+        given = tuple(given[key] for key in ("model", "batch", "optimizer", "loss") if key in given)
+    if not isinstance(given, (tuple, list)) or len(given) < 2 or not isinstance(given[0], keras.Model):
+        raise EstimateError(
+            "the build function did not return a Keras model and a batch",
+            received=type(given).__name__,
+            expected="a compiled model and a batch: `return model, (images, labels)`",
+        )
+    model = given[0]
+    batch = tf.nest.map_structure(tf.convert_to_tensor, given[1])
+    if request.batch is not None:
+        batch = tf.nest.map_structure(
+            lambda leaf: tf.zeros((request.batch, *leaf.shape[1:]), leaf.dtype), batch
+        )
+    if not model.built:
+        model(tf.nest.flatten(batch)[0][:1])
+    if request.optimizer or not model.compiled:
+        if not model.compiled and len(given) < 4:
+            notes.append("the model was not compiled: Adam and mean squared error assumed")
+        optimizer = request.optimizer or (given[2] if len(given) > 2 else "adam")
+        model.compile(
+            optimizer=optimizer, loss=given[3] if len(given) > 3 else getattr(model, "loss", None) or "mse"
+        )
+    return model, batch, notes
+
+
+def _graph(function: Any) -> Graph:
+    """TensorFlow's graph in our own words."""
+    nodes = []
+    unknown = 0
+    for operation in function.get_operations():
+        sizes = []
+        for tensor in operation.outputs:
+            size = _bytes(tensor)
+            unknown += size is None
+            sizes.append(size or 0)
+        nodes.append(
+            Node(
+                name=operation.name,
+                kind=operation.type,
+                inputs=[tensor.name for tensor in operation.inputs],
+                after=[before.name for before in operation.control_inputs],
+                outputs=[tensor.name for tensor in operation.outputs],
+                sizes=sizes,
+            )
+        )
+    return Graph(nodes, unknown)
+
+
+def _bytes(tensor: Any) -> Any:
+    """Bytes of a tensor or variable; None when its size is not known, 0 for what holds no numbers itself."""
+    if tensor.dtype.name in ("resource", "variant", "string"):
+        return 0
+    if tensor.shape.rank is None or any(dimension is None for dimension in tensor.shape):
+        return None
+    return int(tensor.shape.num_elements()) * tensor.dtype.size
+
+
+if __name__ == "__main__":
+    main()

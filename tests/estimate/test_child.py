@@ -1,0 +1,92 @@
+"""Tracing happens in a child process: what it finds comes back, what goes wrong comes back in words, nothing stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from buoy.estimate.child import trace
+from buoy.estimate.devices import by_id
+from buoy.estimate.events import Trace
+from buoy.estimate.request import EstimateError, Request
+from buoy.estimate.result import estimate
+from tests.processes import alive, wait_until
+
+pytest.importorskip("torch")
+BUILDS = Path(__file__).parent / "builds.py"
+
+
+def traced(name: str, timeout: float = 120, memory: int = 4 << 30, **options: object) -> Trace:
+    return trace(Request("torch", {"build": f"{BUILDS}:{name}"}, **options), timeout=timeout, memory=memory)  # type: ignore[arg-type]
+
+
+def refused(name: str, **options: object) -> EstimateError:
+    with pytest.raises(EstimateError) as error:
+        traced(name, **options)  # type: ignore[arg-type]
+    return error.value
+
+
+def test_an_ordinary_build_function_is_traced_as_it_is() -> None:
+    """Values read while building, `.cuda()`, `torch.compile`, an optimizer over the model's parameters: all usual."""
+    found = traced("plain")
+
+    parameters = 100 * 4000 + 4000 + 4000 * 10 + 10
+    parts = estimate(found, by_id("t4")).parts
+    assert found.facts["parameters"] == parameters
+    assert parts["weights"] == 4 * parameters
+    assert parts["optimizer"] == 4 * parameters
+    assert any("compiled" in note for note in found.notes)
+
+
+def test_weights_are_never_allocated() -> None:
+    """16 GiB of weights are traced within 2 GiB of memory."""
+    found = traced("large", memory=2 << 30)
+
+    assert estimate(found, by_id("t4")).parts["weights"] == 16 << 30
+    assert estimate(found, by_id("t4")).verdict() == "does not fit"
+
+
+def test_a_step_that_reads_values_is_extrapolated_from_small_real_steps_and_says_so() -> None:
+    found = traced("reads_values")
+
+    figure = estimate(found, by_id("t4"))
+    assert any("real CPU steps with 2 and 4 samples" in note for note in found.notes)
+    assert figure.parts["activations"] + figure.parts["temporaries"] >= 4096 * 1000 * 4
+    assert figure.reserved.high > 1.1 * figure.reserved.likely
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("raises", ["the width must be even", "builds.py:"]),
+        ("nonsense", ["returned nonsense", "received: str", "a model and a batch"]),
+        ("prompts", ["asks for input"]),
+        ("aborts", ["killed", "SIGABRT"]),
+        ("wrong_shapes", ["8x100 float32, 8 int64"]),
+        ("downloads", ["download", "192.0.2.1"]),
+        ("custom_operation", ["buoytest", "register_fake"]),
+        ("hungry", ["more memory than tracing may take"]),
+        ("not_there", ["has no function `not_there`"]),
+        ("leaves", ["sys.exit()"]),
+    ],
+)
+def test_what_goes_wrong_comes_back_in_words(name: str, words: list[str]) -> None:
+    text = str(refused(name, memory=2 << 30))
+
+    assert all(word in text for word in words), text
+
+
+def test_a_build_function_that_never_ends_is_ended_with_all_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = tmp_path / "pid"
+    monkeypatch.setenv("BUOY_TEST_PID", str(note))
+
+    for timeout in (10, 60):  # the second for a machine too busy to start torch in time
+        text = str(refused("never_ends", timeout=timeout))
+        if note.exists():
+            break
+
+    assert "did not come to its end" in text
+    wait_until(lambda: not alive(int(note.read_text())), "the forked child to be gone")

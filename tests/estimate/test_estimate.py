@@ -1,0 +1,227 @@
+"""From a trace to an answer: parts, owners, verdicts, other batch sizes, and CUDA's choices by device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from buoy.estimate import devices
+from buoy.estimate.allocators import Replay, native
+from buoy.estimate.batch import at_size, largest_batch
+from buoy.estimate.events import Trace
+from buoy.estimate.result import estimate, largest
+from buoy.machine.platforms import all_platforms
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from buoy.estimate.trace_steps import Job, trace_steps  # noqa: E402
+from buoy.estimate.trace_tape import Device  # noqa: E402
+
+GIB = 1 << 30
+WIDTH = 512
+
+
+def pretend(name: str) -> Device:
+    row = devices.by_id(name)
+    return Device(row.capability, row.memory or 0, row.workspace, row.multiprocessors, row.threads)
+
+
+def step(model: nn.Module, batch: Any, device: str = "t4", **options: Any) -> Trace:
+    optimizer: Callable[[Any], Any] = options.pop("optimizer", torch.optim.AdamW)
+    loss = options.pop("loss", lambda model, batch: model(batch[0]).float().sum())
+    return trace_steps(Job(model, batch, loss, optimizer), pretend(device), **options)
+
+
+class Attention(nn.Module):
+    """One attention call, and nothing beside it that could hide its memory."""
+
+    def __init__(self, size: int, dtype: torch.dtype, masked: bool = False) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1, dtype=dtype, device="meta"))
+        self.shape, self.dtype, self.masked = (2, 4, 128, size), dtype, masked
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query = x * self.scale
+        mask = torch.ones(128, 128, dtype=torch.bool, device=x.device) if self.masked else None
+        return functional.scaled_dot_product_attention(query, query, query, attn_mask=mask)
+
+
+def kernels(
+    device: str, size: int = 64, dtype: torch.dtype = torch.float16, masked: bool = False
+) -> set[str]:
+    model = Attention(size, dtype, masked)
+    return set(
+        step(model, (torch.zeros(model.shape, dtype=dtype, device="meta"),), device, steps=1).facts[
+            "attention"
+        ]
+    )
+
+
+def mlp(samples: int) -> Trace:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        return step(model, (torch.zeros(samples, WIDTH),))
+
+
+def test_the_attention_kernel_follows_capability_dtype_mask_and_head_size() -> None:
+    assert kernels("a100-40") == {"flash"}
+    assert kernels("a100-40", masked=True) == {"efficient"}
+    assert kernels("a100-40", dtype=torch.float32) == {"efficient"}
+    assert kernels("t4") == {"efficient"}
+    assert kernels("t4", dtype=torch.bfloat16) == {"math"}, (
+        "a T4 has no bfloat16 kernel: the scores are materialised"
+    )
+    assert kernels("a100-40", size=320, dtype=torch.float64) == {"math"}
+
+
+def test_parts_sum_up_to_the_peak_and_name_their_owners() -> None:
+    figure = estimate(mlp(256), devices.by_id("t4"))
+
+    tensors = sum(size for part, size in figure.parts.items() if part not in ("allocator", "context"))
+    assert tensors + figure.parts["allocator"] == figure.replay.peak_reserved
+    assert figure.parts["workspace"] == 2 * 8_519_680
+    assert {name for name, _ in figure.owners} == {"0", "1", "2"} or figure.owners[0][0] in ("0", "2")
+    assert figure.replay.peak_reserved in figure.reserved
+
+
+def test_mixed_precision_halves_activations_and_scales_without_reading_values() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(24)])
+        batch = (torch.zeros(8192, WIDTH),)
+        full = native.replay(step(model, batch, optimizer=torch.optim.SGD).events)
+        half = native.replay(
+            step(model, batch, optimizer=torch.optim.SGD, autocast="fp16", scaler=True).events
+        )
+
+    assert half.peak_allocated < 0.7 * full.peak_allocated
+
+
+def test_checkpointed_activations_are_recomputed() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def recomputed(model: Any, batch: Any) -> torch.Tensor:
+        x = batch[0]
+        for layer in model:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x.sum()
+
+    with torch.device("meta"):
+        model = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+                                for _ in range(6)])  # fmt: skip
+        batch = (torch.zeros(8192, WIDTH),)
+        kept = native.replay(step(model, batch).events)
+        saved = native.replay(step(model, batch, loss=recomputed).events)
+
+    assert saved.peak_allocated < 0.5 * kept.peak_allocated
+
+
+def test_recurrent_layers_keep_cudnns_reserve_and_one_flat_gradient() -> None:
+    with torch.device("meta"):
+        model = nn.LSTM(64, 256, num_layers=2, batch_first=True)
+        found = step(model, (torch.zeros(16, 100, 64),), loss=lambda model, batch: model(batch[0])[0].sum())
+
+    reserve = 6 * 2 * 100 * 16 * 256 * 4
+    sizes = [size for kind, _, size in found.events if kind == "a"]
+    assert reserve in sizes
+    assert 4 * sum(weight.numel() for weight in model.parameters()) in sizes
+    assert found.facts["recurrent_doubt"] == reserve // 2
+
+
+def test_gradient_accumulation_keeps_gradients_through_the_next_forward() -> None:
+    def peak(**options: Any) -> int:
+        with torch.device("meta"):
+            model = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(4)])
+            events = step(model, (torch.zeros(4096, 2048),), optimizer=torch.optim.SGD, **options).events
+        return native.replay(events).peak_allocated
+
+    assert peak(accumulate=2) > peak(accumulate=1)
+
+
+def test_another_batch_size_follows_from_two_traces() -> None:
+    direct = native.replay(mlp(96).events)
+
+    along = native.replay(at_size(mlp(16), 16, mlp(32), 32, 96).events)
+
+    assert along.peak_allocated == pytest.approx(direct.peak_allocated, rel=0.001)
+    assert along.peak_reserved == pytest.approx(direct.peak_reserved, rel=0.03)
+
+
+def test_the_largest_batch_fits_and_the_next_does_not_surely_fit() -> None:
+    row = devices.by_id("t4")
+    counted: list[int] = []
+
+    def counting(samples: int) -> Trace:
+        counted.append(samples)
+        return mlp(samples)
+
+    answer = largest(counting, row, memory=GIB)
+
+    assert estimate(mlp(answer.batch), row).verdict(GIB) == "fits"
+    assert estimate(mlp(answer.batch + max(2, answer.batch // 50)), row).verdict(GIB) != "fits"
+    assert answer.traces == len(counted) == 3
+
+
+def test_no_batch_fits_a_device_smaller_than_the_weights() -> None:
+    assert largest(mlp, devices.by_id("t4"), memory=310 << 20).batch == 0
+
+
+def test_a_check_that_fails_brings_the_answer_down() -> None:
+    """The line through two traces may promise too much; only a traced size is ever returned."""
+
+    def bends(samples: int) -> Trace:
+        return Trace([("a", 0, samples * (1 << 20) if samples < 60 else 2 * samples * (1 << 20))])
+
+    def fits(trace: Trace) -> bool:
+        return native.replay(trace.events).peak_reserved <= 100 << 20
+
+    answer = largest_batch(bends, fits)
+
+    assert fits(bends(answer.batch))
+    assert answer.batch == 59
+
+
+def test_verdicts_follow_the_allocators_own_answer() -> None:
+    row = devices.by_id("t4")
+    figure = estimate(mlp(2048), row)
+    needed = figure.replay.peak_reserved
+
+    assert figure.verdict(needed + row.context[1] + (figure.reserved.high - needed)) == "fits"
+    assert figure.verdict(needed + row.context[0]) == "tight"
+    assert figure.verdict(figure.allocated.low) == "does not fit"
+
+
+def test_the_host_replay_counts_what_was_asked_for() -> None:
+    replay: Replay = estimate(Trace([("a", 1, 10_000), ("a", 2, 5_000)]), devices.by_id("cpu")).replay
+
+    assert replay.peak_allocated == 15_000
+
+
+def test_every_device_has_a_source_a_date_and_platforms_that_exist() -> None:
+    known = {platform.id for platform in all_platforms()}
+    for device in devices.all_devices():
+        assert device.source and device.date, device.id
+        assert set(device.platforms) <= known, device.id
+        assert device.context[0] <= device.context[1]
+    accelerated = {
+        platform.id for platform in all_platforms() if platform.id.startswith(("colab-", "kaggle-"))
+    }
+    unknown = {name for name in accelerated if devices.of_platform(name) is None}
+    assert {name for name in unknown if "tpu" not in name} == {"colab-enterprise"}
+
+
+def test_an_unknown_device_is_answered_with_the_nearest() -> None:
+    with pytest.raises(devices.UsageError) as error:
+        devices.by_id("rtx-309")
+
+    assert "`rtx-3090`" in str(error.value)
+
+
+def test_a_driver_names_its_device() -> None:
+    assert devices.by_name("Tesla T4", 15_640_000_000) is devices.by_id("t4")
+    assert devices.by_name("NVIDIA A100-SXM4-80GB", 85_000_000_000) is devices.by_id("a100-80")
+    assert devices.by_name("NVIDIA GeForce GTX 1650", 4_000_000_000) is None

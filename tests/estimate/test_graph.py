@@ -1,0 +1,85 @@
+"""Keras steps as graphs: what is alive when, in which order, and what the graph cannot tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from buoy.estimate.child import trace
+from buoy.estimate.devices import by_id
+from buoy.estimate.request import EstimateError, Request
+from buoy.estimate.result import estimate
+from buoy.estimate.trace_graph import Graph, Node, live_peak, to_trace
+
+BUILDS = Path(__file__).parent / "keras_builds.py"
+CHANNELS = 64 * 32 * 32 * 32 * 4
+
+
+def chain(*kinds: str) -> Graph:
+    """Operations of 1000 bytes, each reading the one before."""
+    nodes = [Node("x", "Placeholder", [], [], ["x:0"], [1000])]
+    for number, kind in enumerate(kinds):
+        nodes.append(Node(f"n{number}", kind, [nodes[-1].outputs[0]], [], [f"n{number}:0"], [1000]))
+    return Graph(nodes)
+
+
+def test_a_chain_keeps_two_buffers_and_elementwise_steps_reuse_one() -> None:
+    products, elementwise = chain("MatMul", "MatMul", "MatMul"), chain("MatMul", "Relu", "Tanh")
+
+    assert live_peak(products, products.creation_order()) == 2000
+    assert live_peak(elementwise, elementwise.creation_order()) == 1000
+
+
+def test_other_names_for_a_buffer_cost_nothing() -> None:
+    graph = chain("MatMul", "Reshape", "Identity", "Squeeze")
+
+    assert live_peak(graph, graph.creation_order()) == 1000
+
+
+def test_the_order_decides_how_much_is_alive() -> None:
+    """Two products of one input, each consumed at once or only at the end."""
+    nodes = [Node("x", "Placeholder", [], [], ["x:0"], [1000])]
+    nodes += [Node(f"wide{n}", "MatMul", ["x:0"], [], [f"wide{n}:0"], [1000]) for n in range(4)]
+    nodes += [Node(f"thin{n}", "MatMul", [f"wide{n}:0"], [], [f"thin{n}:0"], [1]) for n in range(4)]
+    graph = Graph(nodes)
+
+    eager = [0, 1, 5, 2, 6, 3, 7, 4, 8]
+    assert live_peak(graph, graph.creation_order()) >= 4000
+    assert live_peak(graph, eager) <= 1004
+    assert sorted(graph.data_flow_order()) == graph.creation_order()
+
+
+def test_variables_stand_before_the_step() -> None:
+    found = to_trace(chain("MatMul"), weights=[100, 200], state=[600])
+
+    assert [size for _, _, size in found.events[:3]] == [100, 200, 600]
+    assert [found.label(number)[0] for number in range(3)] == ["weights", "weights", "optimizer"]
+
+
+@pytest.fixture(scope="module")
+def tensorflow() -> None:
+    pytest.importorskip("tensorflow")
+
+
+def traced(name: str, **options: object) -> estimate:  # type: ignore[valid-type]
+    request = Request("keras", {"build": f"{BUILDS}:{name}"}, **options)  # type: ignore[arg-type]
+    return estimate(trace(request, timeout=180, memory=6 << 30), by_id("t4"), allocator="bfc")
+
+
+@pytest.mark.usefixtures("tensorflow")
+def test_a_keras_step_is_estimated_with_a_wide_interval() -> None:
+    figure = traced("images")
+
+    weights = 3 * 3 * 3 * 32 + 32 + 4 * 32 + 16 * 16 * 32 * 10 + 10
+    trainable = weights - 2 * 32
+    assert 4 * weights <= figure.parts["weights"] <= 4 * weights + 64  # metrics and seeds are variables, too
+    assert 8 * trainable <= figure.parts["optimizer"] <= 8 * trainable + 64
+    assert figure.parts["activations"] >= 2 * CHANNELS
+    assert figure.allocated.high >= 1.3 * figure.allocated.likely
+
+
+@pytest.mark.usefixtures("tensorflow")
+def test_what_a_loop_keeps_is_not_guessed() -> None:
+    with pytest.raises(EstimateError, match="contains a loop"):
+        traced("recurrent")
