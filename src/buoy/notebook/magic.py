@@ -19,6 +19,7 @@ _HELP = """\
 %buoy top      where the training is: steps, RAM, VRAM, disk and time against their limits
 %buoy check    the lines in the cells run so far that will end the session
 %buoy report   one page about the run, written to its folder and shown here
+%buoy profile  where the time of the run's next three steps goes, told when they are done
 %buoy off      no more cards in this kernel"""
 
 
@@ -32,6 +33,7 @@ class Magic:
             "top": self._top,
             "check": self._check,
             "report": self._report,
+            "profile": self._profile,
             "off": self._off,
         }
 
@@ -122,6 +124,16 @@ class Magic:
             'style="width:100%;height:640px;border:1px solid #8884;border-radius:6px"></iframe>'
         )
         show(f"{frame}<div>written to <code>{escape(path)}</code></div>", f"written to {path}")
+
+    def _profile(self) -> None:
+        from buoy.errors import UsageError
+        from buoy.training.run import Run
+
+        runs = [value for value in self._extension.shell.user_ns.values() if isinstance(value, Run)]
+        if not runs:
+            raise UsageError("there is no run to profile", expected="a `buoy.Run` in this notebook",
+                             hint='`run = buoy.Run("runs/cats")`, then train with `run.batches(loader)`')  # fmt: skip
+        runs[-1].profile()
 
     def _off(self) -> None:
         self._extension.stop()

@@ -52,11 +52,9 @@ class Profile:
         folder: str | None,
         modules: Iterable[nn.Module],
         optimizers: Iterable[torch.optim.Optimizer],
-        data_wait: Callable[[], float],
     ) -> None:
         self._wanted, self._folder = steps, folder
         self._modules, self._optimizers = list(modules), list(optimizers)
-        self._data_wait = data_wait
         self._done = -1
         self._undo: list[Callable[[], object]] = []
         self.summary: Summary | None = None
@@ -82,7 +80,7 @@ class Profile:
         self._hook_modules()
         self._hook_optimizers()
         self._hook_backward()
-        self._waited = self._data_wait()
+        self._hook_loaders()
         self._start = time.perf_counter()
         self._profiler.start()
 
@@ -91,7 +89,6 @@ class Profile:
         seconds = time.perf_counter() - self._start
         for undo in reversed(self._undo):
             undo()
-        self._spent["data wait"] = min(seconds, self._data_wait() - self._waited)
         self._spent["other"] = max(0.0, seconds - sum(self._spent.values()))
         saved = dict(sorted(self._kept.items(), key=lambda item: -item[1]))
         self.summary = Summary(self._done, seconds, self._spent, saved, self._write_trace())
@@ -150,6 +147,21 @@ class Profile:
         for optimizer in self._optimizers:
             self._undo.append(optimizer.register_step_pre_hook(before).remove)
             self._undo.append(optimizer.register_step_post_hook(after).remove)
+
+    def _hook_loaders(self) -> None:
+        from torch.utils.data import dataloader
+
+        iterator, original = dataloader._BaseDataLoaderIter, dataloader._BaseDataLoaderIter.__next__
+
+        def timed(loader: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return original(loader)
+            finally:
+                self._spent["data wait"] += time.perf_counter() - start
+
+        iterator.__next__ = timed  # type: ignore[method-assign,assignment]
+        self._undo.append(lambda: setattr(iterator, "__next__", original))
 
     def _hook_backward(self) -> None:
         original = torch.autograd.backward

@@ -23,6 +23,7 @@ from buoy.training.resumption import OURS, Resumption
 from buoy.training.saves import Saves
 
 if TYPE_CHECKING:
+    from buoy.torch.profile import Profile
     from buoy.torch.state import Tracked
 
 _open: weakref.WeakValueDictionary[str, Run] = weakref.WeakValueDictionary()
@@ -115,6 +116,7 @@ class Run:
         """Random state where the way to the loop began: what the script draws there it draws again on resume."""
         self._epochs_before = 0
         self._in_epochs = self._looked_over = self._finished = False
+        self._profile: Profile | None = None
         self._saved_step = self.step if mine else -1
         self._pid = os.getpid()
         if self.folder is not None:
@@ -258,6 +260,21 @@ class Run:
         between_loops = self._in_epochs and not self._position.has_open_loops
         return self._save("user", pin=pin, epoch_done=between_loops)
 
+    def profile(self, steps: int = 3) -> None:
+        """Hand the next steps to torch's own profiler, then print where their time went and what was kept.
+
+        The trace for Perfetto and TensorBoard is written to `<run>/profiles/`; `buoy.torch.holders` tells what holds
+        memory now.
+
+        >>> Run().profile(steps=2)
+        """
+        from buoy.torch.profile import Profile
+        from buoy.torch.state import parts
+
+        modules, optimizers, _ = parts(self._objects.values())
+        folder = os.path.join(self.folder, "profiles") if self.folder is not None else None
+        self._profile = Profile(steps, folder, modules, optimizers)
+
     def finish(self) -> None:
         """Wait until the last checkpoint is safe, and let go of the run folder. Called at exit by itself.
 
@@ -298,6 +315,9 @@ class Run:
 
     def _safe_point(self, *, epoch_done: bool = False, finished: bool = False) -> None:
         """Save if anybody wants that; every rank comes here."""
+        if self._profile is not None and not self._profile.between_steps():
+            self._say(str(self._profile.summary))
+            self._profile = None
         if self._saves is None:
             return
         reason, pin = self._saves.due(self.step, "finished" if finished else "")
