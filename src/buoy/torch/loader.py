@@ -44,13 +44,19 @@ class ResumableLoader:
     def set_epoch(self, epoch: int) -> None:
         """Trainers tell it before each pass; samplers of the user's hear of it too."""
         self.epoch = epoch
-        for owner in (getattr(self.loader, "sampler", None), getattr(self.loader, "batch_sampler", None)):
+        owners: list[Any] = [getattr(self.loader, name, None) for name in ("sampler", "batch_sampler")]
+        for owner in owners:
             if hasattr(owner, "set_epoch"):
                 owner.set_epoch(epoch)
 
     def arrived(self) -> None:
         """The place that was saved is reached: later passes begin at their beginning."""
         self._saved = None
+
+    @property
+    def batches(self) -> int:
+        """How many were handed out in this pass."""
+        return self._walk.batches if self._walk is not None else 0
 
     def place(self, batches: int) -> dict[str, Any] | None:
         """Where the pass was when so many of its batches had been trained; None: at its beginning."""
@@ -78,6 +84,12 @@ class _Walk:
         if self._looks_ahead:
             self._recent.append(self._pass.state_dict())
         return next(self._pass)
+
+    @property
+    def batches(self) -> int:
+        if self._pass is None:
+            return int(self._saved["batches"]) if self._saved else 0
+        return self._pass.batches
 
     def place(self, batches: int) -> dict[str, Any] | None:
         if self._pass is None:

@@ -14,6 +14,8 @@ from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.state import encode
 from buoy.checkpoint.store import Receipt
 from buoy.errors import BuoyError, UsageError
+from buoy.microbatch.errors import StepError
+from buoy.microbatch.split import Batch, Split
 from buoy.training.keeper import Keeper, say
 from buoy.training.micro_batches import MicroBatches
 from buoy.training.resumption import Resumption
@@ -59,7 +61,6 @@ class Guarding:
         self.micro = _Steps(self.keeper.folder, self._from.micro_batch, settings, transaction)
         self._things: dict[str, Tracked] = {}
         self._arrived = not self.place
-        self._told = False
 
     @property
     def resumed(self) -> bool:
@@ -127,13 +128,13 @@ class Guarding:
         """A person asks for a checkpoint: it is made at the next safe point."""
         self._saves.wish("user", pin)
 
-    def finished(self, step: int, epoch: int) -> Receipt | None:
+    def finished(self, step: int, epoch: int, **place: Any) -> Receipt | None:
         """The training is done: the last checkpoint."""
-        return self._save(step, epoch, {"data": None}, reason="finished", finished=True)
+        return self._save(step, epoch, {"data": None, **place}, reason="finished", finished=True)
 
     def _save(
         self, step: int, epoch: int, place: dict[str, Any], *, finished: bool = False, **about: Any
-    ) -> Any:
+    ) -> Receipt | None:
         mine = {
             "library": self._library,
             "rng": self._rng.capture(),
@@ -176,6 +177,15 @@ class _Steps(MicroBatches):
         if self._saved is not None:
             self._transaction.load_state_dict(self._saved)
             self._transaction.replay(self._logged_sizes())
+
+
+def split_of(batch: object) -> Split | None:
+    """For a batch that has no samples in the plain sense: it is never cut, and goes through as it is."""
+    try:
+        Batch(batch)
+    except StepError:
+        return 1, lambda start, stop: batch
+    return None
 
 
 def refuse_many_processes(processes: int, library: str) -> None:

@@ -1,0 +1,293 @@
+"""`buoy.transformers.Guard`: the callback that keeps a Hugging Face `Trainer` going, from wherever it was killed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import transformers
+
+from buoy.checkpoint.retention import Keep
+from buoy.errors import UsageError
+from buoy.microbatch.split import Batch
+from buoy.torch.loader import ResumableLoader
+from buoy.torch.state import tracked
+from buoy.torch.transformers_state import TrainerState, plain
+from buoy.torch.transformers_step import StepLoss, StepTransaction
+from buoy.training.guarding import Guarding, refuse_many_processes, split_of
+from buoy.training.keeper import say
+
+_trainer: Any = import_module("transformers.trainer")
+
+
+class Guard(transformers.TrainerCallback):
+    """Checkpoints and out-of-memory recovery for `Trainer.train`, and the way back to the same bits after any death.
+
+    A run that was killed goes on at the step after its newest checkpoint when the same script is started again.
+    A batch that does not fit is done in micro-batches, with the same gradient.
+
+        Trainer(model, args, train_dataset=data, callbacks=[buoy.transformers.Guard("runs/cats")]).train()
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        mirror: str | None = None,
+        time_limit: str | float | None = None,
+        disk: str | None = None,
+        save: str | int | None = None,
+        keep: Keep | int | None = None,
+        seed: int | None = None,
+        micro_batch: int | None = None,
+        inexact: tuple[str, ...] = (),
+        memory_cap: int | None = None,
+    ) -> None:
+        self.folder = os.fspath(folder)
+        self.seed = seed
+        self.keeper_options = {
+            "mirror": mirror, "time_limit": time_limit, "disk": disk, "save": save, "keep": keep,
+        }  # fmt: skip
+        self.step_options = {"micro_batch": micro_batch, "inexact": inexact, "memory_cap": memory_cap}
+        self._training: _Training | None = None
+        _teach_trainer()
+
+    @property
+    def resumed(self) -> bool:
+        """Whether this training goes on from a checkpoint."""
+        return self._training is not None and self._training.guarding.resumed
+
+    def save(self, *, pin: str | None = None) -> None:
+        """A checkpoint before the next step. A pinned one is never deleted."""
+        if self._training is not None:
+            self._training.guarding.wish(pin)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Model, optimizer and scheduler are built."""
+        if self._training is None:
+            raise UsageError(
+                "buoy.transformers.Guard was not asked by `Trainer.train`",
+                received="a `train` that was replaced",
+                expected="`Trainer(..., callbacks=[guard]).train()`",
+                hint="make the guard before `train` is called; in a loop of your own use `buoy.Run`",
+            )
+        self._training.begins()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        """Figures by which the best checkpoint is kept."""
+        if self._training is not None and metrics:
+            self._training.guarding.measured(metrics)
+
+    def run_train(self, trainer: Any, original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """What `Trainer.train` does when this guard is among its callbacks."""
+        _refuse(trainer)
+        self._training = training = _Training(self, trainer)
+        try:
+            return training.run(original, arguments)
+        finally:
+            self._training = None
+            training.close()
+
+
+class _Training:
+    """One call of `train` under a guard."""
+
+    def __init__(self, guard: Guard, trainer: Any) -> None:
+        self._trainer = trainer
+        self._stack = ExitStack()
+        self._loader: ResumableLoader | None = None
+        self._loss = StepLoss(trainer, trainer.training_step)
+        self.guarding = Guarding(
+            guard.folder, "transformers", keeper=guard.keeper_options, seed=guard.seed,
+            transaction=partial(StepTransaction, self._loss), steps=guard.step_options,
+        )  # fmt: skip
+        self._stack.callback(self.guarding.keeper.finish)
+        self._is_over = False
+        """Nothing is left to train."""
+
+    def close(self) -> None:
+        """Leave the trainer as it was found."""
+        self._stack.close()
+
+    def run(self, original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """The trainer's own `train`, with our data, steps and safe points."""
+        guarding, trainer = self.guarding, self._trainer
+        self._replace("get_train_dataloader", self._get_loader)
+        self._replace("training_step", self._training_step)
+        self._replace("get_batch_samples", self._between_steps)
+        if guarding.resumed:
+            arguments = {**arguments, "resume_from_checkpoint": self._pretended_checkpoint()}
+            for name in (
+                "_load_from_checkpoint",
+                "_load_optimizer_and_scheduler",
+                "_load_scaler",
+                "_load_rng_state",
+            ):
+                self._replace(name, _nothing)
+            if hasattr(trainer, "_init_training_state"):
+                self._replace("_init_training_state", self._place)
+            skips = trainer.args.ignore_data_skip
+            self._stack.callback(setattr, trainer.args, "ignore_data_skip", skips)
+            trainer.args.ignore_data_skip = False
+        with guarding.keeper.loop():
+            made = original(trainer, **arguments)
+        if self._is_over:
+            return self._output_of_then(made)
+        stopped = trainer.state.global_step < trainer.state.max_steps
+        guarding.finished(
+            trainer.state.global_step, int(trainer.state.epoch or 0), state=self._brief(), stopped=stopped
+        )
+        return made
+
+    def begins(self) -> None:
+        """Everything is built; `train` has not begun its loop."""
+        trainer, guarding = self._trainer, self.guarding
+        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+        scheduler = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
+        scaler = getattr(trainer.accelerator, "scaler", None)
+        named = {"model": trainer.model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+        things = {name: tracked(name, value) for name, value in named.items() if value is not None}
+        whole = {name: thing for name, thing in things.items() if thing is not None}
+        guarding.begin({**whole, "transformers": TrainerState(trainer)}, trainer.model, optimizer, scaler)
+
+    def _between_steps(self, original: Callable[..., Any], *arguments: Any) -> Any:
+        """The step before is done whole: logged, evaluated, and saved by the trainer if it wanted that."""
+        guarding, trainer, loader = self.guarding, self._trainer, self._loader
+        if loader is not None and not guarding.arrive(loader):
+            guarding.safe_point(trainer.state.global_step, loader.epoch, partial(self._here, loader))
+        guarding.stepped()
+        return original(*arguments)
+
+    def _here(self, loader: ResumableLoader) -> dict[str, Any]:
+        return {
+            "data": loader.place(loader.batches),
+            "epoch": loader.epoch,
+            "batches": loader.batches,
+            "state": self._brief(),
+        }
+
+    def _brief(self) -> dict[str, Any]:
+        """What `train` needs to find the place; the rest is loaded later."""
+        return {**plain(self._trainer.state), "log_history": [], "stateful_callbacks": {}}
+
+    def _training_step(self, original: Callable[..., Any], model: Any, inputs: Any, *rest: Any) -> Any:
+        split = split_of(inputs)
+        self._loss.prepare(model, inputs, rest, 1 if split is not None else Batch(inputs).samples)
+        return self.guarding.micro.backward(
+            inputs, self._loss, reduction="sum", split=split, scaler=self._loss
+        )
+
+    def _get_loader(self, original: Callable[..., Any]) -> Any:
+        """The plain loader: accelerate's own has an order that cannot be resumed inside an epoch without reading it."""
+        accelerator = self._trainer.accelerator
+        accelerator.prepare = lambda loader, *_, **__: loader
+        try:
+            made = original()
+        finally:
+            vars(accelerator).pop("prepare", None)
+        self._loader = self.guarding.loader(made)
+        return self._loader
+
+    def _place(self, original: Callable[..., Any], *arguments: Any) -> Any:
+        """Epochs done, and batches of the one that was under way."""
+        place = self.guarding.place
+        found = original(*arguments)
+        state = self._trainer.state
+        if not place["finished"]:
+            say(f"going on from step {state.global_step}, epoch {place['epoch']}")
+            return place["epoch"], place["batches"]
+        self._is_over = place["stopped"] or state.global_step >= state.max_steps
+        if not self._is_over:
+            say(f"going on from step {state.global_step}, where this run was finished before")
+            return found
+        say(
+            f"{self.guarding.keeper.folder} is finished: {state.global_step} steps; the model has its final "
+            "weights. More epochs train on; another training needs a folder of its own"
+        )
+        self._replace("log", _nothing)  # what `train` would log is of no step
+        return sys.maxsize, 0
+
+    def _output_of_then(self, made: Any) -> Any:
+        """What `train` returned when the run was finished."""
+        last: dict[str, Any] = next(
+            (entry for entry in reversed(self._trainer.state.log_history) if "train_loss" in entry), {}
+        )
+        return made._replace(
+            training_loss=last.get("train_loss", made.training_loss), metrics=last or made.metrics
+        )
+
+    def _pretended_checkpoint(self) -> str:
+        """A folder with the trainer's state alone: by it `train` finds the place, and loads nothing else."""
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="buoy-"))
+        with open(os.path.join(folder, _trainer.TRAINER_STATE_NAME), "w", encoding="utf-8") as file:
+            json.dump(self.guarding.place["state"], file)
+        return folder
+
+    def _replace(self, name: str, replacement: Callable[..., Any]) -> None:
+        setattr(self._trainer, name, partial(replacement, getattr(self._trainer, name, None)))
+        self._stack.callback(vars(self._trainer).pop, name, None)
+
+
+def _nothing(original: Callable[..., Any] | None, *arguments: Any, **options: Any) -> None:
+    """Loaded by the guard."""
+
+
+def _teach_trainer() -> None:
+    """Have `Trainer.train` ask a guard among its callbacks; once per process, and nothing changes without a guard."""
+    if getattr(transformers.Trainer.train, "asks_a_guard", False):
+        return
+    original, skip = transformers.Trainer.train, _trainer.skip_first_batches
+
+    @functools.wraps(original)
+    def train(
+        self: Any, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        guards = [each for each in self.callback_handler.callbacks if isinstance(each, Guard)]
+        if not guards:
+            return original(self, resume_from_checkpoint, trial, *args, **kwargs)
+        if len(guards) > 1:
+            raise UsageError(
+                "one training has one guard",
+                received=f"{len(guards)} of them: {', '.join(guard.folder for guard in guards)}",
+                expected="one",
+                hint="a second home for checkpoints is `mirror=`",
+            )
+        arguments = {"resume_from_checkpoint": resume_from_checkpoint, "trial": trial, **kwargs}
+        return guards[0].run_train(self, original, arguments)
+
+    @functools.wraps(skip)
+    def skip_first_batches(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        # Ours begins at the saved place by itself.
+        return dataloader if isinstance(dataloader, ResumableLoader) else skip(dataloader, *args, **kwargs)
+
+    train.asks_a_guard = True  # type: ignore[attr-defined]
+    _trainer.Trainer.train = train
+    _trainer.skip_first_batches = skip_first_batches
+
+
+def _refuse(trainer: Any) -> None:
+    args = trainer.args
+    refuse_many_processes(args.world_size, "transformers")
+    sharded = [name for name in ("deepspeed", "fsdp") if getattr(trainer, f"is_{name}_enabled", False)]
+    if sharded:
+        raise UsageError(
+            "buoy.transformers.Guard does not guard sharded models",
+            received=f"TrainingArguments({sharded[0]}=...)",
+            expected="a model that one process holds whole",
+            hint="the Trainer's own save_strategy saves those",
+        )
+    if args.auto_find_batch_size:
+        raise UsageError(
+            "two ways to answer a batch that does not fit",
+            received="TrainingArguments(auto_find_batch_size=True)",
+            expected="False: the guard keeps the batch and does it in micro-batches",
+            hint="leave auto_find_batch_size out",
+        )
