@@ -24,7 +24,8 @@ def test_two_ranks_agree_resume_and_stop_together(tmp_path: Path) -> None:
     words = result["stderr"]
 
     assert result["whole"] == [0, 0] == result["resumed"], words
-    assert result["killed"] == [signal.SIGKILL, signal.SIGKILL], words
+    survivor, killed = result["killed"]  # the other one is killed after it, or sees the connection close first
+    assert killed == signal.SIGKILL and survivor != 0, words
     first, second = result["told one rank to stop"]
     assert os.WEXITSTATUS(first) == 143 and second == signal.SIGTERM, words
     assert "going on from step 7" in words, "the save that SIGTERM asked for was not made"
