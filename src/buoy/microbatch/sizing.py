@@ -15,7 +15,6 @@ _MOST_PATIENCE = 1024
 _SAME = 1.03  # sizes closer than this are not worth a failed try
 _MARGIN = 0.98  # of the predicted maximum
 _ALIKE = 1.25  # samples up to so much longer follow the same line
-_STEADY = 0.02  # a slope that changes less than this has left the flat part of the curve
 _KEPT = ("limit", "passed", "failed", "clean", "patience", "trying", "fit")
 
 
@@ -34,11 +33,6 @@ class Fit:
     def samples(self, free: float, each: float) -> int:
         """How many samples of this kind there is room for; less than 1 when there is none."""
         return int((free - self.intercept) / (self.slope * each * max(1.0, each / self.each)))
-
-    @property
-    def is_exact(self) -> bool:
-        """Measured up to near the limit."""
-        return not self.rough
 
 
 @dataclass
@@ -80,6 +74,8 @@ class Sizer:
             return
         if self.trying is not None and cost > self.trying:
             self.trying, self.patience = None, _PATIENCE
+        if cost >= self.failed:
+            self.failed = math.inf  # there is more room than there was
         self.clean += 1
         if self.clean < self.patience:
             return
@@ -135,16 +131,16 @@ class Sizer:
 
 
 class Ramp:
-    """The first batch in parts of growing size, each measured, until the line through them is straight.
+    """The first batch in parts of growing size, each measured, up to what the line through the last two allows.
 
-    Gradients exist after the first part, so the line is that of activations alone; the line through a few samples
-    without gradients gives ten times too much or half. Nothing is computed twice.
+    Gradients exist after the first part, so the line is that of activations. Peaks are the largest of several lines
+    (activations, gradients of one layer), so a line is only believed up to twice what was measured on it.
+    Nothing is computed twice.
     """
 
     def __init__(self, start: int) -> None:
         self._points: list[tuple[int, float]] = []
         self._next = start
-        self._slope: float | None = None
         self.free: float | None = None
         """Bytes for activations once the gradients are there; told after the first part."""
         self.samples: int | None = None
@@ -161,24 +157,25 @@ class Ramp:
         if self.free is None or (self._points and size <= self._points[-1][0]):
             return  # the first part made the gradients; the remainder of the batch says nothing new
         self._points.append((size, peak))
-        self._next = size * 2
         if len(self._points) < 2:
-            self._next = min(self._next, max(size, int(self.free / max(1.0, peak / size))))
+            self._next = min(size * 2, max(size, int(self.free / max(1.0, peak / size))))
             return
         (small, low), (large, high) = self._points[-2:]
         slope = (high - low) / (large - small)
+        self._next = size * 2
         if slope <= 0:
             return
-        self.line = (slope, max(0.0, high - slope * large))
-        room = max(1, int((self.free - (high - slope * large)) / slope * _MARGIN))
-        steady = self._slope is not None and abs(slope - self._slope) <= _STEADY * slope
-        self._slope = slope
-        if steady or room < size * 2:  # past half of the room the line is as good as it gets
-            self.samples = room
-        self._next = min(self._next, room) if self.samples is None else self.samples
+        self.line = (slope, high - slope * large)
+        room = self._room()
+        if room < size * 2:
+            self._next = self.samples = room
 
     def finish(self) -> None:
-        """The batch is done: what two points say must do."""
-        if self.samples is None and self.line is not None and self.free is not None:
-            slope, besides = self.line
-            self.samples = max(1, int((self.free - besides) / slope * _MARGIN))
+        """The batch is done: what the line says so far must do."""
+        if self.samples is None and self.line is not None:
+            self.samples = self._room()
+
+    def _room(self) -> int:
+        assert self.line is not None and self.free is not None
+        slope, besides = self.line
+        return max(1, int((self.free - besides) / slope * _MARGIN))

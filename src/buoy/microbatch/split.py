@@ -90,7 +90,10 @@ def _checked(split: Split) -> int:
 
 
 def _is_array(value: object) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "__getitem__") and not isinstance(value, type)
+    try:
+        return hasattr(value, "shape") and hasattr(value, "__getitem__") and not isinstance(value, type)
+    except Exception:  # noqa: BLE001 - a mapping whose __getattr__ raises KeyError is no array
+        return False
 
 
 def _look(value: Any, path: str, found: list[tuple[str, Any]], rows: list[tuple[str, int]]) -> None:

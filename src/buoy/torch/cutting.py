@@ -52,6 +52,11 @@ class Cutting:
         """Why this batch cannot be cut, as far as is known."""
         return whole.reason or (self.finding.reason if self.finding is not None else None)
 
+    @property
+    def no_room(self) -> BaseException | None:
+        """The failure when not even two samples fit, so that nothing could be compared."""
+        return self._probe.no_room if self.finding is None else None
+
     def refusal(
         self, whole: Batch, loss_fn: LossFunction, reduction: str, *, first: bool
     ) -> CannotSplit | None:
@@ -66,9 +71,9 @@ class Cutting:
             self._ask(whole, loss_fn, reduction)
         if self.finding is None:
             return CannotSplit("nothing shows that this batch can be cut with the same gradient",
-                               received="a few samples could not be computed, or do not fit",
+                               received="a few of its samples cannot be computed alone",
                                expected="a comparison of whole and parts",
-                               hint="a smaller batch or shorter samples")  # fmt: skip
+                               hint="a smaller batch")  # fmt: skip
         if self.finding.reason is not None:
             return CannotSplit("cutting this batch would change the gradient", received=self.finding.reason,
                                expected="a gradient that is a sum over samples", hint=self.finding.hint)  # fmt: skip

@@ -15,6 +15,7 @@ def too_big(
     parameters: list[torch.Tensor],
     optimizers: list[torch.optim.Optimizer],
     error: BaseException,
+    what: str = "one sample does",
 ) -> OutOfMemory:
     """The error for a step that cannot be cut any further, with what owns the peak."""
     weights = _total(parameters)
@@ -45,7 +46,7 @@ def too_big(
         hint = "activations own the memory: mixed precision (torch.autocast), activation checkpointing " \
                "(torch.utils.checkpoint), shorter or smaller samples; `buoy plan` compares them"  # fmt: skip
     first = str(error).split("\n")[0]
-    return _caused(OutOfMemory(f"one sample does not fit: {first}", received=received,
+    return _caused(OutOfMemory(f"{what} not fit: {first}", received=received,
                                expected="room for a sample's activations too", hint=hint), error)  # fmt: skip
 
 

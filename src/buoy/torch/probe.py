@@ -44,6 +44,8 @@ class Probe:
         self._modules = modules
         self._parameters = parameters
         self._inexact = inexact
+        self.no_room: BaseException | None = None
+        """Why the last answer is none, when not even two samples fit."""
 
     def ask(
         self,
@@ -53,6 +55,7 @@ class Probe:
         attempt: Callable[[Callable[[], Any]], Any],
     ) -> Finding | None:
         """None when nothing can be told. `attempt` runs a function and puts everything back after it."""
+        self.no_room = None
         if whole.samples < 2 or whole.reason is not None:
             return None
         for most in (_SAMPLES, 2):
@@ -63,6 +66,7 @@ class Probe:
                     return None  # a few samples may not do for this loss; if the batch does not either, it will say so
                 error = caught
             release(error)
+        self.no_room = error
         return None
 
     def _ask(self, few: Batch, loss_fn: LossFunction, reduction: str, attempt: Any) -> Finding:

@@ -55,4 +55,4 @@ class MeasuredRamp:
         self._ramp.finish()
         if self._ramp.line is not None:
             slope, besides = self._ramp.line
-            sizer.fitted(Fit(slope / each, besides, each), self._ramp.samples, each)
+            sizer.fitted(Fit(slope / each, max(0.0, besides), each), self._ramp.samples, each)

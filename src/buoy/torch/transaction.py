@@ -137,7 +137,8 @@ class Transaction(Progress):
                 refusal = self._cutting.refusal(whole, loss_fn, reduction, first=self.steps == 0)
                 if refusal is not None:
                     self._tell_peers(GIVE_UP)
-                    raise refusal
+                    no_room = self._cutting.no_room
+                    raise refusal if no_room is None else self._too_big(no_room, "two samples do")
             outcome = self._try(whole, parts, ramp, loss_fn, reduction, scaler)
             if isinstance(outcome, torch.Tensor):
                 self._learn(whole, ramp.sizes if ramp is not None else parts, ramp)
@@ -147,7 +148,7 @@ class Transaction(Progress):
             again = again and smaller < size
             self.retries += 1
             parts, ramp = even(whole.samples, smaller), None
-        raise too_big(self._modules, self._parameters, self._optimizers, MemoryError(f"{_TRIES} tries"))
+        raise self._too_big(MemoryError(f"{_TRIES} tries"))
 
     def _after(self, failure: BaseException, whole: Batch, size: int, again: bool) -> int:
         """The size that every rank goes on with; or the failure, in words."""
@@ -326,7 +327,7 @@ class Transaction(Progress):
             return smaller
         self._tell_peers(GIVE_UP)
         if reason is None:
-            raise too_big(self._modules, self._parameters, self._optimizers, error)
+            raise self._too_big(error)
         hint = self._cutting.finding.hint if self._cutting.finding is not None else None
         raise CannotSplit("out of memory, and this batch cannot be cut", received=reason,
                           expected="a batch that fits, or a gradient that is a sum over samples",
@@ -336,6 +337,9 @@ class Transaction(Progress):
         if found.bytes_per_sample and self._sizer.fit is None:
             self._sizer.fit = Fit(found.bytes_per_sample / whole.each, 0.0, whole.each, rough=True)
         self._event("probe", step=self.steps, exact=found.reason is None, reason=found.reason)
+
+    def _too_big(self, error: BaseException, what: str = "one sample does") -> OutOfMemory:
+        return too_big(self._modules, self._parameters, self._optimizers, error, what)
 
     def _tell(self, words: str, size: int, smaller: int) -> None:
         self._say(words)
