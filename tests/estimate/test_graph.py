@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,8 @@ def test_variables_stand_before_the_step() -> None:
 
 @pytest.fixture(scope="module")
 def tensorflow() -> None:
-    pytest.importorskip("tensorflow")
+    if importlib.util.find_spec("tensorflow") is None:  # the child imports it, this process need not
+        pytest.skip("TensorFlow is not installed")
 
 
 def traced(name: str, **options: object) -> estimate:  # type: ignore[valid-type]
@@ -75,7 +77,7 @@ def test_a_keras_step_is_estimated_with_a_wide_interval() -> None:
     trainable = weights - 2 * 32
     assert 4 * weights <= figure.parts["weights"] <= 4 * weights + 64  # metrics and seeds are variables, too
     assert 8 * trainable <= figure.parts["optimizer"] <= 8 * trainable + 64
-    assert figure.parts["activations"] >= 2 * CHANNELS
+    assert figure.parts["activations"] >= CHANNELS  # what the convolution made, kept for its backward
     assert figure.allocated.high >= 1.3 * figure.allocated.likely
 
 

@@ -74,8 +74,8 @@ class Graph:
         return order
 
 
-def events(graph: Graph, order: Sequence[int]) -> tuple[list[Event], dict[int, str]]:
-    """Allocations and frees along an order, and the operation that made each."""
+def events(graph: Graph, order: Sequence[int]) -> tuple[list[Event], dict[int, list[str]]]:
+    """Allocations and frees along an order, and the operations that wrote into each buffer."""
     root: dict[str, str] = {}
     for node in graph.nodes:
         for name in node.outputs:
@@ -86,7 +86,7 @@ def events(graph: Graph, order: Sequence[int]) -> tuple[list[Event], dict[int, s
         for name in (*graph.nodes[index].inputs, *graph.nodes[index].outputs):
             last[root.get(name, name)] = place
     found: list[Event] = []
-    made: dict[int, str] = {}
+    made: dict[int, list[str]] = {}
     held: dict[str, tuple[int, int]] = {}
     next_identity = 0
     for place, index in enumerate(order):
@@ -107,9 +107,10 @@ def events(graph: Graph, order: Sequence[int]) -> tuple[list[Event], dict[int, s
             if reused is not None:
                 dying.discard(reused)
                 held[name] = held.pop(reused)
+                made[held[name][0]].append(node.name)
                 continue
             held[name] = (next_identity, size)
-            made[next_identity] = node.name
+            made[next_identity] = [node.name]
             found.append(("a", next_identity, size))
             next_identity += 1
         unread = {name for name in node.outputs if name in held and last[name] == place}
@@ -147,11 +148,10 @@ def to_trace(graph: Graph, weights: Sequence[int], state: Sequence[int]) -> Trac
     for kind, identity, size in found:
         all_events.append((kind, identity + first, size))
         if kind == "a":
-            name = made[identity]
-            part = (
-                "temporaries" if name.startswith("gradient_tape") or name not in backward else "activations"
-            )
-            owner[identity + first] = labels.setdefault((part, _layer(name), ""), len(labels))
+            names = made[identity]
+            kept = not names[0].startswith("gradient_tape") and any(name in backward for name in names)
+            label = ("activations" if kept else "temporaries", _layer(names[0]), "")
+            owner[identity + first] = labels.setdefault(label, len(labels))
     return Trace(all_events, list(labels), owner)
 
 
