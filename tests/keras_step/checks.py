@@ -170,6 +170,7 @@ def a_batch_that_does_not_fit_is_split_and_grows_back() -> None:
     assert transaction.retries >= 1
     assert len(said) == transaction.retries and "the batch stays 512" in said[0]
     assert events[0]["kind"] == "retry" and events[0]["samples"] == 512
+    assert "OOM when allocating tensor" in events[0]["error"]
     assert 1 <= transaction.sizes[-1][1] < 512
     for ours, theirs in zip(model.trainable_variables, stock.trainable_variables, strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-6)

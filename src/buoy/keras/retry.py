@@ -203,4 +203,6 @@ def _measure(data: Any) -> tuple[int, float]:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:300]
+    """The line that says it: TensorFlow puts "Graph execution error:" and a stack before it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return next((line for line in lines if "OOM" in line or "memory" in line), lines[0])[:300]
