@@ -10,7 +10,10 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-BENCHES = ("startup", "beacon", "sidecar", "recorder", "leaks", "check", "checkpoint")
+BENCHES = (
+    "startup", "beacon", "sidecar", "recorder", "leaks", "check", "checkpoint", "recovery", "keras_step",
+    "estimate", "report",
+)  # fmt: skip
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -63,8 +63,8 @@ def read(run_folder: str) -> History:
     )
 
 
-def read_life(run_folder: str, number: int) -> Life:
-    """One attempt of the run."""
+def read_life(run_folder: str, number: int, every: int = 1) -> Life:
+    """One attempt of the run; `every`: of the samples at full rate read each n-th, and the last of a file."""
     folder = os.path.join(run_folder, "attempts", f"{number:04d}")
     about = read_json(os.path.join(folder, "attempt.json"))
     life = Life(number, about or {})
@@ -74,7 +74,7 @@ def read_life(run_folder: str, number: int) -> Life:
         line for line in read_lines(os.path.join(folder, "events.jsonl")) if isinstance(line, dict)
     ]
     life.verdict = read_json(os.path.join(folder, "verdict.json"))
-    samples = list(_samples(folder, life))
+    samples = list(_samples(folder, life, every))
     minutes = list(_minutes(os.path.join(folder, "minutes.jsonl")))
     _measure(life, minutes, samples)
     if not samples and not minutes:
@@ -82,7 +82,7 @@ def read_life(run_folder: str, number: int) -> Life:
     return life
 
 
-def _samples(folder: str, life: Life) -> Iterator[dict[str, Any]]:
+def _samples(folder: str, life: Life, every: int) -> Iterator[dict[str, Any]]:
     try:
         names = sorted(name for name in os.listdir(folder) if name.startswith("samples-"))
     except OSError:
@@ -99,10 +99,10 @@ def _samples(folder: str, life: Life) -> Iterator[dict[str, Any]]:
     if room <= 0:
         life.missing.append("samples: there are far more than buoy keeps; only the newest were read")
     for path, size in reversed(chosen):
-        yield from _rows(path, size)
+        yield from _rows(path, size, every)
 
 
-def _rows(path: str, most: int) -> Iterator[dict[str, Any]]:
+def _rows(path: str, most: int, every: int) -> Iterator[dict[str, Any]]:
     try:
         with open(path, "rb") as file:
             header = file.readline(1 << 16)
@@ -111,7 +111,8 @@ def _rows(path: str, most: int) -> Iterator[dict[str, Any]]:
     except OSError:
         return
     fields = _fields(header)
-    for line in data.split(b"\n"):
+    lines = data.split(b"\n")
+    for line in lines if every == 1 else [*lines[:-3:every], *lines[-3:]]:  # the last line may be torn
         values = _parsed(line)
         if isinstance(values, list) and len(values) == len(fields):
             yield dict(zip(fields, values, strict=True))

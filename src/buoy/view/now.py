@@ -21,7 +21,7 @@ _BAR = 24
 
 def state(attempt: Attempt) -> dict[str, Any]:
     """The numbers; what is not known is None."""
-    life = read_life(attempt.run_folder, attempt.number)
+    life = read_life(attempt.run_folder, attempt.number, every=8)  # about one a second is enough here
     last, about = life.last, life.about
     kept = _folder_of_checkpoints(life, attempt.run_folder)
     wall = _number(last.get("wall"))
