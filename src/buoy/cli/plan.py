@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -168,7 +169,11 @@ def _parser() -> Parser:
     add("--batch", type=_whole, metavar="N", help="samples in a batch, instead of the sample batch's")
     add("--autocast", choices=("fp16", "bf16"), help="mixed precision around forward and loss")
     add("--optimizer", metavar="NAME", help="AdamW, SGD, Adafactor, ... instead of the code's own")
-    add("--remedies", action="store_true", default=None, help="try the remedies also where it fits")
+    add(
+        "--remedies",
+        action=argparse.BooleanOptionalAction,
+        help="try them (default: where it does not surely fit)",
+    )
     add("--data", metavar="SIZE|PATH", help="the data set: `20GB`, a file or a folder")
     add("--in-memory", action="store_true", help="the data set is loaded into RAM as a whole")
     add("--workers", type=int, default=0, metavar="N", help="of the DataLoader (default: 0)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -21,6 +21,9 @@ from buoy.keras.holdings import Holdings
 from buoy.keras.model_reading import hidden_draws
 from buoy.keras.size_log import SizeLog
 from buoy.training.keeper import Keeper, say
+
+if TYPE_CHECKING:
+    from buoy.planner.model import Plan
 
 
 class Guard(keras.callbacks.Callback):  # type: ignore[misc]
@@ -45,6 +48,7 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
         seed: int | None = None,
         micro_batch: int | None = None,
         inexact: tuple[str, ...] = (),
+        plan: Plan | None = None,
     ) -> None:
         super().__init__()
         self.folder = os.fspath(folder)
@@ -52,7 +56,10 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
             "mirror": mirror, "time_limit": time_limit, "disk": disk, "save": save, "keep": keep,
         }  # fmt: skip
         self._seed = seed
-        self._micro_batch, self._inexact = micro_batch, inexact
+        self._micro_batch = (
+            (plan.micro_batch or None) if plan is not None and micro_batch is None else micro_batch
+        )
+        self._inexact = inexact
         self._fit: _Fit | None = None
         teach_fit(Guard)
 

@@ -133,7 +133,9 @@ def popular(answer: Answer, request: Request) -> list[Remedy]:
     if request.framework == "torch":
         found.append(says("empty-cache", "torch.cuda.empty_cache() in the loop", "gives unused blocks back to the "
                           "driver and asks for them again: no more memory for the step", time=(1.05, 1.5)))  # fmt: skip
-        found.append(says("channels-last", "channels_last", "the same bytes in another order: speed, not memory"))  # fmt: skip
+        found.append(
+            says("channels-last", "channels_last", "the same bytes in another order: speed, not memory")
+        )
     else:
         found.append(says("memory-growth", "set_memory_growth", "takes memory later, not less of it"))
     return found

@@ -6,6 +6,7 @@ once, and every trace starts there.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import os
@@ -17,9 +18,11 @@ from buoy.estimate.request import Refusal, Request
 from buoy.planner.forked import forked
 
 # Loaded before the first fork: what every trace needs.
-_NEEDED = ("torch", "torch.utils.checkpoint", "buoy.estimate.trace_build", "buoy.estimate.trace_steps",
+_NEEDED = ("torch", "torch._dynamo", "torch.utils.checkpoint", "buoy.estimate.trace_build", "buoy.estimate.trace_steps",
            "buoy.estimate.trace_torch")  # fmt: skip
 
+# Of a build file's imports only these are loaded before the fork: they are slow, and do nothing when imported.
+_LIBRARIES = {"transformers", "torchvision", "timm", "peft", "numpy", "accelerate", "lightning", "datasets"}
 _UNLIMITED = -1
 
 
@@ -43,6 +46,7 @@ def answer(order: dict[str, Any], said: str) -> dict[str, Any]:
     for name in _NEEDED:
         importlib.import_module(name)
     if "script" not in order:
+        _load_libraries(Request.from_json(order["request"]).source)
         return {"code": forked(lambda: trace_into(order), said, float(order["timeout"]))}
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - a script that asks is answered with the end of file
     confine(_UNLIMITED)
@@ -52,6 +56,32 @@ def answer(order: dict[str, Any], said: str) -> dict[str, Any]:
     except BaseException as error:  # noqa: BLE001 - the parent tells it
         _refuse(order["result"], error, Request("torch", {"build": f"{order['script']}:"}))
         return {"code": 3}
+
+
+def _load_libraries(source: dict[str, Any]) -> None:
+    """Load before forking what the model's code will import in every trace; whatever fails, fails in the trace."""
+    names: list[str] = []
+    try:
+        if "hf_config" in source:
+            with open(source["hf_config"], encoding="utf-8") as file:
+                kind = str(json.load(file).get("model_type"))
+            names = [
+                "transformers",
+                "transformers.models.auto.modeling_auto",
+                f"transformers.models.{kind}.modeling_{kind}",
+            ]
+        elif ".py:" in source.get("build", ""):
+            with open(source["build"].rpartition(":")[0], encoding="utf-8") as file:
+                tree = ast.parse(file.read())
+            found = [node.module for node in tree.body if isinstance(node, ast.ImportFrom) and not node.level]
+            found += [
+                alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names
+            ]
+            names = [name for name in found if name and name.split(".")[0] in _LIBRARIES]
+        for name in names:
+            importlib.import_module(name)
+    except Exception:  # noqa: BLE001 - only a head start
+        pass
 
 
 def trace_into(order: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from buoy.training.resumption import OURS, Resumption
 from buoy.training.saves import Saves
 
 if TYPE_CHECKING:
+    from buoy.planner.model import Plan
     from buoy.torch.profile import Profile
     from buoy.torch.state import Tracked
 
@@ -66,6 +67,7 @@ class Run:
         micro_batch: int | None = None,
         inexact: tuple[str, ...] = (),
         memory_cap: int | None = None,
+        plan: Plan | None = None,
     ) -> None:
         from buoy.torch import data, distributed, rng
 
@@ -107,7 +109,7 @@ class Run:
             {
                 "say": self._say,
                 "event": self._event,
-                "micro_batch": micro_batch,
+                "micro_batch": (plan.micro_batch or None) if plan and micro_batch is None else micro_batch,
                 "inexact": inexact,
                 "memory_cap": memory_cap,
             },
@@ -115,6 +117,7 @@ class Run:
         self._before_loop: Any = mine.get("before_loop") or rng.capture()
         """Random state where the way to the loop began: what the script draws there it draws again on resume."""
         self._epochs_before = 0
+        self._plan = plan
         self._in_epochs = self._looked_over = self._finished = False
         self._profile: Profile | None = None
         self._saved_step = self.step if mine else -1
@@ -285,10 +288,24 @@ class Run:
         self._finished = True
         for hook in self._hooks:
             hook.remove()
+        self._compare_with_plan()
         if self._keeper is not None:
             self._keeper.finish()
         if self.folder is not None and _open.get(os.path.realpath(self.folder)) is self:
             del _open[os.path.realpath(self.folder)]
+
+    def _compare_with_plan(self) -> None:
+        if self._plan is None or self._rank:
+            return
+        try:
+            from buoy.planner import truth
+            from buoy.torch import real_peak
+
+            reading = real_peak.read()
+            if reading is not None:
+                truth.keep(self._plan, reading, self.folder, self._say)
+        except Exception as error:  # noqa: BLE001 - a comparison never takes a training down
+            self._say(f"the plan could not be compared with the run: {error}")
 
     def _save(
         self, reason: str, *, pin: str | None = None, epoch_done: bool = False, finished: bool = False

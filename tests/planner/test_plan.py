@@ -1,0 +1,141 @@
+"""`buoy.plan` on real traces: verdicts, micro-batches, remedies that depend on what owns the peak, and bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import buoy
+from buoy.planner.advice import changes_for
+from buoy.planner.model import FITS, NOT, Plan
+from buoy.planner.plan import parse_source
+from buoy.planner.workshop import Workshop
+
+torch = pytest.importorskip("torch")
+
+BUILDS = str(Path(__file__).parent / "builds.py")
+T4 = 14909 << 20
+
+
+@pytest.fixture(scope="module")
+def by_activations() -> Plan:
+    return buoy.plan(f"{BUILDS}:activations", on="colab-t4")
+
+
+@pytest.fixture(scope="module")
+def by_parameters() -> Plan:
+    return buoy.plan(f"{BUILDS}:parameters", on="rtx-4060")
+
+
+def saving(plan: Plan, name: str) -> float:
+    now = plan.answers[0].estimate.total
+    return next(remedy.saving(now) or 0.0 for remedy in plan.remedies if remedy.id == name)
+
+
+def test_a_step_that_does_not_fit_gets_a_micro_batch_that_does(by_activations: Plan) -> None:
+    answer = by_activations.answers[0]
+
+    assert answer.memory_verdict == NOT and not by_activations.fits
+    assert answer.micro_batch is not None and 0 < answer.micro_batch < 200_000
+    remedy = next(remedy for remedy in by_activations.remedies if remedy.id == "micro-batch")
+    assert remedy.verdict == FITS and remedy.exact and remedy.basis == "traced"
+    assert remedy.peak is not None and remedy.peak.high <= T4 * 1.01
+    assert f"micro_batch={by_activations.micro_batch}" in remedy.code
+
+
+def test_the_cheapest_way_to_fit_is_exact_where_one_is(by_activations: Plan) -> None:
+    assert by_activations.cheapest is not None
+    assert by_activations.cheapest.verdict == FITS and by_activations.cheapest.exact
+
+
+def test_what_helps_depends_on_what_owns_the_peak(by_activations: Plan, by_parameters: Plan) -> None:
+    assert saving(by_activations, "checkpointing") > 0.2
+    assert abs(saving(by_parameters, "checkpointing")) < 0.02
+    assert saving(by_parameters, "optimizer-sgd") > 0.1
+    assert abs(saving(by_activations, "optimizer-sgd")) < 0.02
+    assert saving(by_parameters, "lora") > 0.4
+    assert saving(by_parameters, "in-backward") > 0.1
+
+
+def test_advice_that_does_nothing_is_named_with_its_reason(by_activations: Plan) -> None:
+    pruning = next(remedy for remedy in by_activations.remedies if remedy.id == "pruning")
+
+    assert pruning.saving(by_activations.answers[0].estimate.total) < 0
+    assert "mask" in pruning.note
+    assert "these take nothing from this peak" in str(by_activations)
+
+
+def test_parts_and_owners_are_shown(by_activations: Plan) -> None:
+    text = str(by_activations)
+
+    assert "does not fit" in text and "activations" in text and "owners" in text
+    assert "<table>" in by_activations._repr_html_()
+    assert json.loads(json.dumps(by_activations.to_json()))["schema"] == "buoy.plan/1"
+
+
+def test_no_micro_batch_helps_where_weights_own_the_peak(by_parameters: Plan) -> None:
+    assert by_parameters.answers[0].largest == 0
+    assert by_parameters.answers[0].micro_batch == 0
+
+
+def test_smaller_pieces_are_not_called_exact_with_batch_norm() -> None:
+    source = f"{BUILDS}:normalised"
+    answer = buoy.plan(source, on="colab-t4", remedies=False).answers[0]
+    change = next(c for c in changes_for(parse_source(source), answer) if c.id == "micro-batch")
+
+    assert change.exact is False
+    assert "BatchNorm" in change.note
+
+
+def test_the_objects_of_this_process_stay_as_they_are(tmp_path: Path) -> None:
+    class OnlyHere(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(32, 4)
+
+        def forward(self, x):  # type: ignore[no-untyped-def]
+            return self.layer(x)
+
+    model = OnlyHere()
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = (torch.randn(8, 32), torch.zeros(8, dtype=torch.long))
+    torch.nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+    before = model.layer.weight.detach().clone()
+    files = set(os.listdir("/tmp"))
+
+    plan = buoy.plan(model, batch, optimizer, on=["colab-t4", "this"])
+
+    assert plan.fits and plan.batch == 8 and plan.facts["optimizer"] == "AdamW"
+    assert torch.equal(before, model.layer.weight) and model.layer.weight.grad is not None
+    assert len(optimizer.state) == 2
+    assert not [name for name in set(os.listdir("/tmp")) - files if name.startswith("buoy-plan")]
+
+
+def test_a_batch_that_does_not_match_shows_its_shapes() -> None:
+    with pytest.raises(buoy.BuoyError) as error:
+        buoy.plan(torch.nn.Linear(50, 10), (torch.zeros(8, 99), torch.zeros(8, dtype=torch.long)))
+
+    assert "8x99 float32" in str(error.value)
+
+
+def test_a_model_without_a_batch_is_refused_in_words() -> None:
+    with pytest.raises(buoy.BuoyError) as error:
+        buoy.plan(torch.nn.Linear(2, 2))
+
+    assert "next(iter(loader))" in str(error.value)
+
+
+def test_nonsense_is_refused_and_what_never_ends_is_ended() -> None:
+    with pytest.raises(buoy.BuoyError) as error:
+        buoy.plan(f"{BUILDS}:nonsense")
+    assert "a model and a batch" in str(error.value)
+    begun = time.monotonic()
+    with Workshop(timeout=3) as workshop, pytest.raises(buoy.BuoyError) as error:
+        workshop.trace(parse_source(f"{BUILDS}:endless"))
+    assert "did not come to its end" in str(error.value)
+    assert time.monotonic() - begun < 60

@@ -1,0 +1,87 @@
+"""A plan given to a run: the run starts with its micro-batch, and the real peak is kept beside the foreseen one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import buoy
+from buoy.errors import BuoyError
+from buoy.estimate import devices
+from buoy.planner import calibration, truth
+from buoy.planner.model import Plan
+
+torch = pytest.importorskip("torch")
+
+T4 = {"name": "Tesla T4", "total": 15_640_000_000}
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    model = torch.nn.Linear(512, 512)
+    return buoy.plan(model, (torch.zeros(64, 512), torch.zeros(64, 512)), on="colab-t4")
+
+
+def test_the_real_peak_is_kept_with_the_error(plan: Plan, tmp_path: Path) -> None:
+    foreseen = plan.answers[0].estimate.reserved
+    said: list[str] = []
+
+    kept = truth.keep(plan, {**T4, "reserved": foreseen.likely}, str(tmp_path / "run"), said.append)
+    truth.keep(plan, {**T4, "reserved": 2 * foreseen.high}, None, said.append)
+
+    assert kept is not None and kept["error"] == 0 and kept["inside"]
+    assert [record["inside"] for record in truth.known()] == [True, False]
+    assert truth.known(str(tmp_path / "run")) == [kept]
+    assert "outside" not in said[0] and "outside" in said[1]
+
+
+def test_nothing_is_compared_on_another_device(plan: Plan) -> None:
+    reading = {"name": "NVIDIA A100-SXM4-40GB", "total": 42_000_000_000, "reserved": 1}
+
+    assert truth.keep(plan, reading, None, print) is None
+    assert truth.known() == []
+
+
+def test_a_run_starts_with_the_plans_micro_batch(plan: Plan) -> None:
+    smaller = replace(plan, answers=(replace(plan.answers[0], micro_batch=16),))
+    assert smaller.micro_batch == 16 and plan.micro_batch is None
+
+    seen: list[int] = []
+    model = torch.nn.Linear(512, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with buoy.Run(plan=smaller) as run:
+        run.track(model=model, optimizer=optimizer)
+        for batch in run.batches([torch.zeros(64, 512)]):
+
+            def loss_of(part):  # type: ignore[no-untyped-def]
+                seen.append(len(part))
+                return model(part).mean()
+
+            run.backward(batch, loss_of)
+            optimizer.step()
+
+    assert max(seen) == 16 and sum(seen) >= 64
+
+
+def test_calibration_says_that_there_is_nothing_to_measure_without_a_gpu() -> None:
+    with pytest.raises(BuoyError) as error:
+        calibration.measure(devices.by_id("cpu"))
+
+    assert "no NVIDIA GPU" in str(error.value)
+
+
+def test_measured_constants_are_used_from_then_on(tmp_path: Path) -> None:
+    folder = Path(calibration.folder())
+    folder.mkdir(parents=True)
+    (folder / "devices.json").write_text('{"t4": {"total": 15000000000, "beside": 150000000}}')
+
+    assert calibration.applied(devices.by_id("t4")).memory == 15_000_000_000
+    assert calibration.applied(devices.by_id("t4")).context[0] == 150_000_000
+    assert calibration.applied(devices.by_id("l4")) == devices.by_id("l4")
