@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-import threading
 import types
 import zlib
 from collections import deque
@@ -40,7 +39,8 @@ class PyDatasetFeed:
 
     def open(self, dataset: Any, number: int, offset: int) -> Any:
         """Batches are asked for by number: nothing before the offset is made again."""
-        self._numbered.at(number, offset)
+        if self._numbered.position != (number, offset):
+            self._numbered.at(number, offset)
         return iter(dataset)
 
     def epoch_begins(self, epoch: int, number: int, offset: int) -> None:
@@ -52,7 +52,7 @@ class PyDatasetFeed:
             self._numbered.epoch_hook("on_epoch_end", self._next)
             self._next += 1
         self._numbered.epoch = epoch
-        if number != self._numbered.number or not self._begun:
+        if number != self._numbered.position[0] or not self._begun:
             self._begun = True
             self._numbered.at(number, offset)  # before the workers start: they take their copy of it
         self._adapter.on_epoch_begin()
@@ -81,41 +81,44 @@ class _Numbered(keras.utils.PyDataset):  # type: ignore[misc]
         self._inner = inner
         self._shuffle = shuffle
         self._seed = seed
-        self._threads = inner.workers > 1 and not inner.use_multiprocessing
-        self._one_at_a_time: threading.Lock | None = None
+        self._place: tuple[int, int, Any] = (0, 0, None)
         self.at(0, 0)
-        if self._threads and self._draws():
-            self._one_at_a_time = threading.Lock()
+        threads = inner.workers > 1 and not inner.use_multiprocessing
+        # Seeding what nobody draws from would only keep the threads waiting for each other.
+        self._seeds = not threads or self._draws()
+        if threads and self._seeds:
             say(
                 f"{type(inner).__name__} draws from the global random state, which its {inner.workers} threads "
                 "share: its batches are made one at a time; use_multiprocessing=True makes them in parallel"
             )
 
+    @property
+    def position(self) -> tuple[int, int]:
+        """The pass, and the batches of it that were used when it was opened."""
+        return self._place[:2]
+
     def at(self, number: int, offset: int) -> None:
-        """Begin pass `number` after `offset` batches."""
-        self.number, self._offset = number, offset
-        self._order: Any = None
+        """Begin pass `number` after `offset` batches; in one assignment, since workers may be looking."""
+        order = None
         total = self._inner.num_batches
         if total is not None and self._shuffle:
-            self._order = numpy.arange(total)
-            numpy.random.RandomState(rng.number(self._seed, "order", number)).shuffle(self._order)
+            order = numpy.arange(total)
+            numpy.random.RandomState(rng.number(self._seed, "order", number)).shuffle(order)
+        self._place = number, offset, order
 
     @property
     def num_batches(self) -> int | None:
         """What is left of this pass."""
         total = self._inner.num_batches
-        return None if total is None else max(0, total - self._offset)
+        return None if total is None else max(0, total - self._place[1])
 
     def __getitem__(self, place: int) -> Any:
-        index = place + self._offset
-        if self._order is not None:
-            index = int(self._order[index])
-        if self._threads and self._one_at_a_time is None:
-            return self._inner[index]  # draws nothing: seeding would only disturb the other threads
-        if self._one_at_a_time is None:
-            return self._seeded(index)
-        with self._one_at_a_time:
-            return self._seeded(index)
+        number, offset, order = self._place
+        index = place + offset if order is None else int(order[place + offset])
+        if not self._seeds:
+            return self._inner[index]
+        with rng.seeded(rng.number(self._seed, "batch", number, index)):
+            return self._inner[index]
 
     def on_epoch_begin(self) -> None:
         """As the dataset has it."""
@@ -129,10 +132,6 @@ class _Numbered(keras.utils.PyDataset):  # type: ignore[misc]
         """The dataset's own hook; what it shuffles is a function of the seed and the epoch."""
         with rng.seeded(rng.number(self._seed, name, epoch)):
             getattr(self._inner, name, _nothing)()
-
-    def _seeded(self, index: int) -> Any:
-        with rng.seeded(rng.number(self._seed, "batch", self.number, index)):
-            return self._inner[index]
 
     def _draws(self) -> bool:
         """Whether making a batch moves python's or numpy's global generator."""

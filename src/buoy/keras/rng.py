@@ -6,13 +6,30 @@ import hashlib
 import os
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+_lent = threading.RLock()
+"""Held while the global generators belong to a reader of data; TensorFlow reads ahead in threads of its own."""
+
+
+def _new_lock() -> None:
+    global _lent
+    _lent = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_new_lock)  # whoever held it is not in the child
+
 
 def capture() -> dict[str, Any]:
     """Every global generator of this process, as plain values and arrays."""
+    with _lent:
+        return _capture()
+
+
+def _capture() -> dict[str, Any]:
     state = {"python": random.getstate(), **_numpy_state()}
     eager = _eager_context()
     if eager is not None:
@@ -28,6 +45,11 @@ def capture() -> dict[str, Any]:
 
 def restore(state: dict[str, Any]) -> None:
     """Put back what `capture` took; what this process does not have is left out."""
+    with _lent:
+        _restore(state)
+
+
+def _restore(state: dict[str, Any]) -> None:
     import numpy
 
     _make_global_variables(state)  # making one draws from python's generator: that comes after
@@ -67,22 +89,13 @@ def number(*parts: object) -> int:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """The global generators of python, numpy and (where it is loaded) torch begin at this seed, inside only."""
-    import numpy
-
-    torch = sys.modules.get("torch")
-    python_before, numpy_before = random.getstate(), numpy.random.get_state()
-    torch_before = torch.get_rng_state() if torch is not None else None
-    random.seed(seed)
-    numpy.random.seed(seed)
-    if torch is not None:
-        torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(python_before)
-        numpy.random.set_state(numpy_before)
-        if torch is not None:
-            torch.set_rng_state(torch_before)
+    with _lent:
+        outside = _python_side()
+        _seed_python_side(seed)
+        try:
+            yield
+        finally:
+            _put_python_side(outside)
 
 
 class Stream:
@@ -94,12 +107,14 @@ class Stream:
         self._outside: dict[str, Any] = {}
 
     def __enter__(self) -> None:
+        _lent.acquire()
         self._outside = _python_side()
         _put_python_side(self._own)
 
     def __exit__(self, *error: object) -> None:
         self._own = _python_side()
         _put_python_side(self._outside)
+        _lent.release()
 
 
 def _python_side() -> dict[str, Any]:
@@ -108,6 +123,16 @@ def _python_side() -> dict[str, Any]:
     if torch is not None:
         state["torch"] = torch.get_rng_state()
     return state
+
+
+def _seed_python_side(seed: int) -> None:
+    import numpy
+
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.manual_seed(seed)
 
 
 def _put_python_side(state: dict[str, Any]) -> None:
