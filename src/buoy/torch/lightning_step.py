@@ -72,7 +72,8 @@ def _merged(entries: list[Log]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if len(entries) == 1 or not isinstance(args[2], torch.Tensor):
         return args, kwargs
     sizes, values = [size for size, _, _ in entries], [args[2] for _, args, _ in entries]
-    name = getattr(kwargs.get("reduce_fx", torch.mean), "__name__", "")
+    by = kwargs.get("reduce_fx", "mean")
+    name = by if isinstance(by, str) else getattr(by, "__name__", "")
     if name in ("mean", "avg"):
         value = sum(v * n for v, n in zip(values, sizes, strict=True)) / sum(sizes)
     elif name == "sum":

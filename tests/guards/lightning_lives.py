@@ -1,0 +1,281 @@
+"""Lightning trainings for `tests.guards.lives`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import lightning as L  # noqa: N812 - as its own pages have it
+import torch
+import torchmetrics
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+import buoy
+from buoy.lightning import Guard
+from tests.guards.lives import Stage, fingerprint
+
+warnings.filterwarnings("ignore")
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+class Noisy(Dataset[Any]):
+    """Each item is augmented with whatever random state there is."""
+
+    def __len__(self) -> int:
+        return 42
+
+    def __getitem__(self, index: int) -> Any:
+        x = torch.randn(8, generator=torch.Generator().manual_seed(index))
+        return x + 0.1 * torch.randn(8), x.sum()[None]
+
+
+class Stream(IterableDataset[Any]):
+    """Has no length: Lightning reads one batch ahead."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(42):
+            yield Noisy()[index]
+
+
+class Model(L.LightningModule):
+    """Logs a mean and a metric, and tells the stage everything it sees."""
+
+    def __init__(self, stage: Stage | None = None, dropout: float = 0.2) -> None:
+        super().__init__()
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.Dropout(dropout), torch.nn.ReLU(), torch.nn.Linear(16, 1)
+        )
+        self.error = torchmetrics.MeanSquaredError()
+        self.stage = stage
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        predicted = self.net(x)
+        loss = torch.nn.functional.mse_loss(predicted, y)
+        self.error(predicted, y)
+        self.log("error", self.error, on_step=False, on_epoch=True)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return {"loss": loss, "predicted": predicted.detach()}
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        assert len(outputs["predicted"]) == len(batch[0])
+        if self.stage is not None:
+            rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+            seen = float(self.trainer.callback_metrics["loss_step"])
+            self.stage.log(
+                self.trainer.fit_loop.total_batch_idx, float(outputs["loss"]), rate, seen, batch_idx
+            )
+
+    def on_train_epoch_end(self) -> None:
+        if self.stage is not None:
+            metrics = {name: float(value) for name, value in sorted(self.trainer.callback_metrics.items())}
+            self.stage.log(f"epoch{self.current_epoch}", metrics, self.trainer.global_step)
+
+    def on_train_end(self) -> None:
+        if self.stage is not None:
+            states = self.trainer.optimizers[0].state_dict()["state"]
+            moments = [float(value.double().sum()) for state in states.values() for value in state.values()]
+            self.stage.log(
+                "end", fingerprint(self), moments, self.trainer.global_step, self.trainer.current_epoch
+            )
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("val", torch.nn.functional.mse_loss(self.net(x), y))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.2)
+        scheduler = {
+            "scheduler": plateau,
+            "monitor": "val",
+            "interval": "step",
+            "frequency": 3,
+            "strict": False,
+        }
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+
+def trainer(folder: str, *callbacks: Any, **options: Any) -> Any:
+    """One that says and writes nothing of its own."""
+    L.seed_everything(7, verbose=False)
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+    }
+    quiet["enable_checkpointing"] = any(isinstance(each, ModelCheckpoint) for each in callbacks)
+    return L.Trainer(**{**quiet, "default_root_dir": folder, "callbacks": list(callbacks), **options})
+
+
+def everything(stage: Stage) -> None:
+    """Augmentation in workers whose number changes, validation inside epochs, a metric, a plateau schedule."""
+    fit = trainer(
+        stage.folder, Guard(stage.folder, save=1), EarlyStopping("val", patience=99),
+        ModelCheckpoint(f"{stage.folder}-own", monitor="val"), max_epochs=3, val_check_interval=3,
+    )  # fmt: skip
+    loader = DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=stage.life % 2 * 2)
+    fit.fit(Model(stage), loader, DataLoader(Noisy(), batch_size=21))
+
+
+def stream(stage: Stage) -> None:
+    """Data without a length, accumulated gradients, mixed precision, averaged weights, clipping."""
+    average = EMAWeightAveraging(decay=0.9)
+    fit = trainer(
+        stage.folder, Guard(stage.folder, save=1), average, max_epochs=2, accumulate_grad_batches=2,
+        precision="bf16-mixed", gradient_clip_val=0.5, limit_val_batches=1,
+    )  # fmt: skip
+    fit.fit(Model(stage), DataLoader(Stream(), batch_size=8), DataLoader(Noisy(), batch_size=21))
+
+
+def micro_batches(stage: Stage) -> None:
+    """Every batch is cut."""
+    fit = trainer(stage.folder, Guard(stage.folder, save=2, micro_batch=3), max_epochs=2)
+    fit.fit(Model(stage), DataLoader(Noisy(), batch_size=8, shuffle=True), DataLoader(Noisy(), batch_size=21))
+
+
+TRAININGS = {"everything": everything, "stream": stream, "micro_batches": micro_batches}
+
+
+class Fixed(Dataset[Any]):
+    """The same items always: for comparisons with a training without a guard."""
+
+    def __len__(self) -> int:
+        return 42
+
+    def __getitem__(self, index: int) -> Any:
+        x = torch.randn(8, generator=torch.Generator().manual_seed(index)).double()
+        return x, x.sum()[None]
+
+
+def _fixed(folder: str, model: Model, *callbacks: Any, **options: Any) -> Any:
+    fit = trainer(folder, *callbacks, **{"max_epochs": 2, "gradient_clip_val": 1.0, **options})
+    loader = DataLoader(Fixed(), batch_size=8)
+    fit.fit(model.double(), loader, DataLoader(Fixed(), batch_size=21))
+    return fit
+
+
+def _weights(model: Model) -> list[float]:
+    return [float(value) for parameter in model.parameters() for value in parameter.detach().flatten()]
+
+
+class Tight(Model):
+    """From its fifth step on more than four samples do not fit."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        made = super().training_step(batch, batch_idx)
+        if self.global_step >= 5 and len(batch[0]) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        return made
+
+
+def recovery(folder: str) -> Any:
+    """A batch that stops to fit, beside a training in which it fits."""
+    results = []
+    for kind, callbacks in ((Model, []), (Tight, [Guard(folder)])):
+        torch.manual_seed(1)
+        model = kind(dropout=0.0)
+        fit = _fixed(folder, model, *callbacks)
+        metrics = {name: float(value) for name, value in fit.callback_metrics.items()}
+        results.append({"weights": _weights(model), "metrics": metrics, "steps": fit.global_step})
+    return results
+
+
+def sigterm(folder: str) -> Any:
+    """Told to stop in its fifth step; then started again."""
+
+    class Told(Model):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if self.global_step == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().training_step(batch, batch_idx)
+
+    ended = "not at all"
+    try:
+        _fixed(folder, Told(), Guard(folder, save="10h"))
+    except SystemExit as error:
+        ended = type(error).__name__
+    guard = Guard(folder, save="10h")
+    steps: list[int] = []
+
+    class Counting(Model):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            steps.append(self.global_step)
+            return super().training_step(batch, batch_idx)
+
+    _fixed(folder, Counting(), guard, max_epochs=1)
+    handler = signal.getsignal(signal.SIGTERM)
+    return {"ended": ended, "first": steps[0], "last": steps[-1], "handler": handler == signal.SIG_DFL}
+
+
+def finished(folder: str) -> Any:
+    """Fitted three times: to its end, again, and for one more epoch."""
+    counts, weights = [], []
+    for epochs in (1, 1, 2):
+        calls: list[int] = []
+
+        class Counting(Model):
+            def training_step(self, batch: Any, batch_idx: int, calls: list[int] = calls) -> Any:
+                calls.append(self.global_step)
+                return super().training_step(batch, batch_idx)
+
+        model = Counting()
+        fit = _fixed(folder, model, Guard(folder), max_epochs=epochs)
+        counts.append([len(set(calls)), fit.current_epoch, fit.global_step])
+        weights.append(_weights(model))
+    return {"counts": counts, "same": weights[0] == weights[1], "trained on": weights[1] != weights[2]}
+
+
+def left_as_found(folder: str) -> Any:
+    """What the guard replaced in the trainer is gone after the fit; no thread of its stays."""
+    fit = _fixed(folder, Model(), Guard(folder), max_epochs=1)
+    owners = (fit.strategy, fit.fit_loop.epoch_loop, fit.fit_loop.epoch_loop.automatic_optimization)
+    names = {"process_dataloader", "advance", "_make_closure"}
+    return sorted(name for owner in owners for name in vars(owner) if name in names), threading.active_count()
+
+
+def refusals(folder: str) -> Any:
+    """What cannot be made safe, and in which words."""
+
+    class Manual(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+    class Another(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Sequential(torch.nn.Linear(8, 9), torch.nn.Linear(9, 1))
+
+    words = []
+    _fixed(folder, Model(), Guard(folder), max_epochs=1)
+    two = {"a": DataLoader(Fixed(), batch_size=8), "b": DataLoader(Fixed(), batch_size=8)}
+    tries = [
+        lambda: _fixed(folder, Manual(), Guard(folder), gradient_clip_val=None),
+        lambda: _fixed(folder, Another(), Guard(folder)),
+        lambda: trainer(folder, Guard(f"{folder}-2"), max_epochs=1).fit(Model().double(), two),
+    ]
+    for attempt in tries:
+        try:
+            attempt()
+        except buoy.BuoyError as error:
+            words.append(str(error))
+        else:
+            words.append("nothing was refused")
+    return words
+
+
+CHECKS = {
+    "recovery": recovery,
+    "sigterm": sigterm,
+    "finished": finished,
+    "left_as_found": left_as_found,
+    "refusals": refusals,
+}

@@ -1,0 +1,93 @@
+"""`buoy.lightning.Guard` in the real Trainer: killed with SIGKILL, out of memory, told to stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+KILLS = {"everything": [2, 5, 9], "stream": [5, 8], "micro_batches": [7]}
+CHECKS = ["recovery", "sigterm", "finished", "left_as_found", "refusals"]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    pytest.importorskip("lightning")
+    folder = tmp_path_factory.mktemp("lightning")
+    requests = [["resume", name, kills] for name, kills in KILLS.items()] + [
+        ["check", name] for name in CHECKS
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.guards.lives", "tests.guards.lightning_lives", str(folder)],
+        input="\n".join(map(json.dumps, requests)),
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("name", KILLS)
+def test_a_killed_fit_goes_on_bit_for_bit(name: str, results: dict[str, dict[str, Any]]) -> None:
+    result = results[name]
+
+    assert result["killed"] == [False, *(True for _ in KILLS[name]), False], result["said"]
+    assert result["ended"], result["said"]
+    assert result["resumed"] == len(KILLS[name]), result["said"]
+    assert result["steps"] > max(KILLS[name])
+    assert result["differ"] == [], result["said"]
+    assert result["unlike"] == [], result["said"]
+
+
+def test_a_batch_that_does_not_fit_is_cut_and_the_training_stays_the_same(results: dict[str, Any]) -> None:
+    """Weights, logged means and the metric are those of a training without a guard in which it fits."""
+    result = results["recovery"]
+    assert result["made"] is not None, result["said"]
+    without, guarded = result["made"]
+
+    assert result["said"].count("out of memory with 8 samples; the step is done again, 4 at a time") == 1
+    assert guarded["steps"] == without["steps"]
+    assert guarded["weights"] == pytest.approx(without["weights"], rel=1e-10, abs=1e-14)
+    assert guarded["metrics"] == pytest.approx(without["metrics"], rel=1e-6)
+
+
+def test_sigterm_saves_and_ends_as_lightning_ends(results: dict[str, Any]) -> None:
+    """The step under way is done and saved; the next start goes on after it."""
+    made = results["sigterm"]["made"]
+    assert made is not None, results["sigterm"]["said"]
+
+    assert made == {"ended": "SIGTERMException", "first": 5, "last": 5, "handler": True}
+
+
+def test_a_finished_run_trains_only_what_is_new(results: dict[str, Any]) -> None:
+    made = results["finished"]["made"]
+    assert made is not None, results["finished"]["said"]
+
+    assert made["counts"] == [[6, 1, 6], [0, 1, 6], [6, 2, 12]]
+    assert made["same"] and made["trained on"]
+    assert "is finished: 1 epochs, 6 steps" in results["finished"]["said"]
+
+
+def test_the_trainer_is_left_as_it_was_found(results: dict[str, Any]) -> None:
+    made = results["left_as_found"]["made"]
+    assert made is not None, results["left_as_found"]["said"]
+
+    assert made[0] == []
+
+
+def test_what_cannot_be_made_safe_is_refused_in_words(results: dict[str, Any]) -> None:
+    words = results["refusals"]["made"]
+    assert words is not None, results["refusals"]["said"]
+
+    assert "automatic_optimization = False" in words[0]
+    assert "the checkpoint is of another training; nothing was loaded" in words[1]
+    assert "model: net.0.weight is (16, 8) in the checkpoint, (9, 8) here" in words[1]
+    assert "keeps the place in one train loader" in words[2]

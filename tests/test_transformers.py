@@ -1,0 +1,99 @@
+"""`buoy.transformers.Guard` in the real Trainer: killed with SIGKILL, out of memory, interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+KILLS = {"everything": [2, 5, 8], "stream": [3, 6]}
+CHECKS = ["recovery", "interrupt", "finished", "without", "refusals"]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("transformers")
+    requests = [["resume", name, kills] for name, kills in KILLS.items()] + [
+        ["check", name] for name in CHECKS
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.guards.lives", "tests.guards.transformers_lives", str(folder)],
+        input="\n".join(map(json.dumps, requests)),
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("name", KILLS)
+def test_a_killed_training_goes_on_bit_for_bit(name: str, results: dict[str, dict[str, Any]]) -> None:
+    result = results[name]
+
+    assert result["killed"] == [False, *(True for _ in KILLS[name]), False], result["said"]
+    assert result["ended"], result["said"]
+    assert result["resumed"] == len(KILLS[name]), result["said"]
+    assert result["steps"] > max(KILLS[name])
+    assert result["differ"] == [], result["said"]
+    assert result["unlike"] == [], result["said"]
+
+
+LOSSES = ["divided by the tokens of the step", "a mean over samples", "a mean over tokens"]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_batch_that_does_not_fit_is_cut_and_the_training_stays_the_same(
+    loss: str, results: dict[str, Any]
+) -> None:
+    """Weights and losses are those of a training without a guard in which it fits; accumulation is unchanged."""
+    result = results["recovery"]
+    assert result["made"] is not None, result["said"]
+    without, guarded = result["made"][loss]
+
+    assert result["said"].count("out of memory with 4 samples; the step is done again, 2 at a time") == len(
+        LOSSES
+    )
+    assert guarded["steps"] == without["steps"] == 8
+    assert guarded["weights"] == pytest.approx(without["weights"], rel=1e-10, abs=1e-14)
+    assert guarded["losses"] == pytest.approx(without["losses"], rel=1e-6)
+
+
+def test_ctrl_c_saves_first_and_the_next_start_goes_on(results: dict[str, Any]) -> None:
+    made = results["interrupt"]["made"]
+    assert made is not None, results["interrupt"]["said"]
+
+    assert made == {"ended": "KeyboardInterrupt", "steps": [3], "handler": True}
+
+
+def test_a_finished_run_trains_only_what_is_new(results: dict[str, Any]) -> None:
+    made = results["finished"]["made"]
+    assert made is not None, results["finished"]["said"]
+
+    assert made["counts"] == [[4, 4], [0, 4], [4, 8]]
+    assert made["same"] and made["trained on"]
+    assert "is finished: 4 steps" in results["finished"]["said"]
+
+
+def test_a_trainer_without_a_guard_is_as_before(results: dict[str, Any]) -> None:
+    made = results["without"]["made"]
+    assert made is not None, results["without"]["said"]
+
+    assert made == {"steps": 4, "loader": "DataLoaderShard"}
+
+
+def test_what_cannot_be_made_safe_is_refused_in_words(results: dict[str, Any]) -> None:
+    words = results["refusals"]["made"]
+    assert words is not None, results["refusals"]["said"]
+
+    assert "auto_find_batch_size=True" in words[0]
+    assert "the checkpoint is of another training; nothing was loaded" in words[1]
+    assert "one training has one guard" in words[2]
