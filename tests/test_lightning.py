@@ -56,6 +56,8 @@ def test_a_batch_that_does_not_fit_is_cut_and_the_training_stays_the_same(result
     assert result["said"].count("out of memory with 8 samples; the step is done again, 4 at a time") == 1
     assert guarded["steps"] == without["steps"]
     assert guarded["weights"] == pytest.approx(without["weights"], rel=1e-10, abs=1e-14)
+    assert without["calls"] == [12, 12]
+    assert guarded["calls"] == [17, 17], "five batches in two parts; probes and failed tries leave no trace"
     assert guarded["metrics"] == pytest.approx(without["metrics"], rel=1e-6)
 
 

@@ -83,6 +83,7 @@ class Guard(_pl.Callback):  # type: ignore[misc]
         """The order of an epoch's data depends on its number."""
         if self._fit is not None and self._fit.loader is not None:
             self._fit.loader.epoch = trainer.current_epoch
+            self._fit.guarding.keeper.recorder.epoch(trainer.current_epoch)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Figures by which the best checkpoint is kept."""

@@ -81,6 +81,11 @@ class Guard(transformers.TrainerCallback):
             )
         self._training.begins()
 
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """For the flight log."""
+        if self._training is not None:
+            self._training.guarding.keeper.recorder.epoch(int(state.epoch or 0))
+
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Figures by which the best checkpoint is kept."""
         if self._training is not None and metrics:

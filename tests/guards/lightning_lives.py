@@ -52,6 +52,8 @@ class Model(L.LightningModule):
             torch.nn.Linear(8, 16), torch.nn.Dropout(dropout), torch.nn.ReLU(), torch.nn.Linear(16, 1)
         )
         self.error = torchmetrics.MeanSquaredError()
+        self.calls = 0
+        self.losses: list[float] = []
         self.stage = stage
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -59,6 +61,8 @@ class Model(L.LightningModule):
         predicted = self.net(x)
         loss = torch.nn.functional.mse_loss(predicted, y)
         self.error(predicted, y)
+        self.calls += 1
+        self.losses.append(float(loss))
         self.log("error", self.error, on_step=False, on_epoch=True)
         self.log("loss", loss, on_step=True, on_epoch=True)
         return {"loss": loss, "predicted": predicted.detach()}
@@ -184,7 +188,10 @@ def recovery(folder: str) -> Any:
         model = kind(dropout=0.0)
         fit = _fixed(folder, model, *callbacks)
         metrics = {name: float(value) for name, value in fit.callback_metrics.items()}
-        results.append({"weights": _weights(model), "metrics": metrics, "steps": fit.global_step})
+        calls = [model.calls, len(model.losses)]
+        results.append(
+            {"weights": _weights(model), "metrics": metrics, "steps": fit.global_step, "calls": calls}
+        )
     return results
 
 

@@ -129,7 +129,9 @@ def everything(stage: Stage) -> None:
         warmup_steps=2, dataloader_num_workers=stage.life % 2 * 2, metric_for_best_model="eval_loss",
     )  # fmt: skip
     callbacks = [Guard(stage.folder, save=1), EarlyStoppingCallback(99), Watch(stage)]
-    trainer = Trainer(causal(), args, train_dataset=Texts(), eval_dataset=Texts(noisy=False), callbacks=callbacks)
+    trainer = Trainer(
+        causal(), args, train_dataset=Texts(), eval_dataset=Texts(noisy=False), callbacks=callbacks
+    )
     trainer.train()
     _end(stage, trainer)
 

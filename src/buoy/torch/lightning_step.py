@@ -15,6 +15,7 @@ from buoy.torch.snapshot import Snapshot
 from buoy.torch.transaction import Transaction
 
 Log = tuple[int, tuple[Any, ...], dict[str, Any]]
+_PLAIN = (bool, int, float, str, type(None))
 
 
 class Held:
@@ -105,21 +106,33 @@ class StepTransaction(Transaction):
 
 
 class _StepSnapshot(Snapshot):
+    """Also counters that the module keeps in plain attributes, and lists to which `training_step` appends."""
+
     def __init__(self, module: torch.nn.Module, held: Held) -> None:
         super().__init__()
         self._module, self._held = module, held
         self._has_metrics = bool(counted(module))
         self._counted: dict[str, Any] = {}
+        self._plain: dict[str, Any] = {}
+        self._lengths: list[tuple[list[Any], int]] = []
 
     def take(self) -> None:
         super().take()
         self._held.clear()
+        own = vars(self._module)
+        self._plain = {name: value for name, value in own.items() if type(value) in _PLAIN}
+        self._lengths = [(value, len(value)) for value in own.values() if type(value) is list]
         if self._has_metrics:
             self._counted = counted(self._module)
 
     def restore(self) -> None:
         super().restore()
-        if self.taken and self._has_metrics:
+        if not self.taken:
+            return
+        vars(self._module).update(self._plain)
+        for kept, length in self._lengths:
+            del kept[length:]
+        if self._has_metrics:
             put_back(self._module, self._counted)
 
 
