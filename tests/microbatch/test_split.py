@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections import UserDict, namedtuple
 from typing import Any
 
@@ -166,3 +167,12 @@ def test_parts_are_nearly_equal_and_never_larger_than_asked(samples: int) -> Non
         assert sum(parts) == samples
         assert max(parts) <= most
         assert max(parts) - min(parts) <= 1
+
+
+def test_a_batch_goes_as_soon_as_it_is_let_go() -> None:
+    """Without waiting for the garbage collector: it may hold most of a device."""
+    whole = Batch(rows())
+    gone = weakref.ref(whole.value)  # type: ignore[arg-type]
+    del whole
+
+    assert gone() is None

@@ -382,3 +382,57 @@ def test_sharded_models_are_refused_in_words() -> None:
 
     with pytest.raises(CannotSplit, match="FSDP"):
         Bench(nn.Sequential(FullyShardedDataParallel(6, 4)))
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(6, 6), nn.GELU()) for _ in range(3)])
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def test_checkpointing_by_one_argument_gives_the_same_gradient_and_is_recorded() -> None:
+    plain = Bench(Blocks())
+    plain.backward()
+    bench = Bench(Blocks(), remedies="checkpointing")
+    bench.model.load_state_dict(plain.model.state_dict())
+    forwards: list[int] = []
+    bench.model.layers[0][0].register_forward_hook(lambda *a: forwards.append(1))
+    bench.transaction._cutting._asked = True
+    bench.backward()
+
+    assert ("remedy", {"name": "checkpointing", "blocks": 3}) in bench.events
+    assert len(forwards) == 2
+    for one, other in zip(plain.model.parameters(), bench.model.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)  # type: ignore[arg-type]
+
+
+def test_mixed_precision_by_one_argument() -> None:
+    bench = Bench(remedies=("amp",))
+    dtypes: list[torch.dtype] = []
+    bench.model[0].register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
+    bench.backward()
+
+    assert set(dtypes) == {torch.bfloat16}
+
+
+def test_expandable_segments_by_one_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:0.8")
+    Bench(remedies=("expandable_segments",))
+
+    import os
+
+    wanted = "garbage_collection_threshold:0.8,expandable_segments:True"
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == wanted
+
+
+def test_remedies_that_cannot_be_are_refused() -> None:
+    with pytest.raises(UsageError, match="unknown remedy"):
+        Bench(remedies=("magic",))
+    with pytest.raises(UsageError, match="no blocks"):
+        Bench(nn.Linear(6, 4), remedies=("checkpointing",))

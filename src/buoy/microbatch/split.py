@@ -17,7 +17,7 @@ Split = tuple[int, Callable[[int, int], object]]
 class Batch:
     """A batch that knows its samples and can give any range of them."""
 
-    __slots__ = ("arrays", "elements", "reason", "samples", "take", "value")
+    __slots__ = ("_split", "arrays", "elements", "reason", "samples", "value")
 
     def __init__(self, value: object, split: Split | None = None) -> None:
         self.value = value
@@ -29,18 +29,24 @@ class Batch:
         """Over all arrays: what memory grows with."""
         self.reason: str | None = None
         """Why it cannot be cut; None when it can."""
-        self.take: Callable[[int, int], object] = self._take
+        self._split = split
         self.samples = _checked(split) if split is not None else self._count(found, rows)
-        if split is not None:
-            self.take = split[1]
 
     @property
     def each(self) -> float:
         """Elements per sample."""
         return max(1.0, float(self.elements) / self.samples)
 
-    def _take(self, start: int, stop: int) -> object:
+    def take(self, start: int, stop: int) -> object:
+        """The samples from `start` to `stop`."""
+        if self._split is not None:
+            return self._split[1](start, stop)
         return _cut(self.value, start, stop, self.samples)
+
+    @property
+    def gives_ranges_only(self) -> bool:
+        """Whether a person's own way to cut is used."""
+        return self._split is not None
 
     def pick(self, indices: list[int]) -> object:
         """These samples in this order; only where no split of the person's own is used."""

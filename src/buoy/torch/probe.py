@@ -161,7 +161,7 @@ class _LiveAfterForward(Progress):
 def _few(whole: Batch, most: int) -> Any:
     """Some samples, among them the most and the least padded: a mean over tokens shows there."""
     n = whole.samples
-    if whole.take != whole._take:  # a person's own cut gives ranges only
+    if whole.gives_ranges_only:  # a person's own cut gives ranges only
         return whole.take(0, min(n, most))
     chosen: list[int] = []
     for array in whole.arrays:

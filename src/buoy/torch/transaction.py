@@ -24,6 +24,7 @@ from buoy.torch.ramp import MeasuredRamp
 from buoy.torch.release import release
 from buoy.torch.scaler_step import make_scaler_safe
 from buoy.torch.snapshot import Gradients, Snapshot
+from buoy.torch.switches import Switches
 from buoy.torch.vote import GIVE_UP, READY, Vote
 
 _TRIES = 40  # far more than halving ever needs: a bound, not a plan
@@ -41,6 +42,7 @@ class Transaction(Progress):
         micro_batch: int | None = None,
         inexact: tuple[str, ...] | str = (),
         memory_cap: str | int | None = None,
+        remedies: tuple[str, ...] | str = (),
     ) -> None:
         self._say = say
         self._event = event
@@ -55,6 +57,7 @@ class Transaction(Progress):
             from buoy.torch.cap import set_cap
 
             set_cap(memory_cap, say)
+        self._switches = Switches(remedies, event)
         self._sizer = Sizer(most=micro_batch)
         self._history = History()
         self._modules: list[torch.nn.Module] = []
@@ -92,6 +95,7 @@ class Transaction(Progress):
         """Guard these: their gradients, buffers and steps."""
         modules, optimizers = list(modules), list(optimizers)
         self._vote.watch(modules)
+        self._switches.track(modules)
         self._snapshot.watch(modules)
         self._modules += modules
         self._optimizers += optimizers
@@ -122,6 +126,7 @@ class Transaction(Progress):
             raise UsageError("nothing to train is known", received="run.backward before run.track",
                              expected="run.track(model=model, optimizer=optimizer)")  # fmt: skip
         whole = Batch(batch, split)
+        loss_fn = self._switches.around(loss_fn, self._parameters[0].device, scaler)
         with self._vote.quiet():
             found = self._cutting.ask_first(whole, loss_fn, reduction, self._vote)
             if found is not None:
