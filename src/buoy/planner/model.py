@@ -22,6 +22,17 @@ def worst(verdicts: list[str]) -> str:
     return max(known, key=_ORDER.index) if known else UNKNOWN
 
 
+def within(peak: Interval, verdict: str, memory: int | None) -> Interval:
+    """The peak where it fits: an allocator that runs short gives its cache back, and so takes no more than there is.
+
+    >>> within(Interval(1, 5, 9), "fits", 6)
+    Interval(low=1, likely=5, high=6)
+    """
+    if memory is None or verdict not in (FITS, TIGHT):
+        return peak
+    return Interval(min(peak.low, memory), min(peak.likely, memory), min(peak.high, memory))
+
+
 @dataclass(frozen=True, slots=True)
 class Need:
     """Something else of the session that a training uses up: host RAM, disk, /dev/shm, time."""
@@ -58,6 +69,11 @@ class Answer:
     needs: tuple[Need, ...]
     step_seconds: tuple[float, float] | None
     step_basis: str
+
+    @property
+    def peak(self) -> Interval:
+        """Bytes of the device at the peak, what CUDA keeps for itself included."""
+        return within(self.estimate.total, self.memory_verdict, self.target.memory)
 
     @property
     def verdict(self) -> str:

@@ -17,7 +17,7 @@ from buoy.estimate.request import EstimateError, Request
 from buoy.estimate.result import Estimate, estimate, largest
 from buoy.planner import speed
 from buoy.planner.model import FITS, NOT, TIGHT, Answer, Plan, Remedy
-from buoy.planner.remedies import find_remedies
+from buoy.planner.remedies import allocator_of, find_remedies
 from buoy.planner.session import PROCESS_CPU, Session, Wishes, needs
 from buoy.planner.targets import THIS, Target, targets
 from buoy.planner.workshop import LIVE, Workshop
@@ -118,7 +118,7 @@ def _answer(
     workshop: Workshop, request: Request, trace: Trace, place: Target, session: Session,
     flops: dict[str, float] | None, say: Say,
 ) -> Answer:  # fmt: skip
-    figure = estimate(trace, place.device)
+    figure = estimate(trace, place.device, allocator=allocator_of(request, place.device))
     verdict = judged(figure, place)
     size = _size(trace, request)
     most = micro = None
@@ -146,7 +146,8 @@ def _largest(workshop: Workshop, request: Request, place: Target) -> int | None:
         return workshop.trace(replace(request, batch=size))
 
     try:
-        return largest(trace_at, place.device, memory=capacity(place)).batch
+        chosen = allocator_of(request, place.device)
+        return largest(trace_at, place.device, memory=capacity(place), allocator=chosen).batch
     except EstimateError:
         return None  # a batch whose size the code fixes itself
 
@@ -199,10 +200,10 @@ def _source(
 
 
 def parse_source(text: str, framework: str = "torch") -> Request:
-    """`train.py:build`, as a request.
+    """`train.py:build` or `package.module:build`, as a request.
 
-    >>> parse_source("train.py:build").source
-    {'build': 'train.py:build'}
+    >>> parse_source("project.models:build").source
+    {'build': 'project.models:build'}
     """
     path, separator, name = text.rpartition(":")
     if not separator or not path or not name.isidentifier():

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from buoy.estimate.devices import Device
 from buoy.estimate.request import EstimateError, Request
 from buoy.estimate.result import Estimate, estimate
 from buoy.planner.advice import Change, changes_for, popular, predicted
-from buoy.planner.model import FITS, UNKNOWN, Answer, Remedy
+from buoy.planner.model import FITS, UNKNOWN, Answer, Remedy, within
 from buoy.planner.workshop import Workshop
 
 _MOST_COMBINED = 4
@@ -35,15 +36,20 @@ def find_remedies(
         remedy = bench.tried((change,))
         if remedy is not None:
             tried.append((change, remedy))
-    now = answer.estimate.total
+    now = answer.peak
     helping = [(change, remedy) for change, remedy in tried if (remedy.saving(now) or 0) > _NOTHING]
     cheapest = None
     if answer.memory_verdict != FITS:
         say("seeking the cheapest combination")
         cheapest = bench.cheapest(helping)
-    found = [remedy for _, remedy in tried] + predicted(answer) + popular(answer, request)
+    found = [remedy for _, remedy in tried] + predicted(answer, request) + popular(answer, request)
     found.sort(key=lambda remedy: -(remedy.saving(now) or 0))
     return tuple(found), cheapest
+
+
+def allocator_of(request: Request, device: Device) -> str | None:
+    """TensorFlow has its own allocator on a GPU; None is the framework's usual one."""
+    return "bfc" if request.framework == "keras" and device.capability else None
 
 
 class _Bench:
@@ -63,14 +69,15 @@ class _Bench:
             if error.message in NOT_APPLICABLE:
                 return None
             return _untried(changes, error)
+        verdict = figure.verdict(self._capacity)
         traced = any(change.request or change.inside for change in changes)
         return Remedy(
             id="+".join(change.id for change in changes),
             title=", ".join(change.title for change in changes),
             exact=all(change.exact for change in changes),
             basis="traced" if traced else "replayed",
-            peak=figure.total,
-            verdict=figure.verdict(self._capacity),
+            peak=within(figure.total, verdict, self._answer.target.memory),
+            verdict=verdict,
             time=_product([change.time for change in changes]),
             time_basis="; ".join(dict.fromkeys(change.time_basis for change in changes)),
             code="\n".join(change.code for change in changes),
@@ -82,7 +89,7 @@ class _Bench:
         alone = [remedy for _, remedy in helping if remedy.verdict == FITS]
         if alone:
             return min(alone, key=_cost)
-        now = self._answer.estimate.total
+        now = self._answer.peak
         for exactly in (True, False):
             usable = [pair for pair in helping if pair[0].exact or not exactly]
             usable.sort(key=lambda pair: -(pair[1].saving(now) or 0))
@@ -101,7 +108,7 @@ class _Bench:
     def _figure(self, changes: tuple[Change, ...]) -> Estimate:
         request = self._request
         inside: list[str] = []
-        allocator = None
+        allocator = allocator_of(request, self._answer.target.device)
         for change in changes:
             request = replace(request, **(change.request or {}))  # type: ignore[arg-type]
             inside += [change.inside] if change.inside else []

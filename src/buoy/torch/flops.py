@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import Any
 
 import torch
@@ -15,12 +17,14 @@ _STEP = 3
 def of(request: Any) -> dict[str, float]:
     """`{"step": operations of forward and backward, "half": 1.0 when weights are half precision}`."""
     from buoy.estimate.trace_build import build
+    from buoy.estimate.trace_values import ordinary_values
 
     job = build(request)
     model = job.model.to("meta")
     batch = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, job.batch)
     counter = FlopCounterMode(display=False)
-    with counter:
+    ordinary = ordinary_values() if "transformers" in sys.modules else contextlib.nullcontext()
+    with ordinary, counter:
         job.loss(model, batch)
     half = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in model.parameters())
     return {"step": float(_STEP * counter.get_total_flops()), "half": float(half)}

@@ -9,7 +9,7 @@ import torch
 
 def read() -> dict[str, Any] | None:
     """`{"name", "total", "reserved"}` of the device in use; None where no GPU was."""
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     return {
         "name": torch.cuda.get_device_name(),

@@ -123,7 +123,7 @@ def _answer(plan: Plan, answer: Answer) -> list[str]:
     lines = [_title(answer)]
     what = "RAM" if answer.target.is_cpu else "device memory"
     lines.append(
-        f"  peak       {_range(figure.total)} of {format_bytes(memory)} {what}: {answer.memory_verdict}"
+        f"  peak       {_range(answer.peak)} of {format_bytes(memory)} {what}: {answer.memory_verdict}"
     )
     whole = max(memory or 0, figure.total.likely)
     for part, size in sorted(figure.parts.items(), key=lambda item: -item[1]):
@@ -224,7 +224,7 @@ def _next_tier(plan: Plan) -> str:
 
 
 def _short(answer: Answer) -> str:
-    text = f"{answer.verdict}, peak {_range(answer.estimate.total)} of {format_bytes(answer.target.memory)}"
+    text = f"{answer.verdict}, peak {_range(answer.peak)} of {format_bytes(answer.target.memory)}"
     if answer.largest is not None:
         text += f", largest batch {answer.largest}"
     if answer.verdict != answer.memory_verdict:
@@ -236,7 +236,7 @@ def _short(answer: Answer) -> str:
 
 def _figure(plan: Plan) -> Interval:
     """The peak that the remedies are compared with."""
-    return next(answer.estimate.total for answer in plan.answers if answer.target.id == plan.remedies_for)
+    return next(answer.peak for answer in plan.answers if answer.target.id == plan.remedies_for)
 
 
 def _range(interval: Interval) -> str:
@@ -267,7 +267,7 @@ def _answer_values(answer: Answer) -> dict[str, Any]:
         "verdict": answer.verdict,
         "memory_verdict": answer.memory_verdict,
         "memory": target.memory,
-        "peak": _interval(figure.total),
+        "peak": _interval(answer.peak),
         "allocated": _interval(figure.allocated),
         "reserved": _interval(figure.reserved),
         "parts": figure.parts,
