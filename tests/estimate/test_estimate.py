@@ -190,7 +190,7 @@ def test_verdicts_follow_the_allocators_own_answer() -> None:
     figure = estimate(mlp(2048), row)
     needed = figure.replay.peak_reserved
 
-    assert figure.verdict(needed + row.context[1] + (figure.reserved.high - needed)) == "fits"
+    assert figure.verdict(needed + row.context[1] + figure.margin) == "fits"
     assert figure.verdict(needed + row.context[0]) == "tight"
     assert figure.verdict(figure.allocated.low) == "does not fit"
 

@@ -1,0 +1,234 @@
+"""The estimate under `buoy plan`: allocators, traces against the real CUDA path, published GPU figures, the CPU, speed.
+
+Asked: every recorded peak bit for bit; traced from the definitions, allocated within 0.5 % on all and reserved within
+3 % on 9 of 10; against published measurements a median error of 3 %, 9 of 10 inside the interval, at most 5 % below it;
+on the CPU within 0.5 % (convolutions 2 %) on 12 models; a 7B model in 10 s and 500 MB.
+
+Published rows: those of bench/gpu_measured.csv (or $BUOY_GPU_MEASURED) whose model can be built here.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import resource
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.measure import table
+from buoy.estimate.allocators import Fits, native
+from buoy.estimate.child import trace
+from buoy.estimate.devices import by_id
+from buoy.estimate.events import normal
+from buoy.estimate.request import Request
+from buoy.estimate.result import Estimate, estimate
+
+GOLDEN = Path(__file__).parent.parent / "tests" / "estimate" / "golden"
+MEASURED = Path(__file__).parent / "gpu_measured.csv"
+MIB = 1 << 20
+LLAMA_7B = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "vocab_size": 32000, "max_position_embeddings": 2048, "dtype": "bfloat16",
+}  # fmt: skip
+GPUS = {"RTX 3060": "rtx-3060", "A100": "a100-40", "AMD": "a100-80"}
+
+
+def main() -> dict[str, Any]:
+    """Print the tables and return the figures."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    speed = seven_billion()  # first: children's peak memory is kept for good
+    result = {**speed, **allocators(), **golden(), **cpu_truth(), **published()}
+    asked = [
+        result["bit_exact"] == result["recorded"], result["capacities_equal"] == 200,
+        result["golden_allocated_within_half_percent"] == result["recorded"],
+        result["golden_reserved_within_three_percent"] >= 0.9 * result["recorded"],
+        result["cpu_within"] == result["cpu_models"], result["llama_seconds"] <= 10, result["llama_mib"] <= 500,
+    ]  # fmt: skip
+    return {**result, "met": all(asked)}
+
+
+def allocators() -> dict[str, Any]:
+    """Recorded traces replayed, and the fits/OOM answer against brute force."""
+    exact = 0
+    for path in sorted(GOLDEN.glob("*.json.gz")):
+        recorded = _recorded(path)
+        replay = native.replay(normal(recorded["events"]))
+        exact += (replay.peak_allocated, replay.peak_reserved) == (
+            recorded["peak_allocated"],
+            recorded["peak_reserved"],
+        )
+    events = normal(_recorded(GOLDEN / "llama_small_ckpt.AdamW.json.gz")["events"])
+    fits = Fits(events, native)
+    low, high = int(fits.floor * 0.97), int(fits.unlimited.peak_reserved * 1.03)
+    capacities = [low + (high - low) * step // 199 for step in range(200)]
+    equal = sum(fits.within(capacity) == native.replay(events, capacity).fits for capacity in capacities)
+    count = len(list(GOLDEN.glob("*.json.gz")))
+    print(f"recorded traces bit for bit: {exact} of {count}; fits/OOM equal to brute force: {equal} of 200")
+    return {"recorded": count, "bit_exact": exact, "capacities_equal": equal}
+
+
+def golden() -> dict[str, Any]:
+    """Every recorded trace, traced again from the model's definition."""
+    from buoy.estimate.trace_steps import trace_steps
+    from tests.estimate.golden_models import job
+
+    rows, allocated, reserved = [], [], []
+    for path in sorted(GOLDEN.glob("*.json.gz")):
+        recorded, name = _recorded(path), path.name.removesuffix(".json.gz")
+        started = time.process_time()
+        replay = native.replay(trace_steps(job(name), _pretend("t4")).events)
+        allocated.append(replay.peak_allocated / recorded["peak_allocated"] - 1)
+        reserved.append(replay.peak_reserved / recorded["peak_reserved"] - 1)
+        seconds = time.process_time() - started
+        rows.append((name, f"{allocated[-1]:+.3%}", f"{reserved[-1]:+.3%}", f"{seconds:.1f} s"))
+    print(table(("traced from the definition", "allocated", "reserved", "CPU"), rows))
+    return {
+        "golden_allocated_within_half_percent": sum(abs(error) <= 0.005 for error in allocated),
+        "golden_reserved_within_three_percent": sum(abs(error) <= 0.03 for error in reserved),
+        "golden_worst_allocated": max(map(abs, allocated)),
+        "golden_worst_reserved": max(map(abs, reserved)),
+    }
+
+
+def cpu_truth() -> dict[str, Any]:
+    """Steps on the CPU, for real under torch's profiler, against the same steps on fake tensors."""
+    from bench.estimate_cpu import MODELS, traced_peak, true_peak
+
+    rows, within = [], 0
+    for name, (make, allowed) in MODELS.items():
+        true, traced = true_peak(make), traced_peak(make)
+        error = traced / true - 1
+        within += abs(error) <= allowed
+        rows.append((name, f"{true / MIB:.1f} MiB", f"{error:+.3%}", f"{allowed:.1%}"))
+    print(table(("on the CPU", "measured", "traced", "allowed"), rows))
+    return {"cpu_models": len(rows), "cpu_within": within}
+
+
+def published() -> dict[str, Any]:
+    """Published GPU measurements; the context of the one set that includes it is fitted on half of its rows."""
+    with open(os.environ.get("BUOY_GPU_MEASURED", MEASURED), encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["quality"] in ("A", "B")]
+    found = [(row, figure) for row in rows if (figure := _estimate_row(row)) is not None]
+    # Fitted on every second row: what CUDA takes in the set that includes it, by rows without large convolutions. The
+    # workspace of convolutions (buoy.estimate.result.CONVOLUTION) was fitted on the same half.
+    learned = [
+        (row, figure)
+        for row, figure in found[::2]
+        if row["includes_cuda_context"] == "yes" or figure.trace.facts.get("convolution")
+    ]
+    beside = [
+        float(row["value_bytes"]) - figure.replay.peak_reserved
+        for row, figure in learned
+        if row["includes_cuda_context"] == "yes"
+        and figure.trace.facts.get("convolution", 0) < 0.02 * figure.replay.peak_reserved
+    ]
+    context = (
+        int(min(value for value in beside if value > 0)),
+        int(statistics.median(beside)),
+        int(max(beside)),
+    )
+    skipped = {row["id"] for row, _ in learned}
+    shown, errors, inside, below, widths = [], [], 0, 0, []
+    for row, figure in found:
+        if row["id"] in skipped:
+            continue
+        true = float(row["value_bytes"])
+        metric = figure.allocated if row["metric"] == "max_memory_allocated" else figure.reserved
+        span = metric.plus(*context) if row["includes_cuda_context"] == "yes" else metric
+        errors.append(span.likely / true - 1)
+        inside += true in span
+        below += true > span.high
+        widths.append((span.high - span.low) / span.likely)
+        shown.append((row["id"], row["model"][:32], row["batch"], f"{true / MIB:.0f}", f"{errors[-1]:+.1%}",
+                      "in" if true in span else "below" if true > span.high else "above"))  # fmt: skip
+    print(table(("row", "model", "batch", "measured MiB", "error", "interval"), shown))
+    figures = {
+        "published_rows": len(errors),
+        "published_median_error": statistics.median(map(abs, errors)),
+        "published_inside": inside / len(errors),
+        "published_under": below / len(errors),
+        "published_median_width": statistics.median(widths),
+        "fitted_context_mib": [round(value / MIB) for value in context],
+        "fitted_on_rows": len(learned),
+    }
+    print(json.dumps(figures, indent=1))
+    return figures
+
+
+def seven_billion() -> dict[str, Any]:
+    """A 7B Llama from its config: time and memory of the child."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = os.path.join(folder, "config.json")
+        Path(config).write_text(json.dumps(LLAMA_7B))
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        started = time.perf_counter()
+        found = trace(Request("torch", {"hf_config": config, "seq": 2048}, device="a100-80"))
+        seconds = time.perf_counter() - started
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    peak = estimate(found, by_id("a100-80")).allocated.likely
+    print(f"Llama 7B, 2048 tokens: {seconds:.1f} s ({cpu:.1f} s CPU), {after.ru_maxrss / 1024:.0f} MiB, "
+          f"peak {peak / 2**30:.2f} GiB")  # fmt: skip
+    return {"llama_seconds": seconds, "llama_cpu_seconds": cpu, "llama_mib": after.ru_maxrss / 1024}
+
+
+def _estimate_row(row: dict[str, str]) -> Estimate | None:
+    import torch
+
+    from bench.estimate_models import classify, image_model, language_model, token_loss
+    from buoy.estimate.trace_steps import Job, trace_steps
+    from buoy.estimate.trace_values import ordinary_values
+
+    device = next((name for word, name in GPUS.items() if word in row["gpu"]), None)
+    name = row["model"].removeprefix("timm ").split(" ")[0].removeprefix("openai-community/")
+    if device is None or not row["batch"].isdigit():
+        return None
+    batch = int(row["batch"])
+    try:
+        with torch.device("meta"):
+            if row["seq"]:
+                model, loss = language_model(name), token_loss
+                data = (torch.zeros(batch, int(row["seq"]), dtype=torch.long),)
+            else:
+                side = 86 if "86x86" in row["input"] else 224
+                model, loss = image_model(name), classify
+                data = (torch.zeros(batch, 3, side, side), torch.zeros(batch, dtype=torch.long))
+    except KeyError:
+        return None
+    late = "zero_grad just before backward" in row["other"]
+
+    def step(model: Any, batch: Any) -> Any:
+        value = loss(model, batch)
+        if late:
+            model.zero_grad(set_to_none=True)
+        return value
+
+    kind = torch.optim.SGD if row["optimizer"].startswith("SGD") else torch.optim.AdamW
+    options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+
+    def make(parameters: Any) -> Any:
+        optimizer = kind(parameters, lr=1e-3, **options)
+        if late:
+            optimizer.zero_grad = lambda *args, **kwargs: None
+        return optimizer
+
+    with ordinary_values():
+        found = trace_steps(Job(model.train(), data, step, make), _pretend(device))
+    return estimate(found, by_id(device))
+
+
+def _pretend(name: str) -> Any:
+    from buoy.estimate.trace_tape import Device
+
+    row = by_id(name)
+    return Device(row.capability, row.memory or 0, row.workspace, row.multiprocessors, row.threads)
+
+
+def _recorded(path: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return record
