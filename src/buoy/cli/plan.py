@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -50,6 +51,8 @@ def execute(arguments: list[str]) -> int:
     }  # fmt: skip
     places, session = targets(names or [THIS]), Session.of(wishes)
     say = _progress()
+    # Ended from outside (`timeout`, a closed terminal) it still takes its child and its files with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with Workshop(timeout=options.timeout) as workshop:
         if script is not None:
             sys.stderr.write(f"buoy: running {script} in a child process up to its first optimizer step\n")
