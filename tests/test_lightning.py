@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 KILLS = {"everything": [2, 5, 9], "stream": [5, 8], "micro_batches": [7]}
-CHECKS = ["recovery", "sigterm", "finished", "left_as_found", "refusals"]
+CHECKS = ["recovery", "sigterm", "finished", "left_as_found", "odd_batches", "refusals"]
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,10 @@ def test_a_finished_run_trains_only_what_is_new(results: dict[str, Any]) -> None
     assert made["counts"] == [[6, 1, 6], [0, 1, 6], [6, 2, 12]]
     assert made["same"] and made["trained on"]
     assert "is finished: 1 epochs, 6 steps" in results["finished"]["said"]
+
+
+def test_batches_without_samples_and_skipped_steps_go_through_as_they_are(results: dict[str, Any]) -> None:
+    assert results["odd_batches"]["made"] is True, results["odd_batches"]["said"]
 
 
 def test_the_trainer_is_left_as_it_was_found(results: dict[str, Any]) -> None:

@@ -123,30 +123,30 @@ class _Fit:
         self.loader: ResumableLoader | None = None
         held = Held(trainer.fit_loop.epoch_loop._results)
         self._stack.callback(held.remove)
-        self.guarding = Guarding(
-            guard.folder, "lightning", keeper=guard.keeper_options, seed=guard.seed,
-            transaction=partial(StepTransaction, module, held), steps=guard.step_options,
-        )  # fmt: skip
-        self._stack.callback(self.guarding.keeper.finish)
+        self._state = TrainerState(trainer, held)
         try:
-            self._begin(module, held)
+            self.guarding = Guarding(
+                guard.folder, "lightning", keeper=guard.keeper_options, seed=guard.seed,
+                transaction=partial(StepTransaction, module, held), steps=guard.step_options,
+            )  # fmt: skip
+            self._stack.callback(self.guarding.keeper.finish)
+            self._begin(module)
+            self._stack.callback(transactional(trainer, _LIBRARY, held, self.guarding.micro.backward))
+            self._replace(trainer.strategy, "process_dataloader", self._process_loader)
+            self._replace(trainer.fit_loop.epoch_loop, "advance", self._advance)
         except BaseException:
             self.close()
             raise
 
-    def _begin(self, module: Any, held: Held) -> None:
-        trainer, guarding = self._trainer, self.guarding
-        self._state = TrainerState(trainer, held)
+    def _begin(self, module: Any) -> None:
+        trainer = self._trainer
         optimizers = {f"optimizer{number or ''}": each for number, each in enumerate(trainer.optimizers)}
+        named = {name: tracked(name, value) for name, value in {"model": module, **optimizers}.items()}
+        things = {name: thing for name, thing in named.items() if thing is not None}
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        tracks = {name: tracked(name, value) for name, value in {"model": module, **optimizers}.items()}
-        things = {name: thing for name, thing in tracks.items() if thing is not None}
-        guarding.begin({**things, "lightning": self._state}, module, *optimizers.values(), scaler)
-        if guarding.resumed:
+        self.guarding.begin({**things, "lightning": self._state}, module, *optimizers.values(), scaler)
+        if self.guarding.resumed:
             self._go_back()
-        self._stack.callback(transactional(trainer, _LIBRARY, held, guarding.micro.backward))
-        self._replace(trainer.strategy, "process_dataloader", self._process_loader)
-        self._replace(trainer.fit_loop.epoch_loop, "advance", self._advance)
 
     def close(self) -> None:
         """Leave the trainer as it was found."""

@@ -17,12 +17,12 @@ import transformers
 
 from buoy.checkpoint.retention import Keep
 from buoy.errors import UsageError
-from buoy.microbatch.split import Batch
 from buoy.torch.loader import ResumableLoader
 from buoy.torch.state import tracked
 from buoy.torch.transformers_state import TrainerState, plain
 from buoy.torch.transformers_step import StepLoss, StepTransaction
-from buoy.training.guarding import Guarding, refuse_many_processes, split_of
+from buoy.torch.uncut import samples_of, split_of
+from buoy.training.guarding import Guarding, refuse_many_processes
 from buoy.training.keeper import say
 
 _trainer: Any = import_module("transformers.trainer")
@@ -184,10 +184,9 @@ class _Training:
         return {**plain(self._trainer.state), "log_history": [], "stateful_callbacks": {}}
 
     def _training_step(self, original: Callable[..., Any], model: Any, inputs: Any, *rest: Any) -> Any:
-        split = split_of(inputs)
-        self._loss.prepare(model, inputs, rest, 1 if split is not None else Batch(inputs).samples)
+        self._loss.prepare(model, rest, samples_of(inputs))
         return self.guarding.micro.backward(
-            inputs, self._loss, reduction="sum", split=split, scaler=self._loss
+            inputs, self._loss, reduction="sum", split=split_of(inputs), scaler=self._loss
         )
 
     def _get_loader(self, original: Callable[..., Any]) -> Any:

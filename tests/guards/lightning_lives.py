@@ -248,6 +248,31 @@ def left_as_found(folder: str) -> Any:
     return sorted(name for owner in owners for name in vars(owner) if name in names), threading.active_count()
 
 
+def odd_batches(folder: str) -> Any:
+    """Parts of different lengths, and a step that the module skips: as without a guard."""
+
+    class Odd(Model):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            x, y, table = batch
+            assert len(table) == 3
+            return None if batch_idx == 2 else super().training_step((x, y), batch_idx)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            pass
+
+    def collate(items: list[Any]) -> Any:
+        return (*torch.utils.data.default_collate(items), torch.zeros(3))
+
+    made = []
+    for callbacks in ([], [Guard(folder)]):
+        torch.manual_seed(1)
+        model = Odd(dropout=0.0).double()
+        fit = trainer(folder, *callbacks, max_epochs=1, limit_val_batches=0)
+        fit.fit(model, DataLoader(Fixed(), batch_size=8, collate_fn=collate))
+        made.append(_weights(model))
+    return made[0] == made[1]
+
+
 def refusals(folder: str) -> Any:
     """What cannot be made safe, and in which words."""
 
@@ -284,5 +309,6 @@ CHECKS = {
     "sigterm": sigterm,
     "finished": finished,
     "left_as_found": left_as_found,
+    "odd_batches": odd_batches,
     "refusals": refusals,
 }

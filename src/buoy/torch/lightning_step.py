@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from buoy.microbatch.split import Batch
 from buoy.torch.metrics import counted, put_back
 from buoy.torch.snapshot import Snapshot
 from buoy.torch.transaction import Transaction
+from buoy.torch.uncut import samples_of, split_of
 
 Log = tuple[int, tuple[Any, ...], dict[str, Any]]
 _PLAIN = (bool, int, float, str, type(None))
@@ -172,7 +172,7 @@ def transactional(
             return closure
 
         def loss_of(part: Any) -> torch.Tensor:
-            held.size = Batch(part).samples
+            held.size = samples_of(part)
             try:
                 made = call._call_strategy_hook(trainer, "training_step", *{**kwargs, "batch": part}.values())
             finally:
@@ -188,7 +188,8 @@ def transactional(
             if closure._zero_grad_fn is not None:
                 closure._zero_grad_fn()
             try:
-                loss = backward(kwargs["batch"], loss_of, scaler=_Backward(closure._backward_fn))
+                batch = kwargs["batch"]
+                loss = backward(batch, loss_of, split=split_of(batch), scaler=_Backward(closure._backward_fn))
             except _Skipped:
                 held.hand_over()
                 return result_of(None)

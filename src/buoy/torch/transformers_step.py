@@ -13,6 +13,7 @@ from buoy.torch.backward import LossFunction
 from buoy.torch.cutting import Cutting
 from buoy.torch.probe import Finding
 from buoy.torch.transaction import Transaction
+from buoy.torch.uncut import samples_of
 
 _IGNORED = -100
 MODES = ("sum", "tokens", "shifted tokens", "samples")
@@ -32,13 +33,13 @@ class StepLoss:
         self._options: dict[str, Any] = {}
         self._loss: torch.Tensor | None = None
 
-    def prepare(self, model: Any, inputs: Any, rest: tuple[Any, ...], samples: int) -> None:
+    def prepare(self, model: Any, rest: tuple[Any, ...], samples: int) -> None:
         """The step that is to be done."""
         self._arguments, self._samples = (model, *rest), samples
 
     def __call__(self, part: Any) -> Any:
         """What the transaction adds up, with `reduction="sum"`."""
-        samples = _samples(part)
+        samples = samples_of(part)
         labels = (
             part.get("labels") if hasattr(part, "get") else None
         )  # the trainer may take them out of its inputs
@@ -126,10 +127,3 @@ class _Choosing(Cutting):
         self._loss.mode = before
         self.finding = first or self.finding
         return first
-
-
-def _samples(part: Any) -> int:
-    try:
-        return Batch(part).samples
-    except Exception:  # noqa: BLE001 - a batch that is never cut
-        return 1

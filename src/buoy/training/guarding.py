@@ -14,8 +14,6 @@ from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.state import encode
 from buoy.checkpoint.store import Receipt
 from buoy.errors import BuoyError, UsageError
-from buoy.microbatch.errors import StepError
-from buoy.microbatch.split import Batch, Split
 from buoy.training.keeper import Keeper, say
 from buoy.training.micro_batches import MicroBatches
 from buoy.training.resumption import Resumption
@@ -177,15 +175,6 @@ class _Steps(MicroBatches):
         if self._saved is not None:
             self._transaction.load_state_dict(self._saved)
             self._transaction.replay(self._logged_sizes())
-
-
-def split_of(batch: object) -> Split | None:
-    """For a batch that has no samples in the plain sense: it is never cut, and goes through as it is."""
-    try:
-        Batch(batch)
-    except StepError:
-        return 1, lambda start, stop: batch
-    return None
 
 
 def refuse_many_processes(processes: int, library: str) -> None:

@@ -1,0 +1,28 @@
+"""Batches of other people's loops: one that has no samples in the plain sense is never cut, and goes through whole."""
+
+from __future__ import annotations
+
+from buoy.microbatch.errors import StepError
+from buoy.microbatch.split import Batch, Split
+
+
+def samples_of(batch: object) -> int:
+    """How many samples it has; 1 when it cannot be cut.
+
+    >>> import torch
+    >>> samples_of({"boxes": torch.zeros(5, 4), "image": torch.zeros(3, 8, 8)})
+    1
+    """
+    try:
+        return Batch(batch).samples
+    except StepError:
+        return 1
+
+
+def split_of(batch: object) -> Split | None:
+    """How to cut it; None: along the first dimension of its arrays."""
+    try:
+        Batch(batch)
+    except StepError:
+        return 1, lambda start, stop: batch
+    return None
