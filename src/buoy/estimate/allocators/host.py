@@ -74,7 +74,7 @@ def replay(events: Sequence[Event], capacity: int | None = None) -> Replay:
 
     >>> found = replay([("a", 1, 1 << 20), ("f", 1, 0)])
     >>> found.peak_allocated, found.peak_reserved
-    (1048576, 1056768)
+    (1048576, 1052672)
     """
     heap = _Heap()
     mapped: dict[int, int] = {}
