@@ -19,7 +19,14 @@ LAYERS = [
     {"lint", "verdict", "view", "planner"},  # a result and how it looks: `str(verdict)` is its full text
     {"supervisor"},
     {"training"},
-    {"keras.guard", "keras.loop", "lightning", "transformers", "testing", "demo"},  # what people name in their own code
+    {
+        "keras.guard",
+        "keras.loop",
+        "lightning",
+        "transformers",
+        "testing",
+        "demo",
+    },  # what people name in their own code
     {"cli", "notebook"},
 ]
 HEIGHT = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}

@@ -24,7 +24,9 @@ def test_two_ranks_agree_resume_and_stop_together(tmp_path: Path) -> None:
     words = result["stderr"]
 
     assert result["whole"] == [0, 0] == result["resumed"], words
-    survivor, killed = result["killed"]  # the other one is killed after it, or sees the connection close first
+    survivor, killed = result[
+        "killed"
+    ]  # the other one is killed after it, or sees the connection close first
     assert killed == signal.SIGKILL and survivor != 0, words
     first, second = result["told one rank to stop"]
     assert os.WEXITSTATUS(first) == 143 and second == signal.SIGTERM, words

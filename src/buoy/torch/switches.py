@@ -58,7 +58,7 @@ class Switches:
 def _expand_segments() -> str:
     setting = "expandable_segments:True"
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.memory._set_allocator_settings(setting)  # type: ignore[no-untyped-call]
+        torch.cuda.memory._set_allocator_settings(setting)
         return "allocator"
     present = os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
     if setting not in (present or ""):
