@@ -136,6 +136,41 @@ def an_epoch_that_was_killed_before_its_validation_is_validated_with_the_same_me
     assert weights(resumed) == weights(whole)
 
 
+def a_callback_that_cannot_be_saved_any_more_does_not_end_the_training(folder: str) -> None:
+    class Breaks(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.epochs = 0
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.epochs += 1
+
+        def state_dict(self) -> dict[str, int]:
+            if self.epochs:
+                raise RuntimeError("lost my memory")
+            return {}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            pass
+
+    _, history, said = fit(folder, Breaks())
+    newest = Store(folder).newest(print)
+
+    assert history.epoch == [0, 1]
+    assert said.count("is not saved, the training goes on: lost my memory") == 1
+    assert newest is not None and newest.step == 4
+
+
+def what_another_kind_of_training_saved_is_refused(folder: str) -> None:
+    fit(folder)
+    try:
+        buoy.keras.Loop(folder)
+    except buoy.BuoyError as error:
+        assert "made by buoy.keras.Guard" in str(error)
+    else:
+        raise AssertionError("not refused")
+
+
 def two_that_restore_the_model_are_refused(folder: str) -> None:
     try:
         fit(folder, keras.callbacks.BackupAndRestore(folder + "-backup"))

@@ -11,13 +11,14 @@ import keras
 
 from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.store import Checkpoint, Receipt
-from buoy.errors import BuoyError, UsageError
+from buoy.errors import UsageError
 from buoy.keras import callbacks as memory
 from buoy.keras import rng, state
-from buoy.keras.data import BITWISE, SAME_DATA, Exactness, Feed, feed_for
+from buoy.keras.data import BITWISE, SAME_DATA, Exactness, Feed
 from buoy.keras.epochs import GuardedAdapter, Position, Validation
-from buoy.keras.fit_hook import flat, teach_fit
-from buoy.keras.holdings import Holdings
+from buoy.keras.fit_arguments import callbacks_beside, feed_of, install_transaction, numbers
+from buoy.keras.fit_hook import teach_fit
+from buoy.keras.holdings import Holdings, stored_training
 from buoy.keras.model_reading import hidden_draws
 from buoy.keras.size_log import SizeLog
 from buoy.training.keeper import Keeper, say
@@ -56,10 +57,9 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
             "mirror": mirror, "time_limit": time_limit, "disk": disk, "save": save, "keep": keep,
         }  # fmt: skip
         self._seed = seed
-        self._micro_batch = (
-            (plan.micro_batch or None) if plan is not None and micro_batch is None else micro_batch
-        )
-        self._inexact = inexact
+        if plan is not None and micro_batch is None:
+            micro_batch = plan.micro_batch or None
+        self.step_options: dict[str, Any] = {"micro_batch": micro_batch, "inexact": inexact}
         self._fit: _Fit | None = None
         teach_fit(Guard)
 
@@ -71,7 +71,7 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
     @property
     def resumed(self) -> bool:
         """Whether this attempt goes on from a checkpoint."""
-        return self._fit is not None and self._fit.checkpoint is not None
+        return self._fit is not None and self._fit.resumed
 
     def save(self, *, pin: str | None = None) -> Receipt | None:
         """A checkpoint now; call it between steps, from another callback. A pinned one is never deleted."""
@@ -84,7 +84,7 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
                 "buoy.keras.Guard was not asked by `model.fit`",
                 received="a training loop of its own, or a `fit` that was replaced",
                 expected="`model.fit(..., callbacks=[guard])`",
-                hint="make the guard before `fit` is called; in a loop of your own use `buoy.Run`",
+                hint="make the guard before `fit` is called; in a loop of your own use `buoy.keras.Loop`",
             )
         self._fit.training_begins()
 
@@ -130,14 +130,15 @@ class _Fit:
         self._guard, self._keeper, self._arguments = guard, keeper, arguments
         self._model = arguments["self"]
         self._holdings = Holdings(self._model)
-        self.checkpoint: Checkpoint | None = keeper.newest()
-        stored = self._stored("training") if self.checkpoint is not None else None
+        self._checkpoint: Checkpoint | None = keeper.newest()
+        self.resumed = self._checkpoint is not None
+        stored = stored_training(self._checkpoint, "Guard")
         self._seed = rng.run_seed(guard._seed, stored)
-        self._feed = self._make_feed()
+        self._feed: Feed = feed_of(arguments, self._seed, say)
         self._exactness = self._feed.exactness
         position = Position.of(stored["position"]) if stored else Position(epoch=arguments["initial_epoch"])
         self.adapter = GuardedAdapter(self._feed, position, self._between_steps)
-        self._callbacks = self._order_callbacks()
+        self._callbacks = callbacks_beside(guard, arguments)
         self._memory = memory.Memory(self._callbacks)
         self._list: Any = None
         self._holdings.build(self._feed.dataset.element_spec)
@@ -147,17 +148,21 @@ class _Fit:
         self._validation = Validation(validation) if hasattr(validation, "element_spec") else None
         if stored is not None:
             self._resume(stored)
-        self._transaction = _install_transaction(guard, self._model, keeper)
+        self._transaction = install_transaction(self._model, guard.step_options, keeper.recorder.event, say)
         self._sizes = SizeLog(keeper.folder, self._transaction) if self._transaction is not None else None
-        if self._sizes is not None and self.checkpoint is not None and "micro_batch" in self.checkpoint.names:
+        if (
+            self._sizes is not None
+            and self._checkpoint is not None
+            and "micro_batch" in self._checkpoint.names
+        ):
             self._sizes.load(self._stored("micro_batch"))
-        self._model_was_read = False
+        self._model_was_read = self._told_trouble = False
         self._say_exactness()
 
     def run(self, original: Callable[..., Any]) -> Any:
         """Keras's own `fit`, over our data."""
         position, epochs = self.adapter.position, self._arguments["epochs"]
-        stored = self._stored("training") if self.checkpoint is not None else None
+        stored = stored_training(self._checkpoint, "Guard")
         if stored is not None and stored["finished"] and (stored["stopped"] or position.epoch >= epochs):
             return self._already_finished(stored)
         self._keeper.expect(self._items(), state.as_tensor)
@@ -180,8 +185,9 @@ class _Fit:
     def training_begins(self) -> None:
         """Everybody else has begun, and forgotten: give them their memory back."""
         self._memory.training_begins()
-        if self.checkpoint is not None:
-            self._remind()
+        if self._checkpoint is not None:
+            for words in self._remind():
+                say(words)
 
     def epoch_begins(self) -> None:
         """In the middle of an epoch everything is loaded once more: metrics were reset, schedules may have acted."""
@@ -189,6 +195,7 @@ class _Fit:
             self._resume_inside = False
             self._load_state()
             self._remind()
+        self._checkpoint = None  # a mapped file keeps its disk space even when it is removed
 
     def epoch_ends(self, logs: dict[str, Any]) -> None:
         """The position moves to the next epoch first: what is saved now begins there."""
@@ -197,12 +204,11 @@ class _Fit:
         if reason is None and self._keeps_best():
             reason = "epoch"
         if reason is not None:
-            self.save(reason, metrics=_numbers(logs))
-            self._keeper.stop_if_asked()
+            self._try_to_save(reason, metrics=numbers(logs))
 
     def training_ends(self, logs: dict[str, Any]) -> None:
         """After the other callbacks had their last word, and Keras its averaged weights."""
-        self.save("finished", metrics=_numbers(logs), finished=True)
+        self._try_to_save("finished", metrics=numbers(logs), finished=True)
 
     def _between_steps(self) -> None:
         if self._sizes is not None:
@@ -211,13 +217,28 @@ class _Fit:
             self._read_model()
         reason = self._keeper.due(self.adapter.position.step)
         if reason is not None:
-            self.save(reason)
-            self._keeper.stop_if_asked()
+            self._try_to_save(reason)
+
+    def _try_to_save(self, reason: str, **more: Any) -> None:
+        """A checkpoint that cannot be made must not end the training; the one before stands."""
+        try:
+            self.save(reason, **more)
+        except Exception as error:  # noqa: BLE001 - a callback's own state_dict may raise anything
+            words = f"step {self.adapter.position.step} is not saved, the training goes on: {error}"
+            self._keeper.recorder.event("trouble", what=words)
+            if not self._told_trouble:
+                say(words)
+            self._told_trouble = True
+        self._keeper.stop_if_asked()
 
     def _read_model(self) -> None:
         """After the first step, when its graph is there: does the model draw numbers that nobody can save?"""
         self._model_was_read = True
-        drawn = hidden_draws([self._model.train_function, self._transaction])
+        try:
+            drawn = hidden_draws([self._model.train_function, self._transaction])
+        except Exception as error:  # noqa: BLE001 - another version of TensorFlow keeps its graphs elsewhere
+            self._keeper.recorder.event("trouble", what=f"the training step could not be read: {error!r}")
+            return
         if drawn and self._exactness.grade == BITWISE:
             self._exactness = Exactness(
                 SAME_DATA,
@@ -274,6 +295,7 @@ class _Fit:
     def _items(self, finished: bool = False) -> dict[str, Any]:
         position, exactness = self.adapter.position, self._exactness
         training = {
+            "by": "Guard",
             "position": position.as_dict(),
             "epochs": self._arguments["epochs"],
             "finished": finished,
@@ -293,7 +315,7 @@ class _Fit:
     # -- resuming ---------------------------------------------------------------------------------------------
 
     def _resume(self, stored: dict[str, Any]) -> None:
-        assert self.checkpoint is not None
+        assert self._checkpoint is not None
         data = stored["data"]
         if data["kind"] != type(self._feed).__name__:
             raise UsageError(
@@ -315,21 +337,20 @@ class _Fit:
             say(f"resuming after step {position.step}: epoch {position.epoch + 1}{where}")
 
     def _load_state(self) -> None:
-        assert self.checkpoint is not None
+        assert self._checkpoint is not None
         names = [
-            name for name in self.checkpoint.names if name == "model" or name.startswith(("optim", "metr"))
+            name for name in self._checkpoint.names if name == "model" or name.startswith(("optim", "metr"))
         ]
         self._holdings.load({name: self._stored(name) for name in names})
 
-    def _remind(self) -> None:
-        """Callbacks and random generators, as they were."""
-        for words in self._memory.load(self._stored("training")["callbacks"]):
-            say(words)
+    def _remind(self) -> list[str]:
+        """Callbacks and random generators, as they were; returns what found no owner, in words."""
         rng.restore(self._stored("rng"))
+        return self._memory.load(self._stored("training")["callbacks"])
 
     def _stored(self, name: str) -> Any:
-        assert self.checkpoint is not None
-        return self.checkpoint.value(name, state.to_tensor)
+        assert self._checkpoint is not None
+        return self._checkpoint.value(name, state.to_tensor)
 
     def _already_finished(self, stored: dict[str, Any]) -> Any:
         self._memory.load(stored["callbacks"])
@@ -345,36 +366,6 @@ class _Fit:
         return history
 
     # -- what `fit` was given ---------------------------------------------------------------------------------
-
-    def _make_feed(self) -> Feed:
-        given = self._arguments
-        x, y, sample_weight = given["x"], given["y"], given["sample_weight"]
-        if given["validation_split"] and given["validation_data"] is None:
-            from keras.src.trainers.data_adapters import array_slicing
-
-            (x, y, sample_weight), given["validation_data"] = array_slicing.train_validation_split(
-                (x, y, sample_weight), validation_split=given["validation_split"]
-            )
-            given["validation_split"] = 0.0
-        return feed_for(
-            x,
-            y,
-            sample_weight,
-            self._seed,
-            say,
-            batch_size=given["batch_size"],
-            steps_per_epoch=given["steps_per_epoch"],
-            shuffle=given["shuffle"],
-            class_weight=given["class_weight"],
-        )
-
-    def _order_callbacks(self) -> list[Any]:
-        """The guard comes last: at its turn every other callback has done what it does."""
-        others = [each for each in flat(self._arguments["callbacks"]) if not isinstance(each, Guard)]
-        memory.refuse_rivals(others)
-        if not any(isinstance(each, keras.callbacks.History) for each in others):
-            others.append(keras.callbacks.History())
-        return others
 
     def _callback_list(self) -> Any:
         verbose = self._arguments["verbose"]
@@ -392,30 +383,3 @@ class _Fit:
     def _keeps_best(self) -> bool:
         keep = self._guard._keeper_options["keep"]
         return isinstance(keep, Keep) and keep.best is not None
-
-
-def _numbers(logs: dict[str, Any]) -> dict[str, float]:
-    return {
-        name: float(value) for name, value in logs.items() if not hasattr(value, "shape") or value.shape == ()
-    }
-
-
-def _install_transaction(guard: Guard, model: Any, keeper: Keeper) -> Any:
-    """The two-phase step with micro-batches; a model that it does not fit trains as ever, and is told why."""
-    try:
-        from buoy.keras import transaction
-    except ImportError:
-        return None
-    try:
-        return transaction.install(
-            model,
-            say=say,
-            event=keeper.recorder.event,
-            micro_batch=guard._micro_batch,
-            inexact=guard._inexact,
-        )
-    except BuoyError as error:
-        if guard._micro_batch is not None:
-            raise
-        say(f"steps are not split when memory runs out: {error.message}")
-        return None

@@ -112,6 +112,24 @@ class Holdings:
         return found
 
 
+def stored_training(checkpoint: Any, by: str) -> dict[str, Any] | None:
+    """What `Guard` or `Loop` keeps about itself; a checkpoint of anything else is refused in words."""
+    if checkpoint is None:
+        return None
+    found = checkpoint.value("training", state.to_tensor) if "training" in checkpoint.names else {}
+    if not isinstance(found, dict) or found.get("by") != by:
+        made = (
+            f"buoy.keras.{found['by']}" if isinstance(found, dict) and found.get("by") else "something else"
+        )
+        raise OtherModel(
+            "the checkpoints in this folder were made by another kind of training",
+            received=f"{checkpoint.folder}, made by {made}",
+            expected=f"a run of buoy.keras.{by}",
+            hint="give this training a folder of its own",
+        )
+    return found
+
+
 def check_all(here: Mapping[str, Mapping[str, Any]], stored: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise `OtherModel` unless everything here has its counterpart in the checkpoint, and fits."""
     problems = [

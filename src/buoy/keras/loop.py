@@ -12,7 +12,7 @@ from buoy.errors import UsageError
 from buoy.keras import rng, state
 from buoy.keras.data import BITWISE, Feed, feed_for
 from buoy.keras.epochs import Position
-from buoy.keras.holdings import check_all
+from buoy.keras.holdings import check_all, stored_training
 from buoy.training.keeper import Keeper, say
 
 
@@ -42,8 +42,12 @@ class Loop:
         self._keeper = Keeper(
             os.fspath(folder), mirror=mirror, time_limit=time_limit, disk=disk, save=save, keep=keep
         )
-        self._checkpoint = self._keeper.newest()
-        stored = self._stored("training") if self._checkpoint is not None else None
+        try:
+            self._checkpoint = self._keeper.newest()
+            stored = stored_training(self._checkpoint, "Loop")
+        except BaseException:
+            self._keeper.finish()
+            raise
         self._data_state = stored["data"] if stored is not None else None
         self._position = Position.of(stored["position"]) if stored is not None else Position()
         self._seed = rng.run_seed(seed, stored)
@@ -142,7 +146,7 @@ class Loop:
 
     def _items(self) -> dict[str, Any]:
         data = self._feed[1].state(self._position.offset) if self._feed is not None else self._data_state
-        training = {"position": self._position.as_dict(), "seed": self._seed, "data": data}
+        training = {"by": "Loop", "position": self._position.as_dict(), "seed": self._seed, "data": data}
         held = {name: state.state_of(value) for name, value in self._tracked.items()}
         return {**held, "training": training, "rng": rng.capture()}
 

@@ -71,7 +71,7 @@ def check(here: Mapping[str, Any], stored: Mapping[str, Any], owner: str) -> lis
 def assign(here: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
     """Load; `check` first, since nothing may be loaded half-way."""
     for name, variable in here.items():
-        variable.assign(stored[name])
+        variable.assign(stored[name].copy())  # TensorFlow would go on using the file's memory
 
 
 def write_weights_h5(checkpoint: Any, path: str) -> None:
