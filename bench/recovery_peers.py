@@ -187,8 +187,7 @@ def lightning(job: Job) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as home, job.counting(module.model) as work:
         trainer = pl.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
                              enable_progress_bar=False, enable_model_summary=False, default_root_dir=home)  # fmt: skip
-        # Its search frees the failed try only after looking at the data again: let that much more fit.
-        with byte_budget(job.budget + 6 * 4 * 1024 * 72), contextlib.redirect_stdout(io.StringIO()):
+        with byte_budget(job.budget + 2 * 4 * 1024 * 72), contextlib.redirect_stdout(io.StringIO()):
             Tuner(trainer).scale_batch_size(module, mode="power", max_trials=12)
             trainer.fit(module)
     return {"work": work.count / job.ideal, "steps": trainer.global_step, "batch": module.batch_size}

@@ -10,6 +10,8 @@ from buoy.torch import memory
 from buoy.torch.allocations import AllocationWatch
 from buoy.units import format_bytes, parse_bytes
 
+_SMALL = 512  # bytes; CUDA serves less from a pool that it keeps
+
 
 class PretendedDevice(AllocationWatch):  # type: ignore[no-untyped-call]
     """An AllocationWatch that buoy takes for the device's memory while it is entered."""
@@ -47,7 +49,8 @@ class byte_budget(PretendedDevice):  # type: ignore[no-untyped-call] # noqa: N80
     """A device with so many bytes: what does not fit raises the `torch.OutOfMemoryError` that CUDA raises.
 
     Counts every tensor that operations inside the block make or use, on whatever device it is; temporaries inside a
-    fused operation (an LSTM's) are not seen. Deterministic: the same program fails at the same operation.
+    fused operation (an LSTM's) are not seen, and requests of less than 512 bytes are never refused.
+    Deterministic: the same program fails at the same operation.
 
     >>> with byte_budget("1MiB") as budget:
     ...     try:
@@ -65,7 +68,7 @@ class byte_budget(PretendedDevice):  # type: ignore[no-untyped-call] # noqa: N80
 
     def after(self, func: Any, new: int) -> None:
         """Full?"""
-        if self.live > self.size:
+        if self.live > self.size and new >= _SMALL:
             self.failures += 1
             raise out_of_memory(new, f"{format_bytes(self.size)} in all, of which {format_bytes(self.live - new)} "
                                      f"were in use; {func}")  # fmt: skip
