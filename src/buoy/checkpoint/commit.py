@@ -142,11 +142,8 @@ class Part:
         self._files[name] = {"size": size, "pieces": pieces}
 
     def _rename(self) -> str:
-        """The same step may have been saved before: the new one then gets a name of its own."""
-        for count in range(1, _MOST_SAME_STEP):
-            final = os.path.join(self._checkpoints, self._name if count == 1 else f"{self._name}.{count}")
-            if os.path.lexists(final):
-                continue
+        for _ in range(_MOST_SAME_STEP):
+            final = next_name(self._checkpoints, self._name)
             try:
                 os.rename(self._folder, final)
             except OSError as error:
@@ -155,6 +152,23 @@ class Part:
                 raise
             return final
         raise OSError(errno.EEXIST, f"{_MOST_SAME_STEP} checkpoints are called {self._name}")
+
+
+def next_name(checkpoints: str, name: str) -> str:
+    """The path of the next checkpoint of a step that may have been saved before, or removed: always the highest.
+
+    The first free number would do for a name, and would make an older checkpoint look like the newest.
+    """
+    highest = 0
+    try:
+        names = os.listdir(checkpoints)
+    except OSError:
+        names = []  # the write itself will say what is wrong
+    for there in names:
+        base, _, number = there.partition(".")
+        if base == name and (not number or number.isdigit()):
+            highest = max(highest, int(number or 1))
+    return os.path.join(checkpoints, f"{name}.{highest + 1}" if highest else name)
 
 
 def cut(ends: Sequence[int]) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from buoy import __version__
 from buoy.checkpoint.arena import Arena, has_room, memory_room
-from buoy.checkpoint.commit import Part, remove_leftovers
+from buoy.checkpoint.commit import Part, next_name, remove_leftovers
 from buoy.checkpoint.layout import Layout, lay_out, signature_of
 from buoy.checkpoint.link import WriterLink
 from buoy.checkpoint.state import AsTensor, Encoded, Tensor, encode, encode_all
@@ -116,7 +116,9 @@ class Saver:
         request = {"checkpoints": self._checkpoints, "name": name, "size": layout.size,
                    "ends": layout.ends, "fields": fields}  # fmt: skip
         # In flight before it is sent: whatever interrupts us here, the arena is not filled again under the writer.
-        self._in_flight = Receipt(step, self._free_name(name), layout.size + len(values), 0.0, None)
+        self._in_flight = Receipt(
+            step, next_name(self._checkpoints, name), layout.size + len(values), 0.0, None
+        )
         self._asked = time.monotonic()
         if not self._hand_over(request, values):
             self._in_flight = None
@@ -311,14 +313,6 @@ class Saver:
     def _failed(self, step: int, started: float, text: str, number: int | None) -> Receipt:
         self._last = Receipt(step, self._checkpoints, 0, time.perf_counter() - started, None, text, number)
         return self._last
-
-    def _free_name(self, name: str) -> str:
-        path = os.path.join(self._checkpoints, name)
-        count = 1
-        while os.path.lexists(path):
-            count += 1
-            path = os.path.join(self._checkpoints, f"{name}.{count}")
-        return path
 
     def _tell_once(self, text: str) -> None:
         if text[:20] not in self._told:

@@ -61,7 +61,8 @@ def feed_for(x: Any, y: Any, sample_weight: Any, seed: int, say: Say, **options:
     """The feed for what `fit` was given; options are those of Keras's own data adapters."""
     from keras.src.trainers import data_adapters
 
-    if isinstance(x, data_adapters.data_adapter.DataAdapter) or data_adapters.is_grain_dataset(x):
+    is_grain = getattr(data_adapters, "is_grain_dataset", lambda _: False)  # older versions do not know it
+    if isinstance(x, data_adapters.data_adapter.DataAdapter) or is_grain(x):
         raise _not_ours(x)
     if isinstance(x, types.GeneratorType) or data_adapters.is_torch_dataloader(x):
         from buoy.keras.data_python import ReplayedFeed

@@ -278,9 +278,11 @@ class _Fit:
         finished: bool = False,
     ) -> Receipt:
         """Hand everything over to the keeper."""
-        flush = getattr(self._list, "_flush_futures", None)
-        if flush is not None and getattr(self._list, "_async_train", False):
-            flush()  # callbacks that Keras runs beside the training catch up first
+        if getattr(
+            self._list, "_async_train", False
+        ):  # callbacks that run beside the training catch up first
+            for name in ("_flush_futures", "_clear_futures"):  # the second is what Keras 3.8 calls it
+                getattr(self._list, name, lambda: None)()
         return self._keeper.save(
             self._items(finished),
             step=self.adapter.position.step,
