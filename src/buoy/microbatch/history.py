@@ -17,7 +17,7 @@ class History:
 
     def note(self, step: int, total: int, parts: list[int]) -> None:
         """These parts were used."""
-        if parts == even(total, self._samples or total):
+        if parts == ([total] if self._samples is None else even(total, self._samples)):
             return
         if parts == even(total, parts[0]):
             self._samples = parts[0] if len(parts) > 1 else None

@@ -21,16 +21,15 @@ class Batch:
 
     def __init__(self, value: object, split: Split | None = None) -> None:
         self.value = value
-        found: list[tuple[str, Any]] = []
-        rows: list[tuple[str, int]] = []
-        _look(value, "batch", found, rows)
-        self.arrays = [array for _, array in found]
-        self.elements = sum(math.prod(array.shape) for array in self.arrays)
+        self.arrays: list[Any] = []
+        rows: list[int] = []
+        _look(value, self.arrays, rows)
+        self.elements = sum([math.prod(array.shape) for array in self.arrays])
         """Over all arrays: what memory grows with."""
         self.reason: str | None = None
         """Why it cannot be cut; None when it can."""
         self._split = split
-        self.samples = _checked(split) if split is not None else self._count(found, rows)
+        self.samples = _checked(split) if split is not None else self._count(rows)
 
     @property
     def each(self) -> float:
@@ -52,20 +51,21 @@ class Batch:
         """These samples in this order; only where no split of the person's own is used."""
         return _cut(self.value, indices, None, self.samples)
 
-    def _count(self, found: list[tuple[str, Any]], rows: list[tuple[str, int]]) -> int:
-        lengths = {path: int(array.shape[0]) for path, array in found if len(array.shape)}
-        if not lengths and rows:
-            lengths = dict(rows)
+    def _count(self, rows: list[int]) -> int:
+        lengths = {int(array.shape[0]) for array in self.arrays if len(array.shape)} or set(rows)
         if not lengths:
             self.reason = f"a {type(self.value).__name__} in which no array was found"
             return 1
-        if len(set(lengths.values())) > 1:
-            listed = ", ".join(f"{path}: {length}" for path, length in list(lengths.items())[:8])
-            raise BadBatch("the parts of the batch have different numbers of samples", received=listed,
+        if len(lengths) > 1:
+            listed = [
+                f"{path}: {array.shape[0]}" for path, array in _paths(self.value, "batch") if len(array.shape)
+            ]
+            raise BadBatch("the parts of the batch have different numbers of samples",
+                           received=", ".join(listed[:8]) or f"lists of {sorted(lengths)}",
                            expected="the same first dimension in each",
                            hint="what belongs to no sample can reach the loss function by closure; or pass "
                                 "`split=(samples, lambda start, stop: ...)`")  # fmt: skip
-        samples = next(iter(lengths.values()))
+        samples = lengths.pop()
         if samples == 0:
             raise BadBatch("the batch is empty", received="0 samples", expected="at least one",
                            hint="`drop_last=True`, or a filter that dropped every sample?")  # fmt: skip
@@ -78,6 +78,8 @@ def even(samples: int, most: int) -> list[int]:
     >>> even(60, 32), even(10, 4), even(3, 8)
     ([30, 30], [4, 3, 3], [3])
     """
+    if samples <= most:
+        return [samples]
     parts = math.ceil(samples / max(1, most))
     size, larger = divmod(samples, parts)
     return [size + 1] * larger + [size] * (parts - larger)
@@ -102,25 +104,44 @@ def _is_array(value: object) -> bool:
         return False
 
 
-def _look(value: Any, path: str, found: list[tuple[str, Any]], rows: list[tuple[str, int]]) -> None:
-    if _is_array(value):
-        found.append((path, value))
-    elif isinstance(value, Mapping):
-        for key in value:
-            _look(value[key], f"{path}[{key!r}]", found, rows)
-    elif type(value).__name__ == "PackedSequence":
-        raise CannotSplit("a packed sequence has no first dimension of samples", received=path,
-                          expected="padded sequences", hint="pack them inside the loss function")  # fmt: skip
-    elif isinstance(value, (list, tuple)):
-        if _is_rows(value):
-            rows.append((path, len(value)))
+def _look(value: Any, found: list[Any], rows: list[int]) -> None:
+    """Collect the arrays, and the lengths of lists with one entry per sample. Runs at every step."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        if value and not hasattr(value[0], "shape") and _is_rows(value):
+            rows.append(len(value))
             return
+        for item in value:
+            _look(item, found, rows)
+    elif _is_array(value):
+        found.append(value)
+    elif kind.__name__ == "PackedSequence":
+        raise CannotSplit("a packed sequence has no first dimension of samples", received=kind.__name__,
+                          expected="padded sequences", hint="pack them inside the loss function")  # fmt: skip
+    else:
+        for _, item in _members(value, ""):
+            _look(item, found, rows)
+
+
+def _members(value: Any, path: str) -> list[tuple[str, Any]]:
+    """What a container holds, with names for people."""
+    if isinstance(value, Mapping):
+        return [(f"{path}[{key!r}]", value[key]) for key in value]
+    if isinstance(value, (list, tuple)):
         names = getattr(value, "_fields", None)
-        for number, item in enumerate(value):
-            _look(item, f"{path}.{names[number]}" if names else f"{path}[{number}]", found, rows)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            _look(getattr(value, field.name), f"{path}.{field.name}", found, rows)
+        return [
+            (f"{path}.{names[number]}" if names else f"{path}[{number}]", item)
+            for number, item in enumerate(value)
+        ]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(f"{path}.{field.name}", getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return []
+
+
+def _paths(value: Any, path: str) -> list[tuple[str, Any]]:
+    if _is_array(value):
+        return [(path, value)]
+    return [found for name, item in _members(value, path) for found in _paths(item, name)]
 
 
 def _is_rows(value: list[Any] | tuple[Any, ...]) -> bool:

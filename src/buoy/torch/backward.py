@@ -100,7 +100,7 @@ def read_loss(made: Any, reduction: str) -> tuple[torch.Tensor, Any]:
     if reduction not in ("mean", "sum"):
         raise BadLoss("unknown reduction", received=repr(reduction), expected='"mean" or "sum"',
                       hint="for a mean over tokens return (sum of the losses, number of tokens)")  # fmt: skip
-    return made.reshape(()), weight
+    return made if made.dim() == 0 else made.reshape(()), weight
 
 
 def _check(loss: torch.Tensor, scaler: Any, fresh: list[torch.Tensor]) -> None:

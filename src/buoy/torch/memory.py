@@ -16,7 +16,7 @@ from buoy.machine.procfs import FileReader, to_int
 _RESERVE = 0.04  # of the limit: what the kernel and other processes need at the same time
 _RESERVE_LEAST, _RESERVE_MOST = 64 << 20, 0.12
 """In a small session the share is too little: fragments of the heap and our own writer do not shrink with it."""
-_PATIENCE = 0.05  # seconds for which a reading of the host is good
+_PATIENCE = 0.1  # seconds for which a reading of the host is good
 _USABLE = 0.9  # of the room; the rest goes into the gaps of the heap
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 

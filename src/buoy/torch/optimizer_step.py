@@ -59,10 +59,12 @@ class _AtomicStep:
         self._optimizer = optimizer
         self._plain = plain
         self._guard = guard
-        self._known: tuple[int, int] = (0, -1)
+        self._known = (0, -1, -1)
         self._tensors: list[torch.Tensor] = []
         self._keys: set[torch.Tensor] = set()
         self._committed = 0
+        self._separable = _is_separable(optimizer)
+        self._need: int = 0
         # Somebody else's wrapper does more than the class's step: it is only ever called whole.
         self._foreign = "step" in vars(optimizer) and not hasattr(plain, "_wrapped_by_lr_sched")
 
@@ -72,7 +74,7 @@ class _AtomicStep:
             raise BadLoss("the loss function steps the optimizer itself",
                           received=f"{type(optimizer).__name__}.step() inside the loss function",
                           expected="only the loss", hint="step after run.backward(...)")  # fmt: skip
-        separable = _is_separable(optimizer)
+        separable = self._separable
         loss = None
         if closure is not None and separable:  # these call it once, at the start
             with torch.enable_grad():
@@ -80,7 +82,8 @@ class _AtomicStep:
             closure = None
         passed = () if closure is None else (closure,)
         hooked = False
-        if guard.has_room(_device(optimizer), _need(optimizer)) or not self._has_room_for_copies():
+        self._look()
+        if guard.has_room(_device(optimizer), self._need) or not self._has_room_for_copies():
             tensors, versions, known = self._before()
             error: BaseException
             try:
@@ -109,14 +112,17 @@ class _AtomicStep:
             made = self._unwrapped(passed, args, kwargs, separable, hooked)
         return loss if loss is not None else made
 
-    def _before(self) -> tuple[list[torch.Tensor], list[int], set[torch.Tensor]]:
-        """What the step may change, and by version counters whether it did: far cheaper than a copy."""
+    def _look(self) -> None:
+        """Once per optimizer, state and gradients being what they were: what a step changes, and needs."""
         state = self._optimizer.state
-        key = (id(state), len(state))
+        key = (id(state), len(state), sum([len(group["params"]) for group in self._optimizer.param_groups]))
         if key != self._known:
             kept = [v for values in state.values() for v in values.values() if isinstance(v, torch.Tensor)]
             self._tensors, self._known = [*_parameters(self._optimizer), *kept], key
-            self._keys = set(state)
+            self._keys, self._need = set(state), _need(self._optimizer)
+
+    def _before(self) -> tuple[list[torch.Tensor], list[int], set[torch.Tensor]]:
+        """What the step may change, and by version counters whether it did: far cheaper than a copy."""
         return self._tensors, [tensor._version for tensor in self._tensors], self._keys
 
     def _unwrapped(self, passed: Any, args: Any, kwargs: Any, separable: bool, hooked: bool) -> Any:

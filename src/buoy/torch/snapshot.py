@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
+import struct
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
+
+_HAS_MPS = torch.backends.mps.is_available()
+_MERSENNE_BYTES = 2500  # 624 words and a position
 
 Restore = Callable[[], object]
 
@@ -24,6 +29,8 @@ class Snapshot:
         self._statistics: list[torch.Tensor] = []
         self._statistics_copies: list[torch.Tensor] = []
         self._generators: list[torch.Generator] = []
+        self._count = -1
+        self._numpy = _Numpy()
         self._restore_random: list[Restore] = []
         self.taken = False
 
@@ -40,7 +47,11 @@ class Snapshot:
         if self._changed():
             self._find_buffers()
         _copy(self._copies, self._buffers)
-        self._restore_random = [*_random_states(), *map(_generator_state, self._generators)]
+        self._restore_random = [
+            *_random_states(),
+            *self._numpy.state(),
+            *map(_generator_state, self._generators),
+        ]
         self.taken = True
 
     def restore(self) -> None:
@@ -68,8 +79,10 @@ class Snapshot:
             _copy(self._statistics, self._statistics_copies)
 
     def _changed(self) -> bool:
+        if self._count != sum([len(module._buffers) for module in self._modules]):
+            return True
         current = zip(self._homes, self._buffers, self._copies, strict=True)
-        return not self._homes or any(
+        return any(
             home.get(name) is not buffer or buffer.shape != copy.shape
             for (home, name), buffer, copy in current
         )
@@ -87,6 +100,7 @@ class Snapshot:
         copies = [buffer.detach().clone() for buffer in buffers]
         kept = [buffer.detach().clone() for buffer in statistics]
         self._homes, self._buffers, self._copies = homes, buffers, copies
+        self._count = sum([len(module._buffers) for module in self._modules])
         self._statistics, self._statistics_copies = statistics, kept
 
 
@@ -155,19 +169,77 @@ def _copy(into: list[torch.Tensor], source: list[torch.Tensor]) -> None:
 def _random_states() -> list[Restore]:
     """One function per generator of this process, which puts it back."""
     state = torch.get_rng_state()
-    python = random.getstate()
-    found: list[Restore] = [lambda: torch.set_rng_state(state), lambda: random.setstate(python)]
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        array = numpy.random.get_state(legacy=False)
-        found.append(lambda: numpy.random.set_state(array))
+    found: list[Restore] = [lambda: torch.set_rng_state(state), _python_state()]
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states = torch.cuda.get_rng_state_all()
         found.append(lambda: torch.cuda.set_rng_state_all(states))
-    if torch.backends.mps.is_available():
+    if _HAS_MPS:
         mps = torch.mps.get_rng_state()
         found.append(lambda: torch.mps.set_rng_state(mps))
     return found
+
+
+def _python_state() -> Restore:
+    """`random.getstate()` makes 625 numbers, at every step; the generator's memory is a tenth of the work."""
+    if _PYTHON_WORDS is None:
+        state = random.getstate()
+        return lambda: random.setstate(state)
+    words, normal = ctypes.string_at(_PYTHON_WORDS, _MERSENNE_BYTES), _PYTHON.gauss_next
+    return lambda: random.setstate((3, _python_tuple(words), normal))
+
+
+def _python_tuple(words: bytes) -> tuple[int, ...]:
+    position, *key = struct.unpack("=625I", words)
+    return (*key, position)
+
+
+def _find_python_words() -> int | None:
+    """Where CPython's generator keeps its state, if reading there gives what `getstate` says."""
+    if sys.implementation.name != "cpython":
+        return None
+    address = id(_PYTHON) + object.__basicsize__
+    version, state, _ = random.getstate()
+    found = _python_tuple(ctypes.string_at(address, _MERSENNE_BYTES))
+    return address if version == 3 and found == state else None
+
+
+_PYTHON: Any = random._inst
+_PYTHON_WORDS = _find_python_words()
+
+
+class _Numpy:
+    """numpy's global generator, which most trainings never use: its state is read only once it was seen to move."""
+
+    def __init__(self) -> None:
+        self._address: int | None = None
+        self._bytes = b""
+        self._state: Any = None
+
+    def state(self) -> list[Restore]:
+        """The function that puts it back; none while numpy is not loaded."""
+        numpy: Any = sys.modules.get("numpy")
+        if numpy is None:
+            return []
+        raw = self._raw(numpy)
+        if self._state is None or raw is None or raw != self._bytes:
+            if raw is not None and self._bytes:
+                self._address = (
+                    None  # in use: from now on always in full, with the normal number that may be kept
+                )
+            self._state, self._bytes = numpy.random.get_state(legacy=False), raw or b""
+        state = self._state
+        return [lambda: numpy.random.set_state(state)]
+
+    def _raw(self, numpy: Any) -> bytes | None:
+        """The generator's own memory, read twenty times as fast as its state."""
+        if self._state is None:
+            try:
+                generator = numpy.random.get_bit_generator()
+                if type(generator).__name__ == "MT19937":
+                    self._address = int(generator.ctypes.state_address)
+            except Exception:  # noqa: BLE001 - an older numpy: in full each time
+                self._address = None
+        return None if self._address is None else ctypes.string_at(self._address, _MERSENNE_BYTES)
 
 
 def _generator_state(generator: torch.Generator) -> Restore:
