@@ -79,4 +79,5 @@ def train(kind: str) -> dict[str, object]:
 for kind in KINDS:
     with open(f"{FOLDER}/{kind}-{RANK}.json", "w") as file:
         json.dump(train(kind), file)
+dist.barrier()  # gloo aborts a rank whose peer has left while it still listens
 dist.destroy_process_group()
