@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 
@@ -18,6 +17,8 @@ _RESERVE_LEAST, _RESERVE_MOST = 64 << 20, 0.12
 """In a small session the share is too little: fragments of the heap and our own writer do not shrink with it."""
 _PATIENCE = 0.1  # seconds for which a reading of the host is good
 _USABLE = 0.9  # of the room; the rest goes into the gaps of the heap
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_LARGE = 256 << 10
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -107,7 +108,8 @@ class HostMemory:
         self._total = host.memory().total
         self._read_at = 0.0
         self._free: int | None = None
-        self._trim = _find_malloc_trim()
+        self._libc = _find_glibc()
+        self._maps_large_blocks = False
         self.data_limit: int | None = None
         """RLIMIT_DATA, where `memory_cap` set one."""
 
@@ -143,9 +145,17 @@ class HostMemory:
         return self._status_bytes(b"VmHWM:")
 
     def give_back(self) -> None:
-        """Return to the kernel what was freed and is kept for the next request: it reads as used otherwise."""
-        if self._trim is not None:
-            self._trim(0)
+        """Return to the kernel what was freed and is kept for the next request: it reads as used otherwise.
+
+        From the first time on, large blocks are mapped and unmapped one by one. That costs some time, but no gaps
+        are left between them, which a small session has no room for.
+        """
+        if self._libc is not None:
+            if not self._maps_large_blocks:
+                self._libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
+                self._libc.mallopt(_M_TRIM_THRESHOLD, _LARGE)
+                self._maps_large_blocks = True
+            self._libc.malloc_trim(0)
         self._read_at = 0.0
 
     def _group_room(self) -> int | None:
@@ -179,11 +189,12 @@ def _reserve(limit: int) -> int:
     return int(max(limit * _RESERVE, min(_RESERVE_LEAST, limit * _RESERVE_MOST)))
 
 
-def _find_malloc_trim() -> Callable[[int], int] | None:
+def _find_glibc() -> ctypes.CDLL | None:
     try:
-        return cast("Callable[[int], int]", ctypes.CDLL(None).malloc_trim)  # glibc's
-    except (OSError, AttributeError):
+        library = ctypes.CDLL(None)
+    except OSError:
         return None
+    return library if hasattr(library, "malloc_trim") and hasattr(library, "mallopt") else None
 
 
 _host: tuple[int, HostMemory] | None = None
