@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 PROGRAM = Path(__file__).parent / "programs" / "ranks.py"
-KINDS = ["plain", "unused", "accumulation", "batchnorm", "bug"]
+KINDS = ["plain", "unused", "accumulation", "batchnorm", "bug", "empty"]
 Ranks = Callable[[str], list[dict[str, Any]]]
 
 
@@ -62,3 +62,11 @@ def test_a_bug_on_one_rank_ends_both_at_the_same_step(ranks: Ranks) -> None:
     assert first["error"].startswith("PeerFailed: another process could not do this step")
     assert first["steps"] == second["steps"] == 4
     assert first["weights"] == second["weights"]
+
+
+def test_an_empty_batch_on_one_rank_leaves_nobody_waiting(ranks: Ranks) -> None:
+    first, second = ranks("empty")
+
+    assert second["error"].startswith("BadBatch: the batch is empty")
+    assert first["error"].startswith("PeerFailed")
+    assert first["steps"] == second["steps"] == 2

@@ -48,6 +48,11 @@ class Cutting:
             found.reason = found.reason or "another rank found that its batch cannot be cut"
         return found
 
+    def abstain(self, vote: Vote) -> None:
+        """This rank has no batch to ask with; the others may be waiting for its first answer."""
+        if not self._asked:
+            vote.lowest(GIVE_UP)
+
     def reason(self, whole: Batch) -> str | None:
         """Why this batch cannot be cut, as far as is known."""
         return whole.reason or (self.finding.reason if self.finding is not None else None)

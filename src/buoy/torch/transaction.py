@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from buoy.errors import UsageError
+from buoy.errors import BuoyError, UsageError
 from buoy.microbatch.errors import BadLoss, CannotSplit, OutOfMemory, PeerFailed
 from buoy.microbatch.history import History
 from buoy.microbatch.oom import is_oom
@@ -125,9 +125,15 @@ class Transaction(Progress):
         if not self._parameters:
             raise UsageError("nothing to train is known", received="run.backward before run.track",
                              expected="run.track(model=model, optimizer=optimizer)")  # fmt: skip
-        whole = Batch(batch, split)
         loss_fn = self._switches.around(loss_fn, self._parameters[0].device, scaler)
         with self._vote.quiet():
+            self._voted = False
+            try:
+                whole = Batch(batch, split)
+            except BuoyError:
+                self._cutting.abstain(self._vote)
+                self._tell_peers(GIVE_UP)
+                raise
             found = self._cutting.ask_first(whole, loss_fn, reduction, self._vote)
             if found is not None:
                 self._note(found, whole)

@@ -49,6 +49,8 @@ def train(kind: str) -> dict[str, object]:
                     raise ValueError("label out of range")
                 return made
 
+            if RANK == 1 and step == 2 and kind == "empty":
+                both = both[:, :0]
             if kind == "accumulation":  # of one's own, the first half without an exchange
                 with ddp.no_sync():
                     transaction.backward(both[RANK][:4], loss)
