@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -64,3 +64,17 @@ def normal(events: Iterable[Sequence[Any]]) -> list[Event]:
     [('a', 1, 512), ('f', 1, 0)]
     """
     return [(event[0], event[1], event[2] if len(event) > 2 else 0) for event in events]
+
+
+def most_live(events: Sequence[Event], size_of: Callable[[int], int]) -> int:
+    """The most bytes live at once, each request counted as an allocator sizes it."""
+    live: dict[int, int] = {}
+    now = most = 0
+    for kind, identity, size in events:
+        if kind == "a" and size:
+            live[identity] = size_of(size)
+            now += live[identity]
+            most = max(most, now)
+        elif kind == "f":
+            now -= live.pop(identity, 0)
+    return most

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from buoy.estimate.allocators import OutOfMemory, Replay
-from buoy.estimate.events import Event
+from buoy.estimate.events import Event, most_live
 
 ROUND = 256
 FIRST_REGION = 2 << 20
@@ -139,13 +139,4 @@ def replay(events: Sequence[Event], capacity: int | None = None, *, growth: bool
 
 def floor(events: Sequence[Event]) -> int:
     """The most rounded bytes live at once."""
-    live: dict[int, int] = {}
-    now = most = 0
-    for kind, identity, size in events:
-        if kind == "a" and size:
-            live[identity] = rounded(size)
-            now += live[identity]
-            most = max(most, now)
-        elif kind == "f":
-            now -= live.pop(identity, 0)
-    return most
+    return most_live(events, rounded)

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from buoy.estimate.allocators import OutOfMemory, Replay
-from buoy.estimate.events import Event
+from buoy.estimate.events import Event, most_live
 
 PAGE = 4096
 HEADER = 16
@@ -113,13 +113,4 @@ def replay(events: Sequence[Event], capacity: int | None = None) -> Replay:
 
 def floor(events: Sequence[Event]) -> int:
     """The most bytes asked for at once."""
-    live: dict[int, int] = {}
-    now = most = 0
-    for kind, identity, size in events:
-        if kind == "a":
-            live[identity] = size
-            now += size
-            most = max(most, now)
-        elif kind == "f":
-            now -= live.pop(identity, 0)
-    return most
+    return most_live(events, int)

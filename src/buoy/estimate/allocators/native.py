@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from buoy.estimate.allocators import OutOfMemory, Replay
-from buoy.estimate.events import Event
+from buoy.estimate.events import Event, most_live
 
 MIB = 1 << 20
 MIN_BLOCK = 512
@@ -172,13 +172,4 @@ def replay(events: Sequence[Event], capacity: int | None = None) -> Replay:
 
 def floor(events: Sequence[Event]) -> int:
     """The most rounded bytes live at once: no capacity below can serve them."""
-    live: dict[int, int] = {}
-    now = most = 0
-    for kind, identity, size in events:
-        if kind == "a" and size:
-            live[identity] = rounded(size)
-            now += live[identity]
-            most = max(most, now)
-        elif kind == "f":
-            now -= live.pop(identity, 0)
-    return most
+    return most_live(events, rounded)
