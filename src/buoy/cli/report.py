@@ -6,7 +6,7 @@ import os
 import sys
 
 from buoy.cli.arguments import Parser
-from buoy.errors import ExitCode, UsageError
+from buoy.errors import ExitCode
 
 _DESCRIPTION = (
     "Write one self-contained HTML page about a run: timelines, checkpoints, verdicts, environment."
@@ -35,29 +35,11 @@ def execute(arguments: list[str]) -> int:
     if target is None or target == "-":
         sys.stdout.write(text)
         return int(ExitCode.OK)
-    _write(target, text)
+    from buoy.view.report import write
+
+    write(target, text)
     sys.stderr.write(f"buoy: wrote {target} ({len(text.encode()) // 1024} KiB); open it in a browser\n")
     return int(ExitCode.OK)
-
-
-def _write(target: str, text: str) -> None:
-    """Whole or not at all: a page that a browser has open is never half there."""
-    beside = f"{target}.{os.getpid()}.part"
-    try:
-        with open(beside, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(beside, target)
-    except OSError as error:
-        try:
-            os.unlink(beside)
-        except OSError:
-            pass
-        raise UsageError(
-            "cannot write the report",
-            received=f"{target} ({error.strerror})",
-            expected="a file in a folder that can be written",
-            hint="choose another with `-o FILE`",
-        ) from error
 
 
 def _parser() -> Parser:

@@ -112,13 +112,12 @@ class Magic:
     def _report(self) -> None:
         from buoy.notebook.extension import show
         from buoy.view.history import read
-        from buoy.view.report import page
+        from buoy.view.report import page, write
 
         history = read(self._attempt().run_folder)
         text = page(history)
         path = os.path.join(history.folder, "report.html")
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+        write(path, text)
         frame = (
             f'<iframe srcdoc="{escape(text, quote=True)}" sandbox="allow-scripts" '
             'style="width:100%;height:640px;border:1px solid #8884;border-radius:6px"></iframe>'

@@ -13,6 +13,7 @@ from typing import Any
 
 from buoy import __version__
 from buoy.checkpoint.store import Entry, Store
+from buoy.errors import UsageError
 from buoy.flight.log import read_lines
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.values import printable
@@ -85,6 +86,26 @@ def as_json(history: History) -> dict[str, Any]:
         ],
         "micro_batches": _sizes(history),
     }
+
+
+def write(target: str, text: str) -> None:
+    """Whole or not at all: a page that a browser has open is never half there."""
+    beside = f"{target}.{os.getpid()}.part"
+    try:
+        with open(beside, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(beside, target)
+    except OSError as error:
+        try:
+            os.unlink(beside)
+        except OSError:
+            pass
+        raise UsageError(
+            "cannot write the report",
+            received=f"{target} ({error.strerror})",
+            expected="a file in a folder that can be written",
+            hint="choose another with `-o FILE`",
+        ) from error
 
 
 def _groups(history: History) -> dict[str, tuple[str, timeline.Axis]]:
