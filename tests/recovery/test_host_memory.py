@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 PROGRAM = Path(__file__).parent / "programs" / "host.py"
-LIMIT = 520 << 20
+LIMIT = 460 << 20
 
 
 def start(kind: str, group: Path | None = None) -> subprocess.CompletedProcess[str]:
