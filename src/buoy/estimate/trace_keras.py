@@ -58,7 +58,16 @@ def trace_model(model: Any, batch: Any, notes: list[str]) -> Trace:
     specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), batch)
     model.optimizer.build(model.trainable_variables)
     traced = tf.function(model.train_step).get_concrete_function(specs)
-    graph = _graph(traced.graph)
+    if getattr(model, "jit_compile", False):
+        notes = [*notes, "compiled by XLA, which plans its own buffers: estimated as TensorFlow would run it"]
+    return trace_step(traced.graph, model.variables, model.optimizer, batch, notes)
+
+
+def trace_step(function: Any, variables: Any, optimizer: Any, batch: Any, notes: list[str]) -> Trace:
+    """The trace of a step that TensorFlow has made into a graph, whoever wrote it."""
+    import tensorflow as tf
+
+    graph = _graph(function)
     loops = [node.name for node in graph.nodes if node.kind in ("While", "StatelessWhile")]
     if loops:
         raise EstimateError(
@@ -69,17 +78,18 @@ def trace_model(model: Any, batch: Any, notes: list[str]) -> Trace:
         )
     if graph.unknown:
         notes = [*notes, f"{graph.unknown} tensors have no fixed size and were left out"]
-    if getattr(model, "jit_compile", False):
-        notes = [*notes, "compiled by XLA, which plans its own buffers: estimated as TensorFlow would run it"]
-    weights = [_bytes(variable.value) for variable in model.variables]
-    state = [_bytes(variable.value) for variable in model.optimizer.variables]
+    held = [_array(variable) for variable in variables]
+    weights = [_bytes(array) for array in held]
+    state = [_bytes(_array(variable)) for variable in optimizer.variables]
     trace = to_trace(graph, weights, state)
     trace.notes = notes
+    leaves = tf.nest.flatten(batch)
     trace.facts |= {
         "engine": "graph",
-        "batch": int(tf.nest.flatten(batch)[0].shape[0]),
-        "parameters": int(model.count_params()),
-        "optimizer": type(model.optimizer).__name__,
+        "batch": int(leaves[0].shape[0]) if leaves and leaves[0].shape.rank else None,
+        "batch_bytes": sum(_bytes(leaf) or 0 for leaf in leaves),
+        "parameters": sum(int(array.shape.num_elements()) for array in held if array.dtype.is_floating),
+        "optimizer": type(optimizer).__name__,
         "peak_in_graph_order": live_peak(graph, graph.creation_order()) + sum(weights) + sum(state),
         "tensorflow": tf.__version__,
     }
@@ -152,6 +162,11 @@ def _graph(function: Any) -> Graph:
             )
         )
     return Graph(nodes, unknown)
+
+
+def _array(variable: Any) -> Any:
+    """TensorFlow's variable behind a Keras one."""
+    return variable if callable(variable.value) else variable.value
 
 
 def _bytes(tensor: Any) -> Any:
