@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import time
 from typing import Protocol
 
 import torch
 
-from buoy.machine import cgroup, host
-from buoy.machine.procfs import FileReader, to_int
+from buoy.machine.host_memory import HostMemory, host_memory
 
-_RESERVE = 0.04  # of the limit: what the kernel and other processes need at the same time
-_RESERVE_LEAST, _RESERVE_MOST = 64 << 20, 0.12
-"""In a small session the share is too little: fragments of the heap and our own writer do not shrink with it."""
-_PATIENCE = 0.1  # seconds for which a reading of the host is good
-_USABLE = 0.9  # of the room; the rest goes into the gaps of the heap
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-_LARGE = 256 << 10
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+__all__ = ["CudaMemory", "HostMemory", "Memory", "UnknownMemory", "host_memory", "memory_of"]
 
 
 class Memory(Protocol):
@@ -95,114 +84,3 @@ class CudaMemory:
     def highest(self) -> int | None:
         """The allocator's own peak."""
         return torch.cuda.max_memory_allocated(self._device)
-
-
-class HostMemory:
-    """The session's RAM: the memory group's limit, else the machine's, less a reserve; or a cap set by us."""
-
-    def __init__(self) -> None:
-        self._group = cgroup.find(os.getpid())
-        self._machine = host.MemoryReader()
-        self._status = FileReader("/proc/self/status")
-        self._statm = FileReader("/proc/self/statm")
-        self._total = host.memory().total
-        self._read_at = 0.0
-        self._free: int | None = None
-        self._libc = _find_glibc()
-        self._maps_large_blocks = False
-        self.data_limit: int | None = None
-        """RLIMIT_DATA, where `memory_cap` set one."""
-
-    def free(self) -> int | None:
-        """Bytes until the budget, by a reading that is at most a few hundredths of a second old."""
-        now = time.monotonic()
-        if now - self._read_at > _PATIENCE:
-            self._free, self._read_at = self.free_now(), now
-        return self._free
-
-    def free_now(self) -> int | None:
-        """The same, read now."""
-        rooms = [self._group_room(), self._machine_room(), self._cap_room()]
-        known = [room for room in rooms if room is not None]
-        return max(0, int(min(known) * _USABLE)) if known else None
-
-    def used(self) -> int | None:
-        """Resident bytes of this process."""
-        words = self._statm.read(256).split()
-        pages = to_int(words[1]) if len(words) > 1 else None
-        return None if pages is None else pages * _PAGE
-
-    def mark(self) -> None:
-        """Begin a new high-water mark of resident memory."""
-        try:
-            with open("/proc/self/clear_refs", "w") as file:
-                file.write("5")
-        except OSError:
-            pass  # the mark is then as old as the process, and `highest` an upper bound
-
-    def highest(self) -> int | None:
-        """The high-water mark."""
-        return self._status_bytes(b"VmHWM:")
-
-    def give_back(self) -> None:
-        """Return to the kernel what was freed and is kept for the next request: it reads as used otherwise.
-
-        From the first time on, large blocks are mapped and unmapped one by one. That costs some time, but no gaps
-        are left between them, which a small session has no room for.
-        """
-        if self._libc is not None:
-            if not self._maps_large_blocks:
-                self._libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
-                self._libc.mallopt(_M_TRIM_THRESHOLD, _LARGE)
-                self._maps_large_blocks = True
-            self._libc.malloc_trim(0)
-        self._read_at = 0.0
-
-    def _group_room(self) -> int | None:
-        if self._group is None:
-            return None
-        limit, used = self._group.limit(), self._group.used()
-        return None if limit is None or used is None else limit - _reserve(limit) - used
-
-    def _machine_room(self) -> int | None:
-        available = self._machine.available()
-        return None if available is None else available - _reserve(self._total or 0)
-
-    def _cap_room(self) -> int | None:
-        if self.data_limit is None:
-            return None
-        data = self.data_bytes()
-        return None if data is None else self.data_limit - data
-
-    def data_bytes(self) -> int | None:
-        """What RLIMIT_DATA counts: private writable memory, touched or not."""
-        return self._status_bytes(b"VmData:")
-
-    def _status_bytes(self, name: bytes) -> int | None:
-        _, found, rest = self._status.read(8192).partition(b"\n" + name)
-        words = rest.split(None, 1)
-        kib = to_int(words[0]) if found and words else None
-        return None if kib is None else kib * 1024
-
-
-def _reserve(limit: int) -> int:
-    return int(max(limit * _RESERVE, min(_RESERVE_LEAST, limit * _RESERVE_MOST)))
-
-
-def _find_glibc() -> ctypes.CDLL | None:
-    try:
-        library = ctypes.CDLL(None)
-    except OSError:
-        return None
-    return library if hasattr(library, "malloc_trim") and hasattr(library, "mallopt") else None
-
-
-_host: tuple[int, HostMemory] | None = None
-
-
-def host_memory() -> HostMemory:
-    """This process's one reader of the host's memory."""
-    global _host
-    if _host is None or _host[0] != os.getpid():  # a forked child has a memory of its own
-        _host = (os.getpid(), HostMemory())
-    return _host[1]
