@@ -11,6 +11,7 @@ from typing import Any
 
 from buoy.checkpoint.retention import Keep
 from buoy.errors import UsageError
+from buoy.planner.rehearsal import is_rehearsal
 from buoy.torch.lightning_state import TrainerState, find_library, to_epoch_start
 from buoy.torch.lightning_step import Held, StepTransaction, transactional
 from buoy.torch.loader import ResumableLoader
@@ -71,6 +72,8 @@ class Guard(_pl.Callback):  # type: ignore[misc]
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Model and optimizer are built."""
+        if is_rehearsal():
+            return
         _refuse(trainer, pl_module)
         self._fit = _Fit(self, trainer, pl_module)
 

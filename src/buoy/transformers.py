@@ -17,6 +17,7 @@ import transformers
 
 from buoy.checkpoint.retention import Keep
 from buoy.errors import UsageError
+from buoy.planner.rehearsal import is_rehearsal
 from buoy.torch.loader import ResumableLoader
 from buoy.torch.state import tracked
 from buoy.torch.transformers_state import TrainerState, plain
@@ -72,6 +73,8 @@ class Guard(transformers.TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Model, optimizer and scheduler are built."""
+        if is_rehearsal():
+            return
         if self._training is None:
             raise UsageError(
                 "buoy.transformers.Guard was not asked by `Trainer.train`",
@@ -93,6 +96,8 @@ class Guard(transformers.TrainerCallback):
 
     def run_train(self, trainer: Any, original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """What `Trainer.train` does when this guard is among its callbacks."""
+        if is_rehearsal():
+            return original(trainer, **arguments)
         _refuse(trainer)
         self._training = training = _Training(self, trainer)
         try:

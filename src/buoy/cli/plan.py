@@ -56,7 +56,7 @@ def execute(arguments: list[str]) -> int:
     with Workshop(timeout=options.timeout) as workshop:
         if script is not None:
             sys.stderr.write(f"buoy: running {script} in a child process up to its first optimizer step\n")
-            found = workshop.run_script(script, passed)
+            found = workshop.run_script(script, passed, request.framework)
             request = replace(
                 request, accumulate=found["accumulate"], autocast=request.autocast or found["autocast"]
             )
@@ -90,7 +90,10 @@ def _request(options: object) -> tuple[Request, str | None]:
     elif given["source"].endswith(".py"):
         _must_exist(given["source"])
         script = given["source"]
-        request = Request("torch", {"build": "buoy.torch.first_step:build"})
+        framework = given["framework"] or _framework(script)
+        request = Request(framework, {"script": script})
+        if framework == "torch":
+            request = Request(framework, {"build": "buoy.torch.first_step:build"})
     else:
         request = parse_source(given["source"], given["framework"] or _framework(given["source"]))
     request = replace(request, batch=given["batch"], autocast=given["autocast"], optimizer=given["optimizer"])
@@ -98,10 +101,10 @@ def _request(options: object) -> tuple[Request, str | None]:
 
 
 def _framework(source: str) -> str:
-    """Which framework a build function uses, by what its file imports."""
+    """Which framework a script or build function uses, by what its file imports."""
     import ast
 
-    path = source.rpartition(":")[0]
+    path = source if source.endswith(".py") else source.rpartition(":")[0]
     try:
         with open(path, encoding="utf-8") as file:
             tree = ast.parse(file.read())

@@ -63,11 +63,18 @@ def trace_model(model: Any, batch: Any, notes: list[str]) -> Trace:
     return trace_step(traced.graph, model.variables, model.optimizer, batch, notes)
 
 
-def trace_step(function: Any, variables: Any, optimizer: Any, batch: Any, notes: list[str]) -> Trace:
-    """The trace of a step that TensorFlow has made into a graph, whoever wrote it."""
+def trace_step(
+    function: Any, variables: Any, optimizer: Any, batch: Any, notes: list[str], *, op_by_op: bool = False
+) -> Trace:
+    """The trace of a step that TensorFlow has made into a graph, whoever wrote it.
+
+    `op_by_op` is for a step that runs without a graph: its tape keeps all of the forward pass to the end.
+    """
     import tensorflow as tf
 
     graph = _graph(function)
+    if op_by_op:
+        graph = _kept_by_tape(graph)
     loops = [node.name for node in graph.nodes if node.kind in ("While", "StatelessWhile")]
     if loops:
         raise EstimateError(
@@ -88,7 +95,7 @@ def trace_step(function: Any, variables: Any, optimizer: Any, batch: Any, notes:
         "engine": "graph",
         "batch": int(leaves[0].shape[0]) if leaves and leaves[0].shape.rank else None,
         "batch_bytes": sum(_bytes(leaf) or 0 for leaf in leaves),
-        "parameters": sum(int(array.shape.num_elements()) for array in held if array.dtype.is_floating),
+        "parameters": sum(int(array.shape.num_elements()) for array in held if array.shape.rank),
         "optimizer": type(optimizer).__name__,
         "peak_in_graph_order": live_peak(graph, graph.creation_order()) + sum(weights) + sum(state),
         "tensorflow": tf.__version__,
@@ -162,6 +169,19 @@ def _graph(function: Any) -> Graph:
             )
         )
     return Graph(nodes, unknown)
+
+
+def _kept_by_tape(graph: Graph) -> Graph:
+    backward = [node.name for node in graph.nodes if node.name.startswith("gradient_tape")]
+    last = max((i for i, node in enumerate(graph.nodes) if node.name in set(backward)), default=-1)
+    forward = [
+        name
+        for node in graph.nodes[:last]
+        if not node.name.startswith("gradient_tape")
+        for name in node.outputs
+    ]
+    tape = Node("tape", "NoOp", forward, backward, [], [])
+    return Graph([*graph.nodes[: last + 1], tape, *graph.nodes[last + 1 :]], graph.unknown)
 
 
 def _array(variable: Any) -> Any:

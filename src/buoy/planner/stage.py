@@ -15,6 +15,7 @@ from typing import Any
 
 from buoy.estimate.child import confine, refuse
 from buoy.estimate.request import Refusal, Request
+from buoy.planner import rehearsal
 from buoy.planner.forked import forked
 
 # Loaded before the first fork: what every trace needs.
@@ -29,6 +30,7 @@ _UNLIMITED = -1
 def main() -> None:
     """Answer one line of JSON on stdin with one on stdout, until stdin ends."""
     folder = sys.argv[1]
+    os.environ[rehearsal.VARIABLE] = folder
     said = os.path.join(folder, "said.txt")
     answers = os.fdopen(os.dup(1), "w")
     output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -43,19 +45,42 @@ def main() -> None:
 
 def answer(order: dict[str, Any], said: str) -> dict[str, Any]:
     """Carry out one order: `{"request", "changes", "result", "memory", "timeout"}`, or `{"script", "arguments"}`."""
+    if order.get("framework") == "keras":
+        return _keras_script(order)
     for name in _NEEDED:
         importlib.import_module(name)
     if "script" not in order:
         _load_libraries(Request.from_json(order["request"]).source)
         return {"code": forked(lambda: trace_into(order), said, float(order["timeout"]))}
+    return _run_script(order, "torch")
+
+
+def _run_script(order: dict[str, Any], framework: str) -> dict[str, Any]:
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - a script that asks is answered with the end of file
     confine(_UNLIMITED)
-    first_step: Any = importlib.import_module("buoy.torch.first_step")
     try:
+        first_step: Any = importlib.import_module(f"buoy.{framework}.first_step")
         return {"code": 0, "found": first_step.run(order["script"], order["arguments"], order["timeout"])}
     except BaseException as error:  # noqa: BLE001 - the parent tells it
-        _refuse(order["result"], error, Request("torch", {"build": f"{order['script']}:"}))
+        _refuse(order["result"], error, Request(framework, {"build": f"{order['script']}:"}))
         return {"code": 3}
+
+
+def _keras_script(order: dict[str, Any]) -> dict[str, Any]:
+    """Run the script, or trace the step it came to; not in a fork, which TensorFlow does not survive."""
+    if "script" in order:
+        os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+        if order["precision"]:
+            keras: Any = importlib.import_module("keras")
+            keras.mixed_precision.set_global_policy(order["precision"])
+        return _run_script(order, "keras")
+    request = Request.from_json(order["request"])
+    try:
+        importlib.import_module("buoy.keras.first_step").trace(request).save(order["result"])
+    except Exception as error:  # noqa: BLE001 - the parent learns it from here
+        _refuse(order["result"], error, request)
+        return {"code": 3}
+    return {"code": 0}
 
 
 def _load_libraries(source: dict[str, Any]) -> None:

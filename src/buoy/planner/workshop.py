@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -42,6 +42,7 @@ class Workshop:
         self._stage: subprocess.Popen[str] | None = None
         self._known: dict[str, Trace | BuoyError] = {}
         self._count = 0
+        self._script: tuple[str, list[str]] = ("", [])
 
     def __enter__(self) -> Workshop:
         return self
@@ -92,16 +93,21 @@ class Workshop:
         except (BuoyError, OSError, ValueError):
             return None
 
-    def run_script(self, script: str, arguments: list[str]) -> dict[str, Any]:
+    def run_script(
+        self, script: str, arguments: list[str], framework: str = "torch", precision: str | None = None
+    ) -> dict[str, Any]:
         """Run a script in the child up to its first optimizer step; traces then start from there.
 
-        Returns what it does beside the step itself: `{"accumulate", "autocast"}`.
+        Returns what it does beside the step itself: `{"accumulate", "autocast"}`. `precision` is a policy of Keras.
         """
         result = self._new_result()
+        self._script = (script, arguments)
         answer = self._ask(
             {
                 "script": os.path.abspath(script),
                 "arguments": arguments,
+                "framework": framework,
+                "precision": precision,
                 "result": result,
                 "timeout": self._timeout,
             }
@@ -112,16 +118,27 @@ class Workshop:
         return found
 
     def _made(self, request: Request, changes: tuple[str, ...]) -> Trace:
+        if request.framework == "keras" and "script" in request.source:
+            return self._of_keras_script(request)
         if request.framework == "keras":
             return child.trace(request, timeout=self._timeout)
         return Trace.load(self._order(request, changes))
+
+    def _of_keras_script(self, request: Request) -> Trace:
+        if request.autocast is None:
+            return Trace.load(self._order(request, ()))
+        # Keras decides on the precision where a layer is made: the script is run again for it.
+        with Workshop(timeout=self._timeout) as other:
+            policy = "mixed_float16" if request.autocast == "fp16" else "mixed_bfloat16"
+            other.run_script(*self._script, "keras", policy)
+            return other.trace(replace(request, autocast=None))
 
     def _order(self, request: Request, changes: tuple[str, ...], count_flops: bool = False) -> str:
         """Have it done; the path of the result."""
         result = self._new_result()
         memory = _half_of_memory()
         order = {"request": request.to_json(), "changes": changes, "result": result, "memory": memory,
-                 "timeout": self._timeout, "count_flops": count_flops}  # fmt: skip
+                 "timeout": self._timeout, "count_flops": count_flops, "framework": request.framework}  # fmt: skip
         if self._live is not None:
             live = ModuleType(LIVE)
             live.build = self._live  # type: ignore[attr-defined]
@@ -208,6 +225,7 @@ def _environment() -> dict[str, str]:
     quiet = {
         "CUDA_VISIBLE_DEVICES": "",  # a GPU that is here is not touched
         "HF_HUB_OFFLINE": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",

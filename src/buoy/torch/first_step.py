@@ -37,6 +37,8 @@ class _Call:
     function: Callable[..., Any]
     args: Any
     kwargs: Any
+    sources: dict[int, _From]
+    """Where its tensors came from then: what is changed in place comes from elsewhere later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ class _Script(TorchFunctionMode):
             results: dict[int, Any] = {}
 
             def value(tensor: Any) -> Any:
-                source = self.made.get(id(tensor))
+                source = call.sources.get(id(tensor))
                 if source is not None and source.call in results:
                     return _at(results[source.call], source.path)
                 if id(tensor) in names:
@@ -190,7 +192,9 @@ class _Script(TorchFunctionMode):
 
     def _note(self, function: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
         index = len(self.calls)
-        self.calls.append(_Call(function, args, kwargs))
+        given = [id(tensor) for _, tensor in _tensors((args, kwargs))]
+        sources = {each: self.made[each] for each in given if each in self.made}
+        self.calls.append(_Call(function, args, kwargs, sources))
         if isinstance(function, nn.Module) and self._asked:
             self.autocast = self._asked
         self.kept.append((args, kwargs, result))
@@ -210,11 +214,7 @@ class _Script(TorchFunctionMode):
             if index in found:
                 continue
             found.add(index)
-            call = self.calls[index]
-            for _, tensor in _tensors((call.args, call.kwargs)):
-                source = self.made.get(id(tensor))
-                if source is not None and source.call < index:
-                    wanted.append(source.call)
+            wanted += [source.call for source in self.calls[index].sources.values()]
         return sorted(found)
 
     def _given(self, needed: list[int], holder: nn.Module) -> tuple[dict[str, torch.Tensor], dict[int, str]]:
@@ -224,8 +224,7 @@ class _Script(TorchFunctionMode):
             id(tensor): tensor
             for index in needed
             for _, tensor in _tensors((self.calls[index].args, self.calls[index].kwargs))
-            if id(tensor) not in inside
-            and (id(tensor) not in self.made or self.made[id(tensor)].call not in needed)
+            if id(tensor) not in inside and id(tensor) not in self.calls[index].sources
         }
         size = next((tensor.shape[0] for tensor in outside.values() if tensor.dim()), None)
         batch = {

@@ -24,6 +24,7 @@ from buoy.checkpoint.store import Checkpoint, Receipt, Saver, Store
 from buoy.errors import BuoyError, UsageError
 from buoy.flight import recorder
 from buoy.flight.recorder import Recorder
+from buoy.planner import rehearsal
 from buoy.supervisor.start import limit_seconds
 from buoy.supervisor.watch import watch
 from buoy.training import deadline
@@ -55,6 +56,8 @@ class Keeper:
         save: str | int | None = None,
         keep: Keep | int | None = None,
     ) -> None:
+        if rehearsal.is_rehearsal():
+            folder, mirror = rehearsal.scratch_folder(), None
         self.folder = os.path.abspath(os.path.expanduser(folder))
         self._rule = schedule.parse_rule(save)
         wish = as_keep(keep)

@@ -14,6 +14,7 @@ from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.state import encode
 from buoy.checkpoint.store import Receipt
 from buoy.errors import UsageError
+from buoy.planner.rehearsal import is_rehearsal
 from buoy.training.batches import Batches
 from buoy.training.follower import Follower
 from buoy.training.keeper import Keeper, say
@@ -73,6 +74,8 @@ class Run:
 
         self._rng, self._ranks = rng, distributed
         self._rank, self._world = distributed.world()
+        if is_rehearsal():
+            folder = None
         self.folder = os.path.abspath(os.path.expanduser(folder)) if folder is not None else None
         """The run folder; None when nothing is kept."""
         self._close_earlier()
@@ -245,6 +248,10 @@ class Run:
         >>> run.track(model=model, optimizer=torch.optim.SGD(model.parameters()))
         >>> loss = run.backward(torch.randn(8, 4), lambda part: model(part).square().mean())
         """
+        if is_rehearsal():  # `buoy plan` reads the step as it is
+            loss = loss_fn(batch)
+            loss.backward()
+            return loss
         return self._micro.backward(batch, loss_fn, reduction=reduction, split=split, scaler=scaler)
 
     # -- saving -----------------------------------------------------------------------------------------------
