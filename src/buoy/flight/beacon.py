@@ -88,6 +88,10 @@ class Beacon:
             text = json.dumps(value)
         self._text(_NOTE_AT, _NOTE_MOST, text)
 
+    def detach(self) -> None:
+        """In a forked child that is not the training: the page stays the parent's alone."""
+        self._page = mmap.mmap(-1, SIZE)
+
     def read(self) -> Reading | None:
         """What a reader would see now."""
         return parse(self._page[:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from html import escape
 from typing import Any
 
 from buoy.flight.attempt import attempt_numbers, is_run
@@ -89,6 +90,11 @@ def show(html: str, text: str) -> None:
     from IPython.display import display
 
     display({"text/html": html, "text/plain": text}, raw=True)  # type: ignore[no-untyped-call]
+
+
+def show_text(text: str) -> None:
+    """Lines as they are."""
+    show(f"<pre>{escape(text)}</pre>", text)
 
 
 def is_in_a_cell(shell: Any) -> bool:

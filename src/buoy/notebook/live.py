@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from html import escape
@@ -23,6 +24,7 @@ class LiveCard:
         self._shell = shell
         self._recorder = recorder
         self._handle: Any = None
+        self._pid = os.getpid()
         self._next = time.monotonic() + _LEAST_SECONDS
         self._step: Callable[[int | None], None] = recorder.beacon.step
         recorder.beacon.step = self._stepped  # type: ignore[method-assign]
@@ -50,6 +52,8 @@ class LiveCard:
             self._handle = None
 
     def _draw(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child, such as the one that traces a plan, has no page to draw on
         begin = time.monotonic()
         try:
             self._show(where(self._recorder))

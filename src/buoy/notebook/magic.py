@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _HELP = """\
 %buoy why      what killed the kernel before this one, how sure that is, and how to go on
 %buoy top      where the training is: steps, RAM, VRAM, disk and time against their limits
+%buoy plan     whether the training in this notebook fits, here or elsewhere: `%buoy plan --on colab-t4`
 %buoy check    the lines in the cells run so far that will end the session
 %buoy report   one page about the run, written to its folder and shown here
 %buoy profile  where the time of the run's next three steps goes, told when they are done
@@ -28,9 +30,10 @@ class Magic:
 
     def __init__(self, extension: Extension) -> None:
         self._extension = extension
-        self._verbs = {
+        self._verbs: dict[str, Callable[[list[str]], Any]] = {
             "why": self._why,
             "top": self._top,
+            "plan": self._plan,
             "check": self._check,
             "report": self._report,
             "profile": self._profile,
@@ -39,17 +42,17 @@ class Magic:
 
     def line(self, line: str) -> Any:
         """Run `%buoy VERB`; an error is shown in words, without a traceback."""
-        from buoy.notebook.extension import show
+        from buoy.notebook.extension import show_text
 
         words = line.split()
         verb = self._verbs.get(words[0]) if words else None
         if verb is None:
             shown = _HELP if not words else f"`{words[0]}` is none of buoy's verbs here\n{_HELP}"
-            return show(f"<pre>{escape(shown)}</pre>", shown)
+            return show_text(shown)
         try:
-            return verb()
+            return verb(words[1:])
         except BuoyError as error:
-            return show(f"<pre>{escape(str(error))}</pre>", str(error))
+            return show_text(str(error))
 
     def _attempt(self) -> Attempt:
         recorder = self._extension.recorder
@@ -57,9 +60,9 @@ class Magic:
             return recorder.attempt
         return find_attempt(self._extension.folder)
 
-    def _why(self) -> None:
+    def _why(self, words: list[str]) -> None:
         """The attempt before this kernel's own; this one is alive."""
-        from buoy.notebook.extension import show
+        from buoy.notebook.extension import show, show_text
         from buoy.verdict import why
         from buoy.view.card import verdict_card
 
@@ -68,22 +71,25 @@ class Magic:
         mine = recorder is not None and recorder.attempt is not None
         number = attempt.number - 1 if mine else attempt.number
         if number < 1:
-            text = f"this is the first kernel that {attempt.run_folder} has seen"
-            return show(f"<pre>{escape(text)}</pre>", text)
+            return show_text(f"this is the first kernel that {attempt.run_folder} has seen")
         verdict = why(attempt.run_folder, number)
         return show(verdict_card(verdict.to_json()), str(verdict))
 
-    def _top(self) -> None:
-        from buoy.notebook.extension import show
+    def _top(self, words: list[str]) -> None:
+        from buoy.notebook.extension import show_text
         from buoy.notebook.live import where
         from buoy.view.now import lines, state
 
         recorder = self._extension.recorder
         mine = recorder is not None and recorder.attempt is not None
-        text = where(recorder) if recorder and mine else "\n".join(lines(state(self._attempt())))
-        show(f"<pre>{escape(text)}</pre>", text)
+        show_text(where(recorder) if recorder and mine else "\n".join(lines(state(self._attempt()))))
 
-    def _check(self) -> Any:
+    def _plan(self, words: list[str]) -> Any:
+        from buoy.notebook.planning import plan
+
+        return plan(self._extension.shell, words)
+
+    def _check(self, words: list[str]) -> Any:
         """What was run so far as a notebook, this cell included; `cell 3` of a finding is `In [3]`."""
         from buoy.view.findings_notebook import check
 
@@ -109,7 +115,7 @@ class Magic:
             finally:
                 os.chdir(before)
 
-    def _report(self) -> None:
+    def _report(self, words: list[str]) -> None:
         from buoy.notebook.extension import show
         from buoy.view.history import read
         from buoy.view.report import page, write
@@ -124,7 +130,7 @@ class Magic:
         )
         show(f"{frame}<div>written to <code>{escape(path)}</code></div>", f"written to {path}")
 
-    def _profile(self) -> None:
+    def _profile(self, words: list[str]) -> None:
         from buoy.errors import UsageError
         from buoy.training.run import Run
 
@@ -134,5 +140,5 @@ class Magic:
                              hint='`run = buoy.Run("runs/cats")`, then train with `run.batches(loader)`')  # fmt: skip
         runs[-1].profile()
 
-    def _off(self) -> None:
+    def _off(self, words: list[str]) -> None:
         self._extension.stop()

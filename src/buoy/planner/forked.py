@@ -10,6 +10,8 @@ import traceback
 import warnings
 from collections.abc import Callable
 
+from buoy.flight import recorder
+
 _PAUSE = 0.02
 
 
@@ -18,11 +20,14 @@ def forked(work: Callable[[], None], said: str, timeout: float) -> int | None:
 
     The child has a session of its own, so that whatever it started ends with it.
     """
+    recorded = recorder.current()
     with warnings.catch_warnings():
         # Python warns of threads that hold locks; the child runs our tracer only, and a timeout bounds it.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
+        if recorded is not None:
+            recorded.beacon.detach()  # a traced step is no step of the training
         _in_child(work, said)
     end = time.monotonic() + timeout
     try:
