@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+import pytest
+
 from buoy.checkpoint.pace import _needs_us_slow
+from tests.checkpoint.ground import about, as_tensor, open_saver, state, writers
 
 
 def after_a_second(
@@ -33,3 +39,15 @@ def test_a_quota_counts_where_the_machine_has_more_cores() -> None:
 
 def test_what_cannot_be_read_makes_it_slow() -> None:
     assert after_a_second(1.0, 0.1, None)
+
+
+def test_the_writer_steps_back_as_a_group_too(tmp_path: Path) -> None:
+    """It is a session of its own, and the kernel weighs sessions against each other: nice alone means nothing then."""
+    if not os.path.exists("/proc/self/autogroup"):
+        pytest.skip("this kernel does not group processes by session")
+    saver = open_saver(tmp_path)
+    saver.save(state(1), about(1), as_tensor, wait=True)
+    (writer,) = writers(tmp_path)
+    assert Path(f"/proc/{writer}/autogroup").read_text().split()[-1] == "15"
+    assert os.getpriority(os.PRIO_PROCESS, writer) == 15
+    saver.close()

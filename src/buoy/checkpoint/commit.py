@@ -14,6 +14,7 @@ import time
 import zlib
 
 from buoy.checkpoint.manifest import MANIFEST, PIECE_BYTES, SCHEMA, STATE, VALUES, seal
+from buoy.checkpoint.pace import FIRST_BITE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # these cost the writer time and memory, and it never looks at types
@@ -21,7 +22,6 @@ if TYPE_CHECKING:  # these cost the writer time and memory, and it never looks a
     from typing import Any
 
 _PAGE = 4096
-_BITE = 1 << 20  # what is checked or written at once, and rested after
 _MOST_UNSYNCED = 64 << 20
 _NO_DIRECT_IO = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 _NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -30,7 +30,7 @@ _MOST_SAME_STEP = 1000
 
 
 def write_checkpoint(
-    request: dict[str, Any], image: memoryview, values: bytes, rest: Callable[[int, float], object]
+    request: dict[str, Any], image: memoryview, values: bytes, rest: Callable[[int, float], int]
 ) -> tuple[str, int]:
     """Write the checkpoint that the trainer asked for; its folder and its bytes. A failure leaves nothing behind."""
     part = Part(request["checkpoints"], request["name"])
@@ -58,7 +58,7 @@ class Part:
         os.mkdir(self._folder)
 
     def write_image(
-        self, image: memoryview, size: int, ends: Sequence[int], rest: Callable[[int, float], object]
+        self, image: memoryview, size: int, ends: Sequence[int], rest: Callable[[int, float], int]
     ) -> None:
         """`state.safetensors` from its image in memory (which is whole pages), checksums cut at `ends`.
 
@@ -69,14 +69,16 @@ class Part:
         stop = threading.Event()
 
         def count() -> None:
-            for number, (start, end) in enumerate(spans):
-                for at in range(start, end, _BITE):
+            most = FIRST_BITE
+            for number, (at, end) in enumerate(spans):
+                while at < end:
                     if stop.is_set():
                         return
-                    bite = image[at : min(at + _BITE, end)]
+                    bite = image[at : min(at + most, end)]
                     began = time.monotonic()
                     sums[number] = zlib.crc32(bite, sums[number])
-                    rest(len(bite), began)
+                    at += len(bite)
+                    most = rest(len(bite), began)
 
         counter = threading.Thread(target=count)
         counter.start()
@@ -230,7 +232,7 @@ def remove_leftovers(checkpoints: str) -> None:
                 continue  # it does no harm where it is
 
 
-def _write_image(path: str, image: memoryview, size: int, rest: Callable[[int, float], object]) -> None:
+def _write_image(path: str, image: memoryview, size: int, rest: Callable[[int, float], int]) -> None:
     for flags in (os.O_DIRECT, 0):
         try:
             descriptor = os.open(path, _NEW | flags, 0o644)
@@ -254,15 +256,15 @@ def _write_image(path: str, image: memoryview, size: int, rest: Callable[[int, f
 
 
 def _write_chunks(
-    descriptor: int, image: memoryview, size: int, *, whole_pages: bool, rest: Callable[[int, float], object]
+    descriptor: int, image: memoryview, size: int, *, whole_pages: bool, rest: Callable[[int, float], int]
 ) -> None:
     until = -(-size // _PAGE) * _PAGE if whole_pages else size
-    at = 0
+    at, most = 0, FIRST_BITE
     while at < until:
         began = time.monotonic()
-        done = os.pwrite(descriptor, image[at : min(at + _BITE, until)], at)
+        done = os.pwrite(descriptor, image[at : min(at + most, until)], at)
         at += done
-        rest(done, began)
+        most = rest(done, began)
     if until != size:
         os.ftruncate(descriptor, size)
     os.fsync(descriptor)

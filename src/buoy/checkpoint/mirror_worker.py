@@ -32,11 +32,13 @@ from buoy.errors import BuoyError
 from buoy.flight.attempt import write_json
 from buoy.flight.mirror import PERIOD as LOG_PERIOD
 from buoy.flight.mirror import copy_tail
+from buoy.machine.priority import step_back
 from buoy.units import format_bytes
 
 STATUS = "mirror.json"
 STATUS_SCHEMA = "buoy.mirror/1"
 _LOOK_SECONDS = 0.25
+_NICE = 10
 _STATUS_SECONDS = 1.0
 _RETRY_MOST = 300.0
 _VERDICT_SECONDS = 10.0
@@ -269,7 +271,7 @@ def keep(orders: dict[str, Any]) -> None:
         os._exit(0)
     os.setsid()
     os.chdir("/")
-    os.nice(10)
+    step_back(_NICE)
     lock = os.open(os.path.join(orders["run"], "mirror.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -16,6 +16,8 @@ from buoy.machine.procfs import FileReader, ProcessReader
 BUSY_BYTES_PER_SECOND = 128 << 20
 """Each of checksum and write, while no core is to spare: together about a fifteenth of one."""
 
+FIRST_BITE = 1 << 20
+_IDLE_BITE = 8 << 20
 _FIRST_LOOK = 0.03
 _LOOK_EVERY = 0.1
 _COMPUTING = 0.3  # cores: less is a trainer that waits
@@ -40,13 +42,18 @@ class Pace:
         self._before = self._seconds()
         self._due = time.monotonic() + _FIRST_LOOK
 
-    def rest(self, size: int, began: float) -> None:
-        """After a bite of `size` bytes begun at `began` (monotonic): sleep if the trainer needs the processor."""
+    def rest(self, size: int, began: float) -> int:
+        """After a bite of `size` bytes begun at `began` (monotonic): sleep if the trainer needs the processor.
+
+        Returns how many bytes to take next: many where nobody is disturbed, which is faster.
+        """
         self._look()
-        if self._busy:
-            left = began + size / BUSY_BYTES_PER_SECOND - time.monotonic()
-            if left > 0:
-                time.sleep(left)
+        if not self._busy:
+            return _IDLE_BITE
+        left = began + size / BUSY_BYTES_PER_SECOND - time.monotonic()
+        if left > 0:
+            time.sleep(left)
+        return FIRST_BITE
 
     def _look(self) -> None:
         if time.monotonic() < self._due or not self._looking.acquire(blocking=False):

@@ -26,6 +26,7 @@ import time
 
 from buoy.checkpoint.commit import write_checkpoint
 from buoy.checkpoint.pace import Pace
+from buoy.machine.priority import step_back
 
 _NICE = 15
 _MOST_MESSAGE = 64
@@ -98,20 +99,12 @@ def _read_note(descriptor: int) -> tuple[dict, bytes]:  # type: ignore[type-arg]
     return json.loads(data[8:end]), data[end:]
 
 
-def _be_modest() -> None:
-    """Never in the way of the training: a low priority for the processor."""
-    try:
-        os.nice(_NICE)
-    except OSError:
-        pass
-
-
 def main() -> None:
     """Become the writer for the trainer that is named on the command line."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # what was handed over is finished; only SIGKILL ends that
     os.chdir("/")
-    _be_modest()
+    step_back(_NICE)
     connection = socket.socket(fileno=int(sys.argv[1]))
     Writer(connection, int(sys.argv[3])).run()
     os.close(int(sys.argv[2]))  # the lock first: the end of the connection says that it is free

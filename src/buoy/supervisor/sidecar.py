@@ -25,7 +25,9 @@ from buoy.flight.sampler import Sampler
 from buoy.flight.stacks import StackAsker
 from buoy.machine.colab import ColabEvents
 from buoy.machine.kernel_log import KernelLog
+from buoy.machine.priority import step_back
 
+_NICE = 5
 _GAP_SECONDS = 2.0
 _CLOCK_JUMP_SECONDS = 2.0
 _KERNEL_LINES_MOST = 200
@@ -225,10 +227,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _be_modest() -> None:
-    try:
-        os.nice(5)
-    except OSError:
-        pass
+    step_back(_NICE)
     try:
         # Allowed to root only; elsewhere it stays as it is.
         with open("/proc/self/oom_score_adj", "w") as file:
