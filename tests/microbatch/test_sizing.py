@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from buoy.microbatch.history import History
 from buoy.microbatch.sizing import Fit, Ramp, Sizer
 
 
@@ -144,25 +143,3 @@ def test_a_ramp_finds_what_fits_without_failing(gradients: float) -> None:
 
     assert ramp.samples is not None
     assert 0.95 * true <= ramp.samples <= true
-
-
-def test_the_log_of_sizes_is_short_and_replays() -> None:
-    history = History()
-    used = [[64], [64], [4, 4, 8, 16, 32], [22, 21, 21], [22, 21, 21], [5], [32, 32], [64]]
-    for step, parts in enumerate(used):
-        history.note(step, sum(parts), parts)
-
-    assert len(history.entries) == 4
-    again = History()
-    again.replay(history.entries)
-    assert [again.parts(step, sum(parts)) for step, parts in enumerate(used)] == used
-    assert again.parts(8, 64) is None
-
-
-def test_what_a_later_attempt_did_counts() -> None:
-    history = History()
-    history.replay([{"step": 3, "samples": 8}, {"step": 9, "samples": 4}, {"step": 5, "samples": 2}])
-
-    assert history.parts(4, 8) == [8]
-    assert history.parts(5, 8) == [2, 2, 2, 2]
-    assert history.parts(6, 8) is None

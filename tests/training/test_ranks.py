@@ -1,4 +1,4 @@
-"""DistributedDataParallel: rank 0 writes, all ranks resume bit for bit, and all stop when one is told to."""
+"""DistributedDataParallel: rank 0 writes, all ranks resume bit for bit with the same parts, and all stop together."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ def test_two_ranks_agree_resume_and_stop_together(tmp_path: Path) -> None:
     result = json.loads(done.stdout)
     words = result["stderr"]
 
+    assert words.count("out of memory") == 1, "rank 0 speaks for all, and nobody runs out of it a second time"
+    assert "another process ran out of memory; the step is done again, 2 at a time" in words
     assert result["whole"] == [0, 0] == result["resumed"], words
     survivor, killed = result[
         "killed"

@@ -31,6 +31,7 @@ KILLS = {
     "stateful_loader_of_a_stream": [4],
     "an_endless_second_loader": [13, 17],
     "micro_batches": [7],
+    "changing_micro_batches": [4, 20, 23],
     "evaluation": [7, 13],
     "without_epochs": [7, 12],
     "notebook_style": [7],

@@ -29,6 +29,7 @@ from torch.utils.data import (
 )
 
 import buoy
+from buoy.testing import byte_budget
 
 SAMPLES = 44
 TRAININGS: dict[str, Callable[[Stage], None]] = {}
@@ -430,6 +431,38 @@ def micro_batches(stage: Stage) -> None:
             optimizer.step()
             optimizer.zero_grad()
             stage.step(run.step, loss.item(), batch[0])
+    stage.end(model, optimizer)
+
+
+@training
+def changing_micro_batches(stage: Stage) -> None:
+    """Memory is short at step 4, and again at step 20, where the micro-batch would grow; at step 21 it grows.
+
+    Each shortage comes once in a run: when the step is done again after a kill, only the log can tell.
+    """
+    loader = DataLoader(Augmented(), batch_size=8, shuffle=True)
+    model = nn.Sequential(nn.Linear(6, 256), nn.ReLU(), nn.Dropout(0.3), nn.Linear(256, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    run = stage.run()
+    run.track(model=model, optimizer=optimizer)
+    last: list[int] = []
+
+    def loss_of(part: list[torch.Tensor]) -> torch.Tensor:
+        last[:] = [*last[-7:], len(part[0])]
+        return functional.cross_entropy(model(part[0]), part[1])
+
+    with byte_budget("1GiB") as device:
+        for _ in run.epochs(4):
+            for batch in run.batches(loader):
+                met = f"{stage.folder}.short-{run.step + 1}"
+                if run.step + 1 in (4, 20) and not os.path.exists(met):
+                    open(met, "w").close()
+                    device.size = device.live + 24_000  # gradients, and the activations of two samples
+                loss = run.backward(batch, loss_of)
+                device.size = 1 << 30
+                optimizer.step()
+                optimizer.zero_grad()
+                stage.step(run.step, loss.item(), batch[0], last[-1])
     stage.end(model, optimizer)
 
 

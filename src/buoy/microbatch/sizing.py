@@ -7,7 +7,7 @@ long ones. `Sizer` never looks at a device; it is told.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 _PATIENCE = 16  # clean steps before a larger size is tried
@@ -52,6 +52,8 @@ class Sizer:
     trying: float | None = None
     """The limit to go back to when the growth under way fails."""
     fit: Fit | None = None
+    lessons: int = field(default=0, compare=False)
+    """How often something was learned that the sizes of the steps do not tell."""
 
     def samples(self, total: int, each: float, free: float | None) -> tuple[int, bool]:
         """Samples per micro-batch, and whether to find the size by a ramp; `free`: bytes for activations."""
@@ -92,6 +94,7 @@ class Sizer:
         """It did not fit; the size to go on with. 1 again when it was 1."""
         cost = size * each
         self.clean = 0
+        self.lessons += 1
         if self.trying is not None:
             self.patience = min(self.patience * 2, _MOST_PATIENCE)
             goal, self.trying, self.failed = self.trying, None, cost
@@ -108,11 +111,13 @@ class Sizer:
     def follow(self, smaller: int, size: int, each: float) -> None:
         """Another rank could not do with this size: all go on with its smaller one."""
         self.clean, self.trying = 0, None
+        self.lessons += 1
         self.limit, self.failed = min(self.limit, smaller * each), min(self.failed, size * each)
 
     def fitted(self, fit: Fit, samples: int | None, each: float) -> None:
         """A ramp has measured the line, and how many samples there is room for."""
         self.fit = fit
+        self.lessons += 1
         if samples is not None:
             self.limit, self.clean, self.trying = samples * each, 0, None
             self.failed, self.patience = self.limit * _SAME / _MARGIN, _MOST_PATIENCE

@@ -84,7 +84,7 @@ class Transaction(Progress):
 
     def replay(self, sizes: list[dict[str, Any]]) -> None:
         """Use the sizes that an earlier attempt has logged, as far as it came."""
-        self._history.replay(sizes)
+        self._history.replay(sizes, self.steps)
 
     def track(
         self,
@@ -166,12 +166,16 @@ class Transaction(Progress):
         if isinstance(failure, _PeerShrinks):
             smaller = failure.size
             if smaller != GIVE_UP:
+                self._history.leave()
                 self._sizer.follow(smaller, size, whole.each)
+                self._tell(f"another process ran out of memory; the step is done again, {smaller} at a time",
+                           size, smaller)  # fmt: skip
         elif not is_oom(failure):
             self._tell_peers(GIVE_UP)
             raise failure
         else:
             release(failure)
+            self._history.leave()
             smaller = self._smaller(whole, size, failure, again)
             smaller = min(smaller, self._tell_peers(smaller))
         if smaller == GIVE_UP:
@@ -357,13 +361,13 @@ class Transaction(Progress):
         self._event("retry", what="oom", step=self.steps, samples=size, smaller=smaller)
 
     def _learn(self, whole: Batch, parts: list[int], ramp: MeasuredRamp | None) -> None:
-        self._history.note(self.steps, whole.samples, parts)
+        if ramp is not None:
+            ramp.learn(self._sizer, whole.each)
+        self._sizer.done(max(parts), whole.each, held_back=ramp is None and len(parts) > 1)
+        self._history.note(self.steps, whole.samples, parts, self._sizer)
         self.steps += 1
         if ramp is None:
-            self._sizer.done(max(parts), whole.each, held_back=len(parts) > 1)
             return
-        ramp.learn(self._sizer, whole.each)
-        self._sizer.done(max(parts), whole.each, held_back=False)
         size, _ = self._sizer.samples(whole.samples, whole.each, None)
         if size < whole.samples:
             self._say(f"{_count(whole.samples)} at once would not fit: {size} at a time from now on")

@@ -138,10 +138,11 @@ class Guarding:
             "rng": self._rng.capture(),
             "seed": self.seed,
             "finished": finished,
+            "micro_batch": self.micro.state(),
             **place,
         }
         return self._saves.save(
-            self._things, mine, self.micro.state(), step=step, epoch=epoch, finished=finished,
+            self._things, mine, step=step, epoch=epoch, finished=finished,
             **{"pin": None, **about},
         )  # fmt: skip
 
@@ -170,11 +171,7 @@ class _Steps(MicroBatches):
         self._make = transaction
 
     def _begin(self) -> None:
-        self._transaction = self._make(**self._settings)
-        self._hand_over()
-        if self._saved is not None:
-            self._transaction.load_state_dict(self._saved)
-            self._transaction.replay(self._logged_sizes())
+        self._go_on(self._make(**self._settings))
 
 
 def refuse_many_processes(processes: int, library: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from typing import Any
 
 from buoy.flight.log import read_lines
@@ -14,8 +15,11 @@ LOG = "micro-batches.jsonl"
 class MicroBatches:
     """Holds the transaction around each training step, from the first `backward` on."""
 
-    def __init__(self, folder: str | None, saved: dict[str, Any] | None, settings: dict[str, Any]) -> None:
-        self._log = os.path.join(folder, LOG) if folder is not None else None
+    def __init__(
+        self, folder: str | None, saved: dict[str, Any] | None, settings: dict[str, Any], rank: int = 0
+    ) -> None:
+        name = LOG if not rank else f"micro-batches.{rank}.jsonl"
+        self._log = os.path.join(folder, name) if folder is not None else None
         self._saved = saved
         self._settings = settings
         self._transaction: Any = None
@@ -44,11 +48,17 @@ class MicroBatches:
     def _begin(self) -> None:
         from buoy.torch.transaction import Transaction
 
-        self._transaction = Transaction(**self._settings)
+        self._go_on(Transaction(**self._settings))
+
+    def _go_on(self, transaction: Any) -> None:
+        self._transaction = transaction
         self._hand_over()
         if self._saved is not None:
-            self._transaction.load_state_dict(self._saved)
-            self._transaction.replay(self._logged_sizes())
+            transaction.load_state_dict(self._saved)
+            transaction.replay(self._logged_sizes())
+        elif self._log is not None:
+            with suppress(OSError):
+                os.unlink(self._log)  # of an attempt that came to no checkpoint: this one begins anew
 
     def _hand_over(self) -> None:
         from buoy.torch.state import parts
@@ -60,7 +70,7 @@ class MicroBatches:
         """Also of the steps that were made after the checkpoint: they are done again as they were."""
         if self._log is None or not os.path.exists(self._log):
             return []
-        return [line for line in read_lines(self._log) if isinstance(line, dict) and "step" in line]
+        return [line for line in read_lines(self._log) if isinstance(line, dict) and "sizer" in line]
 
     def _write_log(self) -> None:
         sizes = self._transaction.sizes

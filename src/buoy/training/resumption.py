@@ -32,7 +32,7 @@ class Resumption:
         self.step = self._checkpoint.step if self._checkpoint is not None else 0
         self.mine: dict[str, Any] = whole["ranks"][self._rank] if whole else {}
         """This rank's place and random state."""
-        self.micro_batch: dict[str, Any] | None = whole["micro_batch"] if whole else None
+        self.micro_batch: dict[str, Any] | None = self.mine.get("micro_batch")
 
     def __bool__(self) -> bool:
         return bool(self.mine)

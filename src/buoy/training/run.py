@@ -107,7 +107,7 @@ class Run:
         self._tracked: dict[str, Tracked] = {}
         self._hooks: list[Any] = []
         self._micro = MicroBatches(
-            self.folder if not self._rank else None,
+            self.folder,
             self._from.micro_batch,
             {
                 "say": self._say,
@@ -116,6 +116,7 @@ class Run:
                 "inexact": inexact,
                 "memory_cap": memory_cap,
             },
+            self._rank,
         )
         self._before_loop: Any = mine.get("before_loop") or rng.capture()
         """Random state where the way to the loop began: what the script draws there it draws again on resume."""
@@ -324,12 +325,12 @@ class Run:
             "rng": self._rng.capture(),
             "before_loop": self._before_loop,
             "seed": self._seed,
+            "micro_batch": self._micro.state(),
         }
         self._saved_step = self.step
         return self._saves.save(
             self._tracked,
             mine,
-            self._micro.state(),
             step=self.step,
             epoch=self._position.epoch,
             reason=reason,

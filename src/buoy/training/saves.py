@@ -76,13 +76,7 @@ class Saves:
             )
             self._waiting_since = now + _SELDOM
 
-    def save(
-        self,
-        tracked: Mapping[str, Any],
-        mine: dict[str, Any],
-        micro_batch: dict[str, Any] | None,
-        **about: Any,
-    ) -> Receipt | None:
+    def save(self, tracked: Mapping[str, Any], mine: dict[str, Any], **about: Any) -> Receipt | None:
         """Make a checkpoint of what is tracked and of every rank's own part; None when it failed, which is told."""
         from buoy.torch.tensors import as_tensor
 
@@ -91,7 +85,7 @@ class Saves:
         receipt: Receipt | None = None
         try:
             items = {name: thing.state() for name, thing in tracked.items()}
-            items[OURS] = {"ranks": ranks, "micro_batch": micro_batch}
+            items[OURS] = {"ranks": ranks}
             receipt = self._keeper.save(items, metrics=self._metrics, as_tensor=as_tensor, **about)
         except Exception as error:  # noqa: BLE001 - a state that cannot be saved any more must not end the training
             self._trouble(f"step {about['step']} is not saved, the training goes on: {error}")

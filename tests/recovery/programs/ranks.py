@@ -73,7 +73,7 @@ def train(kind: str) -> dict[str, object]:
         "weights": weights.tolist(),
         "off": float((weights - reference).abs().max()),
         "said": said,
-        "sizes": transaction.sizes,
+        "sizes": [(entry["step"], entry.get("samples")) for entry in transaction.sizes],
     }
     return answer
 
