@@ -78,6 +78,8 @@ def tracked(name: str, value: Any) -> Tracked | None:
     if isinstance(value, nn.Module):
         return _Module(name, value)
     if isinstance(value, torch.optim.Optimizer):
+        for number, parameter in enumerate(p for group in value.param_groups for p in group["params"]):
+            _refuse_shard(name, f"param_groups: parameter {number}", parameter, value)
         return _Optimizer(value)
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         return _Stateful(value)
@@ -176,13 +178,7 @@ class _Module:
         if _holds_values_back(self._module):
             self._module.persistent(True)  # type: ignore[operator]
         for key, value in [*self._module.named_parameters(), *self._module.named_buffers()]:
-            if type(value).__name__ == "DTensor" or "FullyShardedDataParallel" in type(self._module).__name__:
-                raise CannotSave(
-                    f"{name}.{key} is sharded over several processes",
-                    received=type(self._module).__name__,
-                    expected="a model that every rank holds whole (one process, or DistributedDataParallel)",
-                    hint="save sharded models with `torch.distributed.checkpoint`; leave this one out of `track`",
-                )
+            _refuse_shard(name, key, value, self._module)
             if nn.parameter.is_lazy(value):
                 raise CannotSave(
                     f"{name}.{key} has no shape yet",
@@ -341,6 +337,22 @@ class _Generator:
 
     def load(self, state: Any) -> None:
         set_generator_state(self._generator, state)
+
+
+def _refuse_shard(name: str, key: str, tensor: torch.Tensor, owner: object) -> None:
+    """A checkpoint has one copy of everything, rank 0's: of a shard that would be a part only."""
+    if type(tensor).__name__ == "DTensor" or getattr(tensor, "_fsdp_flattened", False):
+        how = "DTensor: FSDP2, or tensor parallel" if type(tensor).__name__ == "DTensor" else "FSDP"
+    elif type(owner).__name__ == "ZeroRedundancyOptimizer":
+        how = "ZeRO"
+    else:
+        return
+    raise CannotSave(
+        f"{name}.{key} is sharded over several processes",
+        received=f"{type(owner).__name__} ({how})",
+        expected="a model that every rank holds whole (one process, or DistributedDataParallel), and its optimizer",
+        hint="save sharded models and their optimizers with `torch.distributed.checkpoint`; leave them out of `track`",
+    )
 
 
 def _differences(name: str, mine: torch.Tensor, theirs: torch.Tensor) -> list[str]:
