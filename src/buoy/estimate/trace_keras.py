@@ -103,20 +103,29 @@ def trace_step(
     return trace
 
 
+def _zeros(model: Any, parts: Any, size: int) -> Any:
+    """A batch for a saved model: like the person's own where it is known, else by its input, output and loss."""
+    import numpy as np
+
+    if parts is None:
+        inputs = model.input_shape if not isinstance(model.input_shape, list) else model.input_shape[0]
+        outputs, labels = model.output_shape[1:], "float32"
+        loss = getattr(model, "loss", None)
+        if "sparse" in (loss if isinstance(loss, str) else str(getattr(loss, "name", ""))).lower():
+            outputs, labels = outputs[:-1], "int32"  # class numbers
+        parts = [(inputs[1:], "float32"), (outputs, labels)]
+    return tuple(np.zeros((size, *(dimension or 128 for dimension in shape)), kind) for shape, kind in parts)
+
+
 def _built(request: Request) -> tuple[Any, Any, list[str]]:
     import keras
-    import numpy as np
     import tensorflow as tf
 
     notes: list[str] = []
     given: Any
     if "keras" in request.source:
         model = keras.models.load_model(request.source["keras"], compile=True)
-        shape = model.input_shape if not isinstance(model.input_shape, list) else model.input_shape[0]
-        size = request.batch or 32
-        x = np.zeros((size, *(dimension or 128 for dimension in shape[1:])), "float32")
-        y = np.zeros((size, *model.output_shape[1:]), "float32")
-        given = (model, (x, y))
+        given = (model, _zeros(model, request.source.get("parts"), request.batch or 32))
     else:
         from buoy.estimate.trace_load import load
 

@@ -119,6 +119,7 @@ def _of_keras(names: Names, name: str, model: Any) -> Found:
     sources = names.of(lambda _, value: is_source(value))
     if sources:
         key, source = _only(_for_training(sources), "data set")
+        found.batch = getattr(source, "element_spec", None)  # shapes and types: no batch is taken
         found.batch_size = batch_size_of(source)
         if found.batch_size is not None:
             found.words.append(f"batches of {found.batch_size} as `{key}` makes them")

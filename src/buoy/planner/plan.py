@@ -234,4 +234,14 @@ def _saved_keras(model: Any, batch: Any, folder: str) -> Request:
         ) from None
     first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
     shape = getattr(first, "shape", None)
-    return Request("keras", {"keras": path}, batch=int(shape[0]) if shape else None)
+    source = {"keras": path, "parts": _parts(batch)}
+    return Request("keras", source, batch=int(shape[0]) if shape and shape[0] else None)
+
+
+def _parts(batch: Any) -> list[tuple[list[int | None], str]] | None:
+    """One sample's shape and type of (x, y) or (x, y, weights): labels are not always as the output is."""
+    if not isinstance(batch, (tuple, list)) or not 2 <= len(batch) <= 3:
+        return None
+    if not all(getattr(part, "shape", None) and hasattr(part, "dtype") for part in batch):
+        return None
+    return [(list(part.shape[1:]), str(getattr(part.dtype, "name", part.dtype))) for part in batch]
