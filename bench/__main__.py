@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 BENCHES = (
-    "startup", "beacon", "sidecar", "recorder", "leaks", "check", "checkpoint", "recovery", "keras_step",
+    "startup", "beacon", "sidecar", "recorder", "leaks", "check", "checkpoint", "resume", "recovery", "keras_step",
     "estimate", "report",
 )  # fmt: skip
 RESULTS = Path(__file__).parent / "results"

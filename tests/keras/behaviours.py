@@ -161,6 +161,32 @@ def a_callback_that_cannot_be_saved_any_more_does_not_end_the_training(folder: s
     assert newest is not None and newest.step == 4
 
 
+def a_checkpoint_asked_for_at_the_end_of_a_batch_counts_that_batch(folder: str) -> None:
+    class Asks(keras.callbacks.Callback):
+        def __init__(self, guard: Any) -> None:
+            super().__init__()
+            self.guard = guard
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 2:
+                assert self.guard.save(pin="third") is None  # made before the next batch
+            if batch == 3:
+                raise StopHere
+
+    whole, _, _ = fit(f"{folder}-whole")
+    first = model()
+    guard = buoy.keras.Guard(folder, save="24h")
+    try:
+        first.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[Asks(guard), guard])
+    except StopHere:
+        pass
+    resumed, _, said = fit(folder)
+
+    assert "after step 3" in said, said
+    assert weights(resumed) == weights(whole)
+    assert [entry.about["pin"] for entry in Store(folder).list() if entry.step == 3] == ["third"]
+
+
 def what_another_kind_of_training_saved_is_refused(folder: str) -> None:
     fit(folder)
     try:

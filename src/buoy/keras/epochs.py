@@ -55,6 +55,8 @@ class GuardedAdapter(DataAdapter):  # type: ignore[misc]
         self._of_epoch = -1
         self._stepped = False  # under tf.distribute Keras opens the data once before it begins
         self._pass_per_epoch = True
+        self.in_step = False
+        """A batch has been handed out, and the position does not count it yet."""
 
     def get_tf_dataset(self) -> Any:
         """The feed's."""
@@ -101,8 +103,9 @@ class GuardedAdapter(DataAdapter):  # type: ignore[misc]
                 continue
             if number == before:
                 epochs._steps_seen = position.offset + many
+            self.in_step = True
             yield item
-            self._stepped = True
+            self.in_step, self._stepped = False, True
             made = many
             if self.feed.batches is not None:
                 made = min(many, self.feed.batches - position.offset)

@@ -74,8 +74,16 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
         return self._fit is not None and self._fit.resumed
 
     def save(self, *, pin: str | None = None) -> Receipt | None:
-        """A checkpoint now; call it between steps, from another callback. A pinned one is never deleted."""
-        return self._fit.save("user", pin=pin) if self._fit is not None else None
+        """A checkpoint, for another callback to ask for; `pin` keeps it for good, under that name.
+
+        While a batch is under way (`on_train_batch_end` belongs to it) it is made right after, and this returns None.
+        """
+        if self._fit is None:
+            return None
+        if self._fit.adapter.in_step:
+            self._fit.wish = ("user", pin)
+            return None
+        return self._fit.save("user", pin=pin)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Keras calls this after every other callback's own."""
@@ -157,6 +165,8 @@ class _Fit:
         ):
             self._sizes.load(self._stored("micro_batch"))
         self._model_was_read = self._told_trouble = False
+        self.wish: tuple[str, str | None] | None = None
+        """(reason, name to pin it under) of a checkpoint to make after this batch."""
         self._say_exactness()
 
     def run(self, original: Callable[..., Any]) -> Any:
@@ -215,9 +225,10 @@ class _Fit:
             self._sizes.follow()
         if not self._model_was_read:
             self._read_model()
-        reason = self._keeper.due(self.adapter.position.step)
+        reason, pin = self.wish or (self._keeper.due(self.adapter.position.step), None)
+        self.wish = None
         if reason is not None:
-            self._try_to_save(reason)
+            self._try_to_save(reason, pin=pin)
 
     def _try_to_save(self, reason: str, **more: Any) -> None:
         """A checkpoint that cannot be made must not end the training; the one before stands."""
