@@ -24,6 +24,7 @@ from tests.checkpoint.ground import (
     as_tensor,
     contents,
     open_saver,
+    pattern,
     save,
     state,
     trainer,
@@ -150,6 +151,34 @@ def test_without_room_for_the_arena_it_streams_and_says_so_once(
     assert len(heard) == 1 and "while the training waits" in heard[0]
     assert not writers(tmp_path)
     saver.close()
+
+
+def test_a_session_too_small_for_a_second_copy_lives_and_saves_all_the_same(
+    tmp_path: Path, make_session: Callable[[int], Path]
+) -> None:
+    """In a memory group of 160 MiB, with a state of 80 MiB: an arena would be its death."""
+    session = make_session(160 << 20)
+    code = """
+heard = []
+s = open_saver(sys.argv[1], heard)
+big = {"weights": {str(n): Array(pattern(8 << 20, n)) for n in range(10)}}
+s.size(big, as_tensor)
+for step in (1, 2):
+    receipt = s.save(big, about(step), as_tensor)
+    assert receipt.committed, receipt
+print(len(heard), heard[0])
+"""
+    small = trainer(
+        code,
+        str(tmp_path),
+        preexec_fn=lambda: (session / "cgroup.procs").write_text(str(os.getpid())),
+        stderr=subprocess.PIPE,
+    )
+    said, trouble = small.communicate(timeout=120)
+
+    assert small.returncode == 0, trouble
+    assert said.startswith("1 no memory for a copy of the state (80.0 MiB")
+    assert newest(tmp_path) == {"weights": {str(n): Array(pattern(8 << 20, n)) for n in range(10)}}
 
 
 # -- the one writer ---------------------------------------------------------------------------------------------
