@@ -21,20 +21,37 @@ same = torch.equal(before[0], model.weight) and torch.equal(before[1], torch.get
 print(same and model.weight.grad is None and not optimizer.state)
 """
 
+TRAIN = """
+import buoy
+run = buoy.Run("runs/lines", plan=Out[4], micro_batch=2)
+run.track(model=model, optimizer=optimizer)
+for epoch in run.epochs(1):
+    for part in run.batches([batch] * 3):
+        run.backward(part, lambda mb: criterion(model(mb[0]), mb[1]))
+        optimizer.step(); optimizer.zero_grad()
+run
+"""
+
 
 def test_a_plan_of_what_the_notebook_holds_is_shown_and_leaves_no_trace_in_the_kernel(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path, IPYTHONDIR=str(tmp_path / "ipython"))
     kernel.run("%load_ext buoy")
     nothing = html(kernel.run("%buoy plan"))
     kernel.run(BUILD)
-    shown = kernel.run("%buoy plan --on rtx-3090")
+    shown = kernel.run("%buoy plan --on this")
     untouched = kernel.run(UNTOUCHED)[0]["text"]
     top = html(kernel.run("%buoy top"))
+    card = html(kernel.run(TRAIN))
+    report = html(kernel.run("%buoy report"))
     kernel.end()
 
     assert "no model in this notebook yet" in nothing
     assert [item["kind"] for item in shown] == ["display_data", "execute_result"]
     assert "model `model`, batch `batch`, optimizer `optimizer`, loss `criterion`" in html(shown[:1])
-    assert "RTX 3090: fits" in html(shown[1:])
+    assert "this (CPU): fits" in html(shown[1:])
     assert untouched == "True\n"
     assert "step 0" in top  # a traced step is none of the training's
+    assert "planned for this: fits" in card
+    assert "samples at once: planned the whole batch (4), was 2" in card
+    assert "Plan and reality" in report
+    assert "the whole batch (4)" in report

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from buoy.errors import BuoyError
 from buoy.flight.attempt import Attempt, find_attempt
+from buoy.training import planned
 
 if TYPE_CHECKING:
     from buoy.notebook.extension import Extension
@@ -87,7 +88,10 @@ class Magic:
     def _plan(self, words: list[str]) -> Any:
         from buoy.notebook.planning import plan
 
-        return plan(self._extension.shell, words)
+        made = plan(self._extension.shell, words)
+        if self._extension.recorder is not None:
+            planned.record(made, self._extension.recorder.event)
+        return made
 
     def _check(self, words: list[str]) -> Any:
         """What was run so far as a notebook, this cell included; `cell 3` of a finding is `In [3]`."""

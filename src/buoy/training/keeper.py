@@ -67,7 +67,7 @@ class Keeper:
         self.recorder = self._record(given)
         self.store = Store(self.folder)
         self._saver: Saver = self.store.saver(say, self.recorder.event)
-        self._shelf = Shelf(self.store, wish, allowed, self._trouble)
+        self._shelf = Shelf(self.store, wish, allowed, self._trouble, self.recorder.event)
         self._signals = Signals(self.recorder, say)
         self._deadline = deadline.find(self.recorder.attempt, given)
         self._alarms = Alarms(self.recorder.attempt)

@@ -15,6 +15,7 @@ from buoy.checkpoint.state import encode
 from buoy.checkpoint.store import Receipt
 from buoy.errors import UsageError
 from buoy.planner.rehearsal import is_rehearsal
+from buoy.training import planned
 from buoy.training.batches import Batches
 from buoy.training.follower import Follower
 from buoy.training.keeper import Keeper, say
@@ -122,6 +123,7 @@ class Run:
         """Random state where the way to the loop began: what the script draws there it draws again on resume."""
         self._epochs_before = 0
         self._plan = plan
+        planned.record(plan, self._event)
         self._in_epochs = self._looked_over = self._finished = False
         self._profile: Profile | None = None
         self._saved_step = self.step if mine else -1
@@ -140,6 +142,12 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<buoy.Run {self.folder or 'without a folder'}, step {self.step}>"
+
+    def _repr_html_(self) -> str:
+        from buoy.view.run_card import run_card
+
+        attempt = getattr(getattr(self._keeper, "recorder", None), "attempt", None)
+        return run_card(repr(self), attempt)
 
     # -- what is saved ----------------------------------------------------------------------------------------
 

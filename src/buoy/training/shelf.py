@@ -18,9 +18,15 @@ class Shelf:
     """Keeps a run's checkpoints within a wish and a budget."""
 
     def __init__(
-        self, store: Store, wish: Keep, allowed: int | None, trouble: Callable[[str, str], object]
+        self,
+        store: Store,
+        wish: Keep,
+        allowed: int | None,
+        trouble: Callable[[str, str], object],
+        event: Callable[..., object],
     ) -> None:
         """`allowed`: bytes for all checkpoints together, as the user gave them."""
+        self._event = event
         self._store = store
         self._keep = self._wish = wish
         self._allowed = allowed
@@ -32,6 +38,8 @@ class Shelf:
         used = sum(entry.bytes for entry in self._store.list())
         found = budget.plan(size, budget.room(self._store.folder, self._allowed, used), self._wish, hours)
         self._keep = found.keep
+        if found.keep != self._wish:
+            self._event("retention", text=found.words)
         return found
 
     def make_room(self, size: int) -> str | None:
@@ -43,6 +51,9 @@ class Shelf:
         going = to_make_room(entries, self._keep, size - left)
         for entry in going:
             self._store.remove(entry)
+        if going:
+            steps = ", ".join(str(entry.step) for entry in going)
+            self._event("retention", text=f"room made for the next checkpoint: removed step {steps}")
         if going or self._physically_fits(size, used):
             return None
         return f"{format_bytes(size)} do not fit: {format_bytes(left)} of the budget are left"

@@ -53,6 +53,20 @@ class History:
     name: str
     lives: list[Life]
 
+    @property
+    def kept(self) -> str:
+        """Where the checkpoints are."""
+        return checkpoints_of([event for life in self.lives for event in life.events], self.folder)
+
+
+def checkpoints_of(events: list[dict[str, Any]], recorded: str) -> str:
+    """In a notebook the recorder may run in another folder than `buoy.Run`: the last save says where that is."""
+    for event in reversed(events):
+        path = event.get("path")
+        if event.get("kind") == "save" and event.get("what") == "buoy" and isinstance(path, str):
+            return os.path.dirname(os.path.dirname(path))
+    return recorded
+
 
 def read(run_folder: str) -> History:
     """Everything the run folder says; what is missing or torn is noted, never raised."""
@@ -157,6 +171,7 @@ def _measure(life: Life, minutes: list[dict[str, Any]], samples: list[dict[str, 
 # What is drawn -> the fields it may come from, best first. `cgroup_used` is what the kernel compares with the limit.
 _READINGS = {
     "memory": ("cgroup_used", "tree_rss", "rss"),
+    "process": ("tree_rss", "rss"),
     "gpu": ("gpu_used",),
     "disk_free": ("disk_free",),
     "shm_free": ("shm_free",),

@@ -9,10 +9,10 @@ from typing import Any
 from buoy.checkpoint.store import Store
 from buoy.flight.attempt import Attempt
 from buoy.flight.forecast import Forecast
-from buoy.flight.log import read_lines
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.values import printable
-from buoy.view.history import Life, read_life
+from buoy.view.changes import sizes, words
+from buoy.view.history import Life, checkpoints_of, read_life
 
 SCHEMA = "buoy.top/1"
 _SILENT_SECONDS = 15.0
@@ -23,7 +23,7 @@ def state(attempt: Attempt) -> dict[str, Any]:
     """The numbers; what is not known is None."""
     life = read_life(attempt.run_folder, attempt.number, every=8)  # about one a second is enough here
     last, about = life.last, life.about
-    kept = _folder_of_checkpoints(life, attempt.run_folder)
+    kept = checkpoints_of(life.events, attempt.run_folder)
     wall = _number(last.get("wall"))
     age = max(0.0, time.time() - wall) if wall is not None else None
     return {
@@ -117,21 +117,9 @@ def _time(life: Life, about: dict[str, Any]) -> dict[str, Any] | None:
     return {"spent": spent, "limit": limit, "left": max(0.0, limit - spent)}
 
 
-def _folder_of_checkpoints(life: Life, recorded: str) -> str:
-    """In a notebook the recorder may run in another folder than `buoy.Run`: the last save says where that is."""
-    for event in reversed(life.events):
-        path = event.get("path")
-        if event.get("kind") == "save" and event.get("what") == "buoy" and isinstance(path, str):
-            return os.path.dirname(os.path.dirname(path))
-    return recorded
-
-
 def _micro_batch(folder: str) -> int | None:
-    lines = read_lines(os.path.join(folder, "micro-batches.jsonl"))
-    sizes = [
-        line["samples"] for line in lines if isinstance(line, dict) and isinstance(line.get("samples"), int)
-    ]
-    return sizes[-1] if sizes else None
+    used = [line["samples"] for line in sizes(folder) if isinstance(line.get("samples"), int)]
+    return used[-1] if used else None
 
 
 def _checkpoint(folder: str) -> dict[str, Any] | None:
@@ -145,7 +133,7 @@ def _checkpoint(folder: str) -> dict[str, Any] | None:
 def _events(life: Life) -> list[dict[str, Any]]:
     told = []
     for event in life.events:
-        text = event.get("text") if event.get("kind") in ("warning", "micro-batch") else None
+        text = event.get("text") if event.get("kind") == "warning" else words(event)
         if event.get("kind") == "save" and event.get("step") is not None:
             text = f"checkpoint at step {event['step']}"
         if text:

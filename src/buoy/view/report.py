@@ -14,10 +14,9 @@ from typing import Any
 from buoy import __version__
 from buoy.checkpoint.store import Entry, Store
 from buoy.errors import UsageError
-from buoy.flight.log import read_lines
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.values import printable
-from buoy.view import chart, timeline
+from buoy.view import changes, chart, planned, timeline
 from buoy.view.card import verdict_card
 from buoy.view.history import History, Life
 
@@ -26,7 +25,7 @@ _MOST_ROWS = 12
 _KEY = {
     "save": "checkpoint",
     "warning": "warning",
-    "adapted": "micro-batch changed",
+    "adapted": "adapted",
     "death": "death",
     "limit": "limit",
 }
@@ -45,8 +44,9 @@ def page(history: History) -> str:
             _verdicts(history),
             *(_group(key, title, axis) for key, (title, axis) in groups.items()),
             _attempts(history),
-            _checkpoints(history),
+            _planned(history),
             _adapted(history),
+            _checkpoints(history),
             _environment(history),
             _missing(history),
         ]
@@ -84,7 +84,12 @@ def as_json(history: History) -> dict[str, Any]:
             {"step": entry.step, "time": entry.time, "bytes": entry.bytes, "complete": entry.complete}
             for entry in _entries(history)
         ],
-        "micro_batches": _sizes(history),
+        "plan": planned.comparison(history),
+        "adapted": [
+            {"attempt": each.attempt, "at": each.at, "step": each.step, "text": each.text}
+            for each in changes.changes(history)
+        ],
+        "micro_batches": changes.sizes(history.kept),
     }
 
 
@@ -230,7 +235,7 @@ def _attempts(history: History) -> str:
 
 def _entries(history: History) -> list[Entry]:
     try:
-        return Store(history.folder).list()
+        return Store(history.kept).list()
     except OSError:
         return []
 
@@ -263,17 +268,37 @@ def _metrics(entry: Entry) -> str:
     )
 
 
-def _sizes(history: History) -> list[dict[str, Any]]:
-    lines = read_lines(os.path.join(history.folder, "micro-batches.jsonl"))
-    return [line for line in lines if isinstance(line, dict)]
+def _planned(history: History) -> str:
+    told = planned.comparison(history)
+    if told is None:
+        return ""
+    rows = [planned.cells(row) for row in told["rows"]]
+    note = f'<p class="soft">{escape(planned.heading(told))}</p>'
+    return _table("Plan and reality", ["", "planned", "at most in the run"], rows, note)
 
 
 def _adapted(history: History) -> str:
+    made = changes.changes(history)
     rows = [
-        [str(line.get("step", "n/a")), str(line.get("samples") or line.get("parts") or "n/a")]
-        for line in _sizes(history)[-_MOST_ROWS:]
+        [
+            str(each.attempt),
+            format_duration(each.at) if each.at is not None else "n/a",
+            str(each.step) if each.step is not None else "",
+            each.text,
+        ]
+        for each in made[-_MOST_ROWS:]
     ]
-    return _table("What was adapted", ["from step", "samples at once"], rows)
+    left = len(made) - len(rows)
+    more = f'<p class="soft">and {left} before these</p>' if left > 0 else ""
+    return _table("What was adapted", ["attempt", "after", "step", ""], rows, more) + _sizes(history)
+
+
+def _sizes(history: History) -> str:
+    rows = [
+        [str(line["step"]), str(line.get("samples") or line.get("parts") or "the whole batch")]
+        for line in changes.sizes(history.kept)[-_MOST_ROWS:]
+    ]
+    return _table("Micro-batches", ["from step", "samples at once"], rows)
 
 
 def _environment(history: History) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from buoy.view import changes
 from buoy.view.history import History, Life, Point
 
 BUCKETS = 800
@@ -118,11 +119,10 @@ def _words(event: dict[str, Any]) -> tuple[str, str] | None:
         return "warning", str(event.get("text", event.get("alarm", "warning")))
     if kind == "hang":
         return "warning", f"no step for {event.get('age')} s"
-    if kind == "micro-batch":
-        return "adapted", str(event.get("text") or f"micro-batch {event.get('size')}")
     if kind == "process-death":
         return "warning", f"a process died: {event.get('name')}"
-    return None
+    text = changes.words(event)
+    return ("adapted", text) if text is not None else None
 
 
 def _thinned(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,0 +1,43 @@
+"""A run as a small card of HTML: where it is, its plan beside what came, and what was adapted."""
+
+from __future__ import annotations
+
+from html import escape
+
+from buoy.flight.attempt import Attempt
+from buoy.units import format_duration
+from buoy.view import changes, planned
+from buoy.view.history import History, read_life
+from buoy.view.now import lines, state
+
+_BOX = "font:13px/1.45 ui-monospace,monospace;border:1px solid #8884;border-radius:6px;padding:8px 12px;overflow-x:auto"
+_MOST = 8
+
+
+def run_card(title: str, attempt: Attempt | None) -> str:
+    """The card; without a recording only the title."""
+    text = title if attempt is None else "\n".join(_lines(attempt))
+    return f'<pre style="{_BOX}">{escape(text)}</pre>'
+
+
+def _lines(attempt: Attempt) -> list[str]:
+    text = lines(state(attempt))
+    life = read_life(attempt.run_folder, attempt.number, every=8)
+    history = History(attempt.run_folder, "", [life])
+    told = planned.comparison(history)
+    if told is not None:
+        text += ["", planned.heading(told)]
+        text += [
+            f"  {what}: planned {wanted}, was {real}"
+            for what, wanted, real in map(planned.cells, told["rows"])
+        ]
+    made = changes.changes(history)[-_MOST:]
+    if made:
+        text += ["", "adapted in this attempt:"]
+        text += [
+            f"  {format_duration(each.at) if each.at is not None else 'n/a':>12}  "
+            + (f"step {each.step}: " if each.step is not None else "")
+            + each.text
+            for each in made
+        ]
+    return text

@@ -1,0 +1,114 @@
+"""The plan beside what came, and what was adapted: in the report, on the timeline and in its numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buoy.view import changes, history, report, timeline
+from tests.view.folders import GIB, make_attempt
+
+START = 1000.0
+"""When the first attempt of `make_attempt` begins."""
+
+
+def add_events(folder: Path, *events: dict[str, Any]) -> None:
+    with (folder / "events.jsonl").open("a") as file:
+        file.writelines(
+            json.dumps({"t": START + 60.0, "wall": 0.0, "pid": 1, **event}) + "\n" for event in events
+        )
+
+
+def plan(device: str = "t4", **values: Any) -> dict[str, Any]:
+    answer = {
+        "on": "colab-t4", "device": device, "verdict": "fits", "memory": 15 * GIB, "peak": [8 * GIB, 10 * GIB],
+        "host_ram": [1 * GIB, 2 * GIB], "micro_batch": 16,
+    }  # fmt: skip
+    event = {"kind": "plan", "source": "Net", "batch": 64, "micro_batch": 16, "fits": False,
+             "cheapest": "micro-batches of 16", "answers": [answer]}  # fmt: skip
+    return {**event, **values}
+
+
+def test_the_plan_stands_beside_what_came(tmp_path: Path) -> None:
+    folder = make_attempt(tmp_path / "cats", 120.0)
+    add_events(folder, plan())
+    (tmp_path / "cats" / "micro-batches.jsonl").write_text(
+        '{"step": 0, "samples": 16}\n{"step": 9, "samples": 8}\n'
+    )
+    (tmp_path / "cats" / "plans.jsonl").write_text(
+        json.dumps({"foreseen": [7 * GIB, 8 * GIB, 9 * GIB], "reserved": 8 * GIB}) + "\n"
+    )
+
+    read = history.read(str(tmp_path / "cats"))
+    rows = {row["what"]: row for row in report.as_json(read)["plan"]["rows"]}
+    page = report.page(read)
+
+    assert 8 * GIB <= rows["device memory"]["real"] <= 9 * GIB  # the highest sample of the GPU
+    assert rows["host RAM"]["real"] > 2 * GIB
+    assert rows["reserved by PyTorch"]["real"] == 8 * GIB
+    assert (rows["samples at once"]["planned"], rows["samples at once"]["real"]) == (16, 8)
+    assert "Plan and reality" in page
+    assert "8.0 GiB to 10.0 GiB" in page
+    assert "12.0 GiB: more than planned" in page  # host RAM
+    assert "planned for colab-t4: fits; the cheapest remedy: micro-batches of 16" in page
+
+
+def test_a_plan_for_another_device_is_not_compared(tmp_path: Path) -> None:
+    folder = make_attempt(tmp_path / "cats", 120.0)
+    add_events(folder, plan(device="a100-40"))
+
+    told = report.as_json(history.read(str(tmp_path / "cats")))["plan"]
+
+    assert told["on"] is None
+    assert [row["what"] for row in told["rows"]] == ["samples at once"]
+    assert "which is not where it ran" in report.page(history.read(str(tmp_path / "cats")))
+
+
+def test_each_adaptation_is_told_with_its_time_and_marked(tmp_path: Path) -> None:
+    folder = make_attempt(tmp_path / "cats", 120.0)
+    add_events(
+        folder,
+        {"kind": "remedy", "name": "checkpointing", "blocks": 12},
+        {"kind": "sized", "step": 1, "samples": 64, "of": 64},
+        {"kind": "sized", "step": 1, "samples": 16, "of": 64},
+        {"kind": "retry", "what": "oom", "step": 7, "samples": 16, "smaller": 8},
+        {"kind": "retry", "what": "optimizer step", "step": 9, "error": "OOM"},
+        {"kind": "retention", "text": "3 checkpoints do not fit: keeping the last 2"},
+        {"kind": "retry", "what": "<script>alert(1)</script>"},
+    )
+
+    read = history.read(str(tmp_path / "cats"))
+    told = changes.changes(read)
+    page = report.page(read)
+    marks = [mark for mark in timeline.marks(timeline.whole(read)) if mark["kind"] == "adapted"]
+
+    assert [(each.step, each.text) for each in told[:5]] == [
+        (None, "activation checkpointing switched on in 12 blocks"),
+        (1, "batches of 64 are computed 16 samples at a time"),
+        (7, "out of memory with 16 samples at once: done again, 8 at a time"),
+        (9, "out of memory in the optimizer step: undone and done again"),
+        (None, "3 checkpoints do not fit: keeping the last 2"),
+    ]
+    assert {each.at for each in told} == {60.0}
+    assert all(each.text in page for each in told[:5])
+    assert "<script>alert" not in page
+    assert [mark["count"] for mark in marks] == [6]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [plan(answers=None), plan(answers=[7, {"device": "t4", "peak": "much"}]), {"kind": "plan"}],
+    ids=["no answers", "odd answers", "nothing"],
+)
+def test_a_damaged_plan_breaks_no_page(tmp_path: Path, event: dict[str, Any]) -> None:
+    folder = make_attempt(tmp_path / "cats", 120.0)
+    add_events(folder, event, {"kind": "retry"}, {"kind": "sized"}, {"kind": "remedy"})
+    (tmp_path / "cats" / "micro-batches.jsonl").write_text('7\n{"step": "x"}\n{"step": 3, "parts": [1, 2]}\n')
+
+    page = report.page(history.read(str(tmp_path / "cats")))
+
+    assert "Plan and reality" in page
+    assert "[1, 2]" in page
