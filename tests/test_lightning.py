@@ -2,49 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.guards.lives import ask_guard, assert_goes_on
+
 KILLS = {"everything": [2, 5, 9], "stream": [5, 8], "micro_batches": [7]}
-CHECKS = ["recovery", "sigterm", "finished", "left_as_found", "odd_batches", "refusals"]
+CHECKS = ["recovery", "sigterm", "finished", "left_as_found", "odd_batches", "refusals", "two_processes"]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     pytest.importorskip("lightning")
-    folder = tmp_path_factory.mktemp("lightning")
-    requests = [["resume", name, kills] for name, kills in KILLS.items()] + [
-        ["check", name] for name in CHECKS
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.guards.lives", "tests.guards.lightning_lives", str(folder)],
-        input="\n".join(map(json.dumps, requests)),
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
+    return ask_guard("lightning", tmp_path_factory.mktemp("lightning"), KILLS, CHECKS)
 
 
 @pytest.mark.parametrize("name", KILLS)
 def test_a_killed_fit_goes_on_bit_for_bit(name: str, results: dict[str, dict[str, Any]]) -> None:
-    result = results[name]
-
-    assert result["killed"] == [False, *(True for _ in KILLS[name]), False], result["said"]
-    assert result["ended"], result["said"]
-    assert result["resumed"] == len(KILLS[name]), result["said"]
-    assert result["steps"] > max(KILLS[name])
-    assert result["differ"] == [], result["said"]
-    assert result["unlike"] == [], result["said"]
+    assert_goes_on(results[name], KILLS[name])
 
 
 def test_a_batch_that_does_not_fit_is_cut_and_the_training_stays_the_same(results: dict[str, Any]) -> None:
@@ -97,3 +73,13 @@ def test_what_cannot_be_made_safe_is_refused_in_words(results: dict[str, Any]) -
     assert "the checkpoint is of another training; nothing was loaded" in words[1]
     assert "model: net.0.weight is (16, 8) in the checkpoint, (9, 8) here" in words[1]
     assert "keeps the place in one train loader" in words[2]
+
+
+def test_several_processes_are_refused_on_each_of_them(results: dict[str, Any]) -> None:
+    """DistributedDataParallel over gloo, for real: nobody waits for anybody."""
+    said = results["two_processes"]["made"]
+    assert said is not None, results["two_processes"]["said"]
+
+    assert [words.splitlines()[:2] for words in said] == [
+        ["buoy.lightning.Guard guards one process", "  received: 2 processes"]
+    ] * 2

@@ -2,49 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.guards.lives import ask_guard, assert_goes_on
+
 KILLS = {"everything": [2, 5, 8], "stream": [3, 6]}
-CHECKS = ["recovery", "interrupt", "finished", "without", "refusals"]
+CHECKS = ["recovery", "interrupt", "finished", "without", "refusals", "two_processes"]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     pytest.importorskip("transformers")
-    folder = tmp_path_factory.mktemp("transformers")
-    requests = [["resume", name, kills] for name, kills in KILLS.items()] + [
-        ["check", name] for name in CHECKS
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.guards.lives", "tests.guards.transformers_lives", str(folder)],
-        input="\n".join(map(json.dumps, requests)),
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
+    return ask_guard("transformers", tmp_path_factory.mktemp("transformers"), KILLS, CHECKS)
 
 
 @pytest.mark.parametrize("name", KILLS)
 def test_a_killed_training_goes_on_bit_for_bit(name: str, results: dict[str, dict[str, Any]]) -> None:
-    result = results[name]
-
-    assert result["killed"] == [False, *(True for _ in KILLS[name]), False], result["said"]
-    assert result["ended"], result["said"]
-    assert result["resumed"] == len(KILLS[name]), result["said"]
-    assert result["steps"] > max(KILLS[name])
-    assert result["differ"] == [], result["said"]
-    assert result["unlike"] == [], result["said"]
+    assert_goes_on(results[name], KILLS[name])
 
 
 LOSSES = ["divided by the tokens of the step", "a mean over samples", "a mean over tokens"]
@@ -97,3 +73,13 @@ def test_what_cannot_be_made_safe_is_refused_in_words(results: dict[str, Any]) -
     assert "auto_find_batch_size=True" in words[0]
     assert "the checkpoint is of another training; nothing was loaded" in words[1]
     assert "one training has one guard" in words[2]
+
+
+def test_several_processes_are_refused_on_each_of_them(results: dict[str, Any]) -> None:
+    """DistributedDataParallel over gloo, for real: nobody waits for anybody."""
+    said = results["two_processes"]["made"]
+    assert said is not None, results["two_processes"]["said"]
+
+    assert [words.splitlines()[:2] for words in said] == [
+        ["buoy.transformers.Guard guards one process", "  received: 2 processes"]
+    ] * 2

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import buoy
 from buoy.lightning import Guard
+from tests.guards import lives
 from tests.guards.lives import Stage, fingerprint
 
 warnings.filterwarnings("ignore")
@@ -304,7 +305,21 @@ def refusals(folder: str) -> Any:
     return words
 
 
+def two_processes(folder: str) -> Any:
+    """DDP over gloo: what each rank is told."""
+
+    def work(rank: int) -> str:
+        try:
+            _fixed(folder, Model(), Guard(folder), devices=2, strategy="ddp", max_epochs=1)
+        except buoy.BuoyError as error:
+            return str(error)
+        return "nothing was refused"
+
+    return lives.two_processes(folder, work)
+
+
 CHECKS = {
+    "two_processes": two_processes,
     "recovery": recovery,
     "sigterm": sigterm,
     "finished": finished,

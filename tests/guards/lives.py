@@ -1,4 +1,4 @@
-"""Lives of trainings under a guard, each in a fork of one process that has the library loaded.
+"""Lives of trainings, each in a fork of one process that has the library loaded; and what must be true of them.
 
 `python -m tests.guards.lives MODULE FOLDER` reads requests from stdin, one JSON value a line:
 ["resume", name, [steps at which it is killed]] or ["check", name]; and answers each in one line.
@@ -10,14 +10,55 @@ import atexit
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
+
+ROOT = Path(__file__).parents[2]
+
+
+def ask(program: list[str], requests: Iterable[object] = ()) -> dict[str, dict[str, Any]]:
+    """Start such a process once, and have all its answers by name."""
+    done = subprocess.run(
+        [sys.executable, "-m", *program],
+        input="\n".join(map(json.dumps, requests)),
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
+
+
+def ask_guard(
+    library: str, folder: Path, kills: dict[str, list[int]], checks: list[str]
+) -> dict[str, dict[str, Any]]:
+    """The answers of a guard's lives."""
+    requests = [["resume", name, steps] for name, steps in kills.items()] + [
+        ["check", name] for name in checks
+    ]
+    return ask(["tests.guards.lives", f"tests.guards.{library}_lives", str(folder)], requests)
+
+
+def assert_goes_on(result: dict[str, Any], kills: list[int]) -> None:
+    """Killed with SIGKILL at these steps, it gave in each step, to the last bit, what it gives in one life."""
+    assert result["killed"] == [False, *(True for _ in kills), False], result["said"]
+    assert result["ended"], result["said"]
+    assert result["resumed"] == len(kills), result["said"]
+    assert result["steps"] >= max(kills)
+    assert result["differ"] == [], result["said"]
+    assert result["unlike"] == [], result["said"]
 
 
 class Stage:
@@ -65,7 +106,8 @@ def live(folder: str, work: Callable[[], None]) -> int:
     os._exit(code)
 
 
-def _read(path: str) -> tuple[dict[str, str], list[str]]:
+def read(path: str) -> tuple[dict[str, str], list[str]]:
+    """What each step gave, and the steps that gave something else when they were done again."""
     steps: dict[str, str] = {}
     unlike: list[str] = []
     with open(path, encoding="utf-8") as file:
@@ -89,8 +131,8 @@ def resume(training: Callable[[Stage], None], name: str, folder: str, kills: lis
     for life, kill_at in enumerate([*kills, None]):
         stage = Stage(cut, kill_at, life)
         statuses.append(live(cut, lambda stage=stage: training(stage)))  # type: ignore[misc]
-    expected, _ = _read(f"{whole}.log")
-    got, unlike = _read(f"{cut}.log")
+    expected, _ = read(f"{whole}.log")
+    got, unlike = read(f"{cut}.log")
     said = _said(cut)
     return {
         "killed": [os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL for status in statuses],
@@ -122,7 +164,41 @@ def check(work: Callable[[str], Any], name: str, folder: str) -> dict[str, Any]:
     return {"status": status, "made": made, "said": _said(place)[-20000:]}
 
 
+def two_processes(folder: str, work: Callable[[int], str]) -> list[str]:
+    """What two ranks return, in the environment that torchrun gives them."""
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    pids = []
+    for rank in (0, 1):
+        pid = os.fork()
+        if pid:
+            pids.append(pid)
+            continue
+        try:
+            signal.alarm(60)
+            os.environ.update(
+                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", GROUP_RANK="0",
+                MASTER_ADDR="localhost", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="lives",
+            )  # fmt: skip
+            with open(f"{folder}.rank{rank}", "w", encoding="utf-8") as file:
+                file.write(work(rank))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(0)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    answers = []
+    for rank in (0, 1):
+        with open(f"{folder}.rank{rank}", encoding="utf-8") as file:
+            answers.append(file.read())
+    return answers
+
+
 def main() -> None:
+    import torch
+
     torch.set_num_threads(1)
     module, folder = import_module(sys.argv[1]), sys.argv[2]
     for line in sys.stdin:

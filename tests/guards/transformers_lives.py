@@ -25,6 +25,7 @@ from transformers import (
 
 import buoy
 from buoy.transformers import Guard
+from tests.guards import lives
 from tests.guards.lives import Stage, fingerprint
 
 warnings.filterwarnings("ignore")
@@ -270,7 +271,21 @@ def refusals(folder: str) -> Any:
     return words
 
 
+def two_processes(folder: str) -> Any:
+    """DDP over gloo: what each rank is told."""
+
+    def work(rank: int) -> str:
+        try:
+            _train(folder, Guard(folder), ddp_backend="gloo")
+        except buoy.BuoyError as error:
+            return str(error)
+        return "nothing was refused"
+
+    return lives.two_processes(folder, work)
+
+
 CHECKS = {
+    "two_processes": two_processes,
     "recovery": recovery,
     "interrupt": interrupt,
     "finished": finished,

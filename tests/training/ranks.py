@@ -16,8 +16,9 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler
 
 import buoy
+from tests.guards.lives import read
 from tests.training.trainings import Augmented, Stage
-from tests.training.warm import read, warm_up
+from tests.training.warm import warm_up
 
 Signals = dict[int, tuple[int, int]]
 """Step -> (rank, signal) that this rank sends itself there."""

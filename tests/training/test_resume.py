@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.guards.lives import ask, assert_goes_on
 
 # Each training, and the steps at which its attempts are killed (they save every third step).
 KILLS = {
@@ -40,30 +37,13 @@ KILLS = {
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("trainings")
     orders = [f"{name}:{','.join(map(str, steps))}" for name, steps in KILLS.items()]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.training.warm", str(folder), *orders],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
+    return ask(["tests.training.warm", str(tmp_path_factory.mktemp("trainings")), *orders])
 
 
 @pytest.mark.parametrize("name", KILLS)
 def test_a_killed_training_goes_on_bit_for_bit(name: str, results: dict[str, dict[str, Any]]) -> None:
-    result = results[name]
-
-    assert result["killed"] == [False, *(True for _ in KILLS[name]), False], result["stderr"]
-    assert result["ended"], result["stderr"]
-    assert result["resumed"] == len(KILLS[name]), result["stderr"]
-    assert result["steps"] > max(KILLS[name]) - 1
-    assert result["differ"] == [], result["stderr"]
-    assert result["done again and unlike"] == []
+    assert_goes_on(results[name], KILLS[name])
 
 
 def test_every_training_is_tried() -> None:

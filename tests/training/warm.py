@@ -14,6 +14,7 @@ from importlib import import_module
 import numpy as np
 import torch
 
+from tests.guards.lives import read
 from tests.training.trainings import TRAININGS, Stage
 
 
@@ -54,18 +55,6 @@ def attempt(name: str, folder: str, kill_at: int | None, number: int) -> int:
         os._exit(code)
 
 
-def read(path: str) -> tuple[dict[str, str], list[str]]:
-    """What each step gave, and the steps that gave something else when they were done again."""
-    steps: dict[str, str] = {}
-    unlike: list[str] = []
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            step, _, words = line.rstrip("\n").partition(" ")
-            if steps.setdefault(step, words) != words:
-                unlike.append(step)
-    return steps, unlike
-
-
 def trial(name: str, folder: str, kills: list[int]) -> dict[str, object]:
     """Run it whole, run it with kills, and compare."""
     started = time.monotonic()
@@ -83,9 +72,9 @@ def trial(name: str, folder: str, kills: list[int]) -> dict[str, object]:
         "ended": statuses[-1] == 0 and statuses[0] == 0,
         "steps": len(expected),
         "differ": [step for step in expected if got.get(step) != expected[step]],
-        "done again and unlike": unlike,
+        "unlike": unlike,
         "resumed": words.count("going on from step"),
-        "stderr": words[-3000:],
+        "said": words[-3000:],
         "seconds": time.monotonic() - started,
     }
 
