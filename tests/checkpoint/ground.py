@@ -93,11 +93,9 @@ def contents(checkpoint: Checkpoint) -> dict[str, object]:
 def trainer(code: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
     """A process that runs this code with everything of this module in scope."""
     program = f"from tests.checkpoint.ground import *\nimport sys, signal\n{code}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     options.setdefault("stdout", subprocess.PIPE)
-    return subprocess.Popen(
-        [sys.executable, "-c", program, *arguments], text=True, env=environment, cwd=ROOT, **options
-    )
+    options["env"] = {**options.get("env", os.environ), "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen([sys.executable, "-c", program, *arguments], text=True, cwd=ROOT, **options)
 
 
 def writers(folder: Path | str, find: Callable[[str], bool] = lambda line: "writer.py" in line) -> list[int]:

@@ -75,9 +75,22 @@ def _take(descriptor: int, checkpoints: str, say: Callable[[str], object]) -> No
 
 def _without_locks(descriptor: int, checkpoints: str, say: Callable[[str], object]) -> None:
     holder = _read_note(descriptor)
-    if _lives(holder) and holder.get("pid") != os.getpid():
+    living = _lives(holder)
+    if living and holder.get("pid") != os.getpid():
         raise _busy(checkpoints, holder)
+    started = time.monotonic()
+    while living is False and _is_being_written(checkpoints) and time.monotonic() - started < _PATIENCE_DEAD:
+        time.sleep(_POLL)
     say(f"{checkpoints} is on a file system without locks: nothing keeps a second machine from writing there")
+
+
+def _is_being_written(checkpoints: str) -> bool:
+    """Whether a writer on this machine is busy with an unfinished checkpoint, which bears its number."""
+    for name in os.listdir(checkpoints):
+        _, found, pid = name.partition(".part-")
+        if found and pid.isdigit() and _start_ticks(int(pid)) is not None:
+            return True
+    return False
 
 
 def _read_note(descriptor: int) -> dict[str, object]:
