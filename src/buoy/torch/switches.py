@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable
+from types import MethodType
 from typing import Any
 
 import torch
@@ -12,37 +13,54 @@ from torch.utils.checkpoint import checkpoint
 
 from buoy.errors import UsageError
 from buoy.torch.backward import LossFunction
+from buoy.torch.state import unwrapped
 
 NAMES = ("amp", "checkpointing", "expandable_segments")
 
 
 class Switches:
-    """The remedies that a person asked for; each is an event in the flight log once it is applied."""
+    """The remedies that a person asked for; each is a line and an event in the flight log once it is applied."""
 
-    def __init__(self, names: tuple[str, ...] | str, event: Callable[..., object]) -> None:
+    def __init__(
+        self, names: tuple[str, ...] | str, say: Callable[[str], object], event: Callable[..., object]
+    ) -> None:
         self._names = (names,) if isinstance(names, str) else tuple(names)
-        self._event = event
+        self._say, self._event = say, event
         unknown = set(self._names) - set(NAMES)
         if unknown:
-            raise UsageError("unknown remedy", received=", ".join(sorted(unknown)), expected=", ".join(NAMES),
-                             hint="`buoy plan` shows what each would do")  # fmt: skip
+            raise UsageError("unknown remedy", received=", ".join(sorted(map(str, unknown))),
+                             expected=", ".join(NAMES), hint="`buoy plan` shows what each would do")  # fmt: skip
+        self._told_amp = False
         if "expandable_segments" in self._names:
-            self._note("expandable_segments", how=_expand_segments())
+            how = _expand_segments()
+            self._note("expandable_segments", f"expandable segments, {how}", how=how)
 
     def track(self, modules: Iterable[torch.nn.Module]) -> None:
         """Apply what belongs to models."""
         for module in modules if "checkpointing" in self._names else ():
-            self._note("checkpointing", blocks=_checkpoint(module))
+            blocks = _checkpoint(unwrapped(module))
+            what = (
+                f"{blocks} blocks of {type(unwrapped(module)).__name__}"
+                if blocks
+                else "the model's own switch"
+            )
+            self._note("checkpointing", f"activation checkpointing, {what}", blocks=blocks)
 
     def around(self, loss_fn: LossFunction, device: torch.device, scaler: Any) -> LossFunction:
         """The loss function in mixed precision, where that was asked for."""
         if "amp" not in self._names:
             return loss_fn
-        coarse = device.type == "cuda" and not torch.cuda.is_bf16_supported()
-        if coarse and scaler is None:
+        # Where bfloat16 is only emulated it saves memory and costs more time than it may.
+        coarse = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+        if coarse and not isinstance(scaler, torch.amp.GradScaler):
             raise UsageError("this GPU has no bfloat16: float16 needs a scaler", received='remedies=("amp",)',
-                             expected="run.backward(..., scaler=torch.amp.GradScaler())")  # fmt: skip
+                             expected="run.backward(..., scaler=torch.amp.GradScaler())",
+                             hint='in a Trainer use its own switch: precision="16-mixed", or fp16=True')  # fmt: skip
         dtype = torch.float16 if coarse else torch.bfloat16
+        if not self._told_amp:
+            self._told_amp = True
+            word = str(dtype).partition(".")[2]
+            self._note("amp", f"mixed precision, {word} on {device.type}", dtype=word)
 
         @functools.wraps(loss_fn)
         def mixed(part: Any) -> Any:
@@ -51,7 +69,8 @@ class Switches:
 
         return mixed
 
-    def _note(self, name: str, **how: object) -> None:
+    def _note(self, name: str, words: str, **how: object) -> None:
+        self._say(f"remedy applied: {words}")
         self._event("remedy", name=name, **how)
 
 
@@ -59,19 +78,19 @@ def _expand_segments() -> str:
     setting = "expandable_segments:True"
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.memory._set_allocator_settings(setting)
-        return "allocator"
+        return "set in the allocator"
     present = os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
     if setting not in (present or ""):
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = f"{present},{setting}" if present else setting
-    return "environment"
+    return "through PYTORCH_CUDA_ALLOC_CONF"
 
 
-def _checkpoint(module: torch.nn.Module) -> int:
-    """Compute the activations inside each block again in backward; the number of blocks."""
+def _checkpoint(module: torch.nn.Module) -> int | None:
+    """Compute the activations inside each block again in backward; the number of blocks, None if it knows itself."""
     own = getattr(module, "gradient_checkpointing_enable", None)
     if callable(own):  # Hugging Face's models know their blocks
-        own()
-        return -1
+        own(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return None
     longest: list[torch.nn.Module] = []
     for part in module.modules():
         if isinstance(part, (torch.nn.ModuleList, torch.nn.Sequential)):
@@ -82,15 +101,17 @@ def _checkpoint(module: torch.nn.Module) -> int:
                          expected="a model with a ModuleList or Sequential of layers",
                          hint="call torch.utils.checkpoint.checkpoint in its forward")  # fmt: skip
     for block in longest:
-        block.forward = _recomputed(block.forward)
+        # Methods, not closures: a copy of the block must compute with its own weights.
+        vars(block)["_forward_once"] = block.forward
+        block.forward = MethodType(_recomputed, block)
     return len(longest)
 
 
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(forward)
-    def recomputed(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+def _recomputed(block: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    forward = vars(block)["_forward_once"]
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
-    return recomputed
+
+_recomputed.__name__ = "forward"  # a pickled model finds its class's own under that name

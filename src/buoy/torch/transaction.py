@@ -57,7 +57,7 @@ class Transaction(Progress):
             from buoy.torch.cap import set_cap
 
             set_cap(memory_cap, say)
-        self._switches = Switches(remedies, event)
+        self._switches = Switches(remedies, say, event)
         self._sizer = Sizer(most=micro_batch)
         self._history = History()
         self._modules: list[torch.nn.Module] = []
@@ -189,6 +189,8 @@ class Transaction(Progress):
             return replayed, None
         memory = memory_of(self._parameters[0].device)
         size, ramp = self._sizer.samples(whole.samples, whole.each, self._free(memory, whole))
+        if size >= whole.samples and not ramp:
+            return [whole.samples], None
         if isinstance(memory, HostMemory) and (
             ramp or size < self._sizer.samples(whole.samples, whole.each, None)[0]
         ):
@@ -249,13 +251,16 @@ class Transaction(Progress):
             self._gradients.commit()
             return loss
 
-        made = {name: getattr(scaler, name, None) for name in ("_scale", "_growth_tracker")}
+        # A scaler makes these at its first use.
+        made = (
+            {}
+            if scaler is None
+            else {name: getattr(scaler, name, None) for name in ("_scale", "_growth_tracker")}
+        )
         try:
             return self._guarded(work, keep=True)
         except BaseException as error:  # noqa: BLE001 - Ctrl-C must find the state of before the step too
-            for name, value in (
-                made.items() if scaler is not None else ()
-            ):  # a scaler makes these at first use
+            for name, value in made.items():
                 setattr(scaler, name, value)
             return error
 
