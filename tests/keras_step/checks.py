@@ -171,14 +171,14 @@ def a_batch_that_does_not_fit_is_split_and_grows_back() -> None:
     assert len(said) == transaction.retries and "the batch stays 512" in said[0]
     assert events[0]["kind"] == "retry" and events[0]["samples"] == 512
     assert "OOM when allocating tensor" in events[0]["error"]
-    assert 1 <= transaction.sizes[-1][1] < 512
+    assert 1 <= transaction.sizes[-1]["samples"] < 512
     for ours, theirs in zip(model.trainable_variables, stock.trainable_variables, strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-6)
 
     for _ in range(80):
         model.train_on_batch(x, y)
 
-    assert transaction.sizes[-1][1] == 0, "it is whole again"
+    assert transaction.sizes[-1]["samples"] is None, "it is whole again"
 
 
 @check
@@ -325,15 +325,20 @@ def sizes_are_kept_and_replayed() -> None:
     first = plain()
     transaction = install(first, say=silent, event=silent)
     first.train_on_batch(x, y)
-    transaction.replay([(1, 5), (3, 0)])
+    sizer = transaction.state_dict()["sizer"]
+    transaction.replay(
+        [{"step": 1, "samples": 5, "sizer": sizer}, {"step": 3, "samples": None, "sizer": sizer}]
+    )
+    used = []
     for _ in range(3):
         first.train_on_batch(x, y)
+        used.append(transaction.state_dict()["history"]["samples"])
     again = plain()
     resumed = install(again, say=silent, event=silent)
     resumed.load_state_dict(json.loads(json.dumps(transaction.state_dict())))
 
-    assert transaction.sizes == [(1, 5), (3, 0)]
-    assert resumed.sizes == transaction.sizes and resumed.steps == 4
+    assert used == [5, 5, None]
+    assert resumed.state_dict() == transaction.state_dict() and resumed.steps == 4
 
 
 @check

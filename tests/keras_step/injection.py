@@ -44,21 +44,25 @@ class Bench:
         self.careful = careful
         model = self.case.model
         self.transaction: Transaction = install(model, say=silent, event=silent, inexact=self.case.inexact)
-        self._fresh = self.transaction.state_dict()
         x, y, weight = self.case.x, self.case.y, self.case.sample_weight
         self._data = keras.tree.map_structure(
             lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), (x, y, weight)
         )
+        self._fresh: dict[str, Any] | None = None
         self.step(None)
+        self._fresh = self.transaction.state_dict()  # what a sample needs was measured
         self.step(len(keras.tree.flatten(y)[0]) // 2)  # both graphs are traced before anything is refused
         self.before = self.state()
 
     def step(self, micro_batch: int | None) -> None:
         transaction = self.transaction
-        transaction.load_state_dict(self._fresh)
+        if self._fresh is not None:
+            transaction.load_state_dict(self._fresh)
+        transaction.replay([])
         transaction._retry._careful = 2 if self.careful else 0
         if micro_batch is not None:
-            transaction.replay([(0, micro_batch)])
+            state = transaction.state_dict()
+            transaction.replay([{"step": state["steps"], "samples": micro_batch, "sizer": state["sizer"]}])
         self.case.model.make_train_function()
         self.case.model.train_function(iter([self._data]))
 
@@ -96,7 +100,7 @@ def campaign(
             outcome.points += 1
             outcome.results[f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"] += 1
             continue
-        size = bench.transaction.sizes[-1][1] if bench.transaction.sizes else 0
+        size = bench.transaction.state_dict()["history"]["samples"] or 0
         after = bench.state()
         if size not in references:
             bench.restore()

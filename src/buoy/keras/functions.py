@@ -7,8 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from buoy.keras import batch_norm
+from buoy.keras import batch_norm, rehearsal
 from buoy.keras.losses import SCALAR
+from buoy.keras.memory import Memory, memory_of
 from buoy.keras.probe import Answer, as_arrays, few_of, probe
 from buoy.keras.snapshot import Snapshot, variables_of
 from buoy.keras.train_step import UNEVEN, Facts, HoldsNotBack, Sums, TrainStep, unpack
@@ -37,6 +38,8 @@ class Functions:
         self._traced: list[tuple[Any, Any, Any]] = []
         self._begun = 0
         self._reserve: Any = None
+        self._memory: Memory | None = None
+        self._rehearsal = rehearsal.Rehearsal()
 
     def fetch(self, iterator: Any) -> Any:
         """The next batch."""
@@ -93,6 +96,36 @@ class Functions:
             )
         return error
 
+    def memory(self, data: Any) -> Memory | None:
+        """Of the model's device; None where the step cannot be computed without being done, or cannot be cut."""
+        if not self._built:
+            self._build(data)
+        return self._memory
+
+    @property
+    def rehearses_whole(self) -> bool:
+        """XLA compiles for each number of samples anew, and knows no reserve."""
+        return not self._model.jit_compile
+
+    def rehearse(self, data: Any, samples: int, split: bool) -> None:
+        """Compute the first samples and write nothing: the reserve for writing is one that nobody grants."""
+        try:
+            if split:
+                self._rehearsal.run(self._split_step, data, samples, (tf.constant(1),))
+            else:
+                self._rehearsal.run(self._step.whole, data, samples)
+        except tf.errors.InvalidArgumentError:
+            if self.reached() != 1:
+                raise
+        except BaseException:
+            self.reached()
+            raise
+
+    def bound(self, data: Any) -> int | None:
+        """What the whole batch can need at most, where every shape in its graph is known."""
+        spec = self._spec if self._spec is not None else rehearsal.exact(data)
+        return None if spec is None else rehearsal.bytes_at_most(self._trace(self._whole, spec))
+
     def prepare(self, data: Any) -> None:
         """Make sure that this model and loss may be split; `CannotSplit` says why not."""
         if self._split is not None:
@@ -101,23 +134,30 @@ class Functions:
         few = few_of(data)
         self._facts = self._look(few)
         self._probe(few)
-        facts, sums = self._facts, self._sums
-        self._split = self._compiled(
-            lambda data, reserve, count: self._step.split(data, count, reserve, facts, sums), jit=False
-        )
+        self._split = self._compiled(self._split_step, jit=False)
+
+    def _split_step(self, data: Any, reserve: Any, count: Any) -> Any:
+        assert self._facts is not None
+        return self._step.split(data, count, reserve, self._facts, self._sums)
 
     def _for_spec(self, function: Any) -> Any:
         # Traced for what the data set promises, as Keras traces it, not for the shape of the first batch: the last,
         # smaller batch is then no new graph, and rounding is that of Keras.
-        spec = self._spec
-        if spec is None or self._eager:
+        if self._spec is None or self._eager:
             return function
+        return self._trace(function, self._spec)
+
+    def _trace(self, function: Any, spec: Any) -> Any:
         for known, of_function, traced in self._traced:
             if of_function is function and (known is spec or known == spec):
                 return traced
         more = () if function is self._whole else (tf.TensorSpec((), tf.int32),)
-        traced = function.get_concrete_function(spec, tf.TensorSpec((2,), tf.int32), *more)
+        traced = function.get_concrete_function(spec, rehearsal.ROOM, *more)
         self._traced.append((spec, function, traced))
+        if not self._model.jit_compile:
+            self._rehearsal.add(
+                self._step.whole if function is self._whole else self._split_step, spec, traced
+            )
         return traced
 
     def _compiled(self, function: Any, *, jit: bool) -> Any:
@@ -133,6 +173,8 @@ class Functions:
         else:  # as Keras builds it: by tracing its own step
             tf.function(model.train_step, autograph=False).get_concrete_function(data)
         self._reserve = tf.constant(_room(self._step.reserve_bytes), tf.int32)
+        cuts = not batch_norm.learning(model) or "batchnorm" in self._inexact
+        self._memory = memory_of(model) if cuts and not self._eager else None
         self._built = True
 
     def _look(self, few: Any) -> Facts:

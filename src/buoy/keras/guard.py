@@ -158,12 +158,11 @@ class _Fit:
             self._resume(stored)
         self._transaction = install_transaction(self._model, guard.step_options, keeper.recorder.event, say)
         self._sizes = SizeLog(keeper.folder, self._transaction) if self._transaction is not None else None
-        if (
-            self._sizes is not None
-            and self._checkpoint is not None
-            and "micro_batch" in self._checkpoint.names
-        ):
-            self._sizes.load(self._stored("micro_batch"))
+        if self._sizes is not None:
+            if self._checkpoint is None:
+                self._sizes.begin()
+            elif "micro_batch" in self._checkpoint.names:
+                self._sizes.load(self._stored("micro_batch"))
         self._model_was_read = self._told_trouble = False
         self.wish: tuple[str, str | None] | None = None
         """(reason, name to pin it under) of a checkpoint to make after this batch."""

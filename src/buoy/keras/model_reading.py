@@ -19,10 +19,15 @@ def hidden_draws(roots: Iterable[Any]) -> list[str]:
     found: set[str] = set()
     for function in _traced(roots):
         for concrete in function._list_all_concrete_functions():
-            graph = concrete.graph.as_graph_def()
-            nodes = [*graph.node, *(op for body in graph.library.function for op in body.node_def)]
-            found.update(op.op for op in nodes if op.op.startswith(_HIDDEN))
+            found.update(hidden_operations(concrete))
     return sorted(found)
+
+
+def hidden_operations(concrete: Any, more: tuple[str, ...] = ()) -> set[str]:
+    """Operations of one graph, and of those inside it, that keep a generator; and others that are asked for."""
+    graph = concrete.graph.as_graph_def()
+    nodes = [*graph.node, *(op for body in graph.library.function for op in body.node_def)]
+    return {op.op for op in nodes if op.op.startswith((*_HIDDEN, *more))}
 
 
 def _traced(roots: Iterable[Any]) -> list[Any]:

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
-from math import ceil, inf, prod
+from math import prod
 from typing import Any, Protocol
 
 import keras
 
+from buoy.keras.sizes import Event, Rehearsed, Say, Sizes, count
 from buoy.keras.snapshot import Snapshot
 from buoy.microbatch.errors import BadBatch, CannotSplit, OutOfMemory, TornStep
 from buoy.microbatch.oom import is_oom
-from buoy.microbatch.sizing import Sizer
-
-Say = Callable[[str], object]
-Event = Callable[..., object]
 
 _CAREFUL_STEPS = 64
 """For so many steps after the reserve was refused, copies are made before the optimizer's update."""
 _UPDATE_TRIES = 3
 
 
-class Step(Protocol):
+class Step(Rehearsed, Protocol):
     """What is repeated."""
 
     def run(self, data: Any, count: int, reserve: bool) -> Any:
@@ -30,9 +26,6 @@ class Step(Protocol):
 
     def reached(self) -> int:
         """How far the last, failed run came: 0 not all is computed, 1 no room to write, 2 writing had begun."""
-
-    def prepare(self, data: Any) -> None:
-        """Make sure that it may be split."""
 
     def explained(self, error: Exception) -> Exception:
         """An error of the step in words."""
@@ -47,37 +40,34 @@ class Retry:
     def __init__(self, say: Say, event: Event, micro_batch: int | None) -> None:
         self._say = say
         self._event = event
-        self._sizer = Sizer(most=micro_batch)
+        self._sizes = Sizes(say, event, micro_batch)
         self._careful = 0
-        self._replayed: dict[int, int] = {}
         self.steps = 0
         """Steps that went through."""
         self.retries = 0
-        self.sizes: list[tuple[int, int]] = []
-        """(step, micro-batch) wherever it changed; 0 is the whole batch."""
+
+    @property
+    def sizes(self) -> list[dict[str, Any]]:
+        """Every change of size so far, for `replay`."""
+        return self._sizes.entries
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on with."""
-        return {
-            "sizer": self._sizer.state_dict(),
-            "steps": self.steps,
-            "sizes": [list(pair) for pair in self.sizes],
-        }
+        return {**self._sizes.state_dict(), "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse."""
-        self._sizer.load_state_dict(state["sizer"])
+        self._sizes.load_state_dict(state)
         self.steps = int(state["steps"])
-        self.sizes = [(int(step), int(size)) for step, size in state["sizes"]]
 
-    def replay(self, sizes: list[tuple[int, int]]) -> None:
+    def replay(self, sizes: list[dict[str, Any]]) -> None:
         """Use these micro-batches from these steps on, as an earlier life of the run did."""
-        self._replayed = {step: size for step, size in sizes if step >= self.steps}
+        self._sizes.replay(sizes, self.steps)
 
     def run(self, functions: Step, data: Any) -> Any:
         """Do the step on this batch, as often and in as many micro-batches as it takes."""
         rows, each = _measure(data)
-        size = self._size(rows, each)
+        size = self._sizes.choose(functions, self.steps, data, rows, each)
         tries, again = 0, True
         while True:
             failure, logs = self._try(functions, data, rows, size)
@@ -114,7 +104,7 @@ class Retry:
             if self._careful:
                 undo = functions.snapshot()
             reserve = not self._careful
-            return None, functions.run(data, ceil(rows / size), reserve)
+            return None, functions.run(data, count(rows, size), reserve)
         except Exception as error:
             failed: BaseException = error
             if not is_oom(error):
@@ -158,21 +148,10 @@ class Retry:
         except CannotSplit:
             self._say(f"out of memory at step {self.steps} with {size} samples at once: {text}")
             raise
-        return self._sizer.oom(size, each)
-
-    def _size(self, rows: int, each: float) -> int:
-        logged = self._replayed.pop(self.steps, None)
-        if logged is not None:
-            self._sizer.limit = logged * each if logged else inf
-        size, _ = self._sizer.samples(rows, each, None)
-        return ceil(rows / ceil(rows / size))
+        return self._sizes.oom(functions, self.steps, data, rows, each, size)
 
     def _done(self, rows: int, each: float, size: int) -> None:
-        held_back = size < rows
-        now = size if held_back else 0
-        if (self.sizes[-1][1] if self.sizes else 0) != now:
-            self.sizes.append((self.steps, now))
-        self._sizer.done(size, each, held_back=held_back)
+        self._sizes.done(self.steps, rows, each, size)
         self.steps += 1
         if self._careful:
             self._careful -= 1

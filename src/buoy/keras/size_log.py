@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from typing import Any
 
 from buoy.flight.log import read_lines
@@ -24,10 +25,12 @@ class SizeLog:
         """Go on from a checkpoint; the log knows of steps that were made after it and lost."""
         self._transaction.load_state_dict(saved)
         lines = read_lines(self._path) if os.path.exists(self._path) else []
-        logged = {line["step"]: line["size"] for line in lines if isinstance(line, dict) and "step" in line}
-        known = {int(step): int(size) for step, size in saved.get("sizes", [])}
-        self._transaction.replay(sorted({**logged, **known}.items()))
-        self._written = len(self._transaction.sizes)
+        self._transaction.replay([line for line in lines if isinstance(line, dict) and "sizer" in line])
+
+    def begin(self) -> None:
+        """A run without a checkpoint begins anew: what an attempt before it did is not to be repeated."""
+        with suppress(OSError):
+            os.unlink(self._path)
 
     def follow(self) -> None:
         """Between two steps: write what is new, which is hardly ever anything."""
@@ -37,7 +40,6 @@ class SizeLog:
         new, self._written = sizes[self._written :], len(sizes)
         try:
             with open(self._path, "a", encoding="utf-8") as file:
-                for step, size in new:
-                    file.write(json.dumps({"step": step, "size": size}) + "\n")
+                file.writelines(json.dumps(entry) + "\n" for entry in new)
         except OSError:
-            pass  # a full disk: the checkpoint has the sequence up to itself
+            pass  # a full disk: the checkpoint knows the size at its own step

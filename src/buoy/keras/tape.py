@@ -13,8 +13,9 @@ import keras
 import tensorflow as tf
 
 from buoy.flight import recorder
-from buoy.keras import batch_norm
+from buoy.keras import batch_norm, rehearsal
 from buoy.keras.deferred import Deferred
+from buoy.keras.memory import Memory, memory_of
 from buoy.keras.micro_batches import Micro, Shape, Sum, loop, rows_of, shape_of
 from buoy.keras.probe import Answer, as_arrays, few_of, probe
 from buoy.keras.retry import Retry
@@ -57,6 +58,8 @@ def gradients(
 class _Gradients:
     """The step that is repeated (retry.Step): it computes gradients, then writes BatchNorm statistics and seeds."""
 
+    rehearses_whole = True
+
     def __init__(self, model: Any, loss_fn: LossFunction, reduction: str, inexact: tuple[str, ...]) -> None:
         self._model = model
         self._loss_fn = loss_fn
@@ -65,21 +68,51 @@ class _Gradients:
         self._stage = tf.Variable(0, dtype=tf.int64, trainable=False, name="buoy_stage")
         self._begun = 0
         self._whole = tf.function(self._compute_whole, reduce_retracing=True, autograph=False)
+        self._no_room = tf.constant([0, 4096], tf.int32)
+        self._shape: Shape | None = None
+        self._memory: Memory | None = None
+        self._built = False
+        self._rehearsal = rehearsal.Rehearsal()
         self._split: Any = None
         self._written: list[Any] = []
 
     def run(self, data: Any, count: int, reserve: bool) -> Any:
         """(loss, gradients)"""
         del reserve  # nothing is allocated once writing begins
-        if not self._model.built:
-            self._loss_fn(few_of(data))
+        self._build(data)
         if count == 1:
-            result = self._whole(data)
+            result = self._whole(data, self._no_room)
         else:
             self.prepare(data)
-            result = self._split(data, tf.constant(count))
+            result = self._split(data, self._no_room, tf.constant(count))
         self._begun += 2
         return result
+
+    def memory(self, data: Any) -> Memory | None:
+        """Of the model's device."""
+        self._build(data)
+        return self._memory
+
+    def rehearse(self, data: Any, samples: int, split: bool) -> None:
+        """Compute the first samples and write nothing."""
+        try:
+            if split:
+                self._rehearsal.run(self._compute_split, data, samples, (tf.constant(1),))
+            else:
+                self._rehearsal.run(self._compute_whole, data, samples)
+        except tf.errors.InvalidArgumentError:
+            if self.reached() != 0:
+                raise
+        except BaseException:
+            self.reached()
+            raise
+
+    def bound(self, data: Any) -> int | None:
+        """What the whole batch can need at most, where every shape in its graph is known."""
+        spec = rehearsal.exact(data)
+        if spec is None:
+            return None
+        return rehearsal.bytes_at_most(self._whole.get_concrete_function(spec, rehearsal.ROOM))
 
     def reached(self) -> int:
         """0 nothing is written, 2 writing had begun."""
@@ -108,7 +141,7 @@ class _Gradients:
             found.append(shape_of(self._micro(part, (), rows, rows)))
 
         tf.function(look, autograph=False).get_concrete_function(few)
-        shape = found[0]
+        shape = self._shape = found[0]
 
         def computed(data: Any, count: Any) -> Any:
             loss, whole = self._accumulate(data, count, shape)
@@ -121,17 +154,27 @@ class _Gradients:
 
         probe(attempt, few, self._model)
 
-        def split(data: Any, count: Any) -> Any:
-            loss, whole = self._accumulate(data, count, shape)
-            return self._commit(loss, whole.gradients, whole.updates)
+        self._split = tf.function(self._compute_split, reduce_retracing=True, autograph=False)
 
-        self._split = tf.function(split, reduce_retracing=True, autograph=False)
+    def _build(self, data: Any) -> None:
+        if self._built:
+            return
+        if not self._model.built:
+            self._loss_fn(few_of(data))
+        cuts = not batch_norm.learning(self._model) or "batchnorm" in self._inexact
+        self._memory = memory_of(self._model) if cuts else None
+        self._built = True
 
-    def _compute_whole(self, data: Any) -> Any:
+    def _compute_whole(self, data: Any, room: Any) -> Any:
         rows = rows_of(data)
         micro = self._micro(data, (), rows, rows)
         loss, found = self._divided(micro.values, micro.gradients)
-        return self._commit(loss, found, micro.scope.updates())
+        return self._commit(loss, found, micro.scope.updates(), room)
+
+    def _compute_split(self, data: Any, room: Any, count: Any) -> Any:
+        assert self._shape is not None
+        loss, whole = self._accumulate(data, count, self._shape)
+        return self._commit(loss, whole.gradients, whole.updates, room)
 
     def _accumulate(self, data: Any, count: Any, shape: Shape) -> tuple[Any, Sum]:
         whole = loop(self._micro, data, count, shape, self._model.trainable_variables)
@@ -156,11 +199,13 @@ class _Gradients:
         total, weight = values
         return total / weight, [None if g is None else _over(g, weight) for g in found]
 
-    def _commit(self, loss: Any, found: list[Any], updates: list[tuple[Any, Any]]) -> Any:
+    def _commit(self, loss: Any, found: list[Any], updates: list[tuple[Any, Any]], room: Any) -> Any:
         refuse_own_writes(self._model.trainable_variables, updates)
         self._written = [variable for variable, _ in updates]
         computed = [g.values if isinstance(g, tf.IndexedSlices) else g for g in found if g is not None]
         with tf.control_dependencies([loss, *computed, *(value for _, value in updates)]):
+            granted = tf.raw_ops.Empty(shape=room, dtype=tf.uint8)  # of nothing, unless it is a rehearsal
+        with tf.control_dependencies([granted]):
             begun = self._stage.assign_add(2, read_value=False)
         with tf.control_dependencies([begun]):
             for variable, value in updates:

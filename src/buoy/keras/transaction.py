@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from buoy.keras.retry import Event, Retry, Say
+from buoy.keras.retry import Retry
+from buoy.keras.sizes import Event, Say
 from buoy.microbatch.errors import CannotSplit, StepError
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ class Transaction:
         model.train_function = None
 
     @property
-    def sizes(self) -> list[tuple[int, int]]:
-        """(step, micro-batch) wherever it changed; 0 is the whole batch."""
+    def sizes(self) -> list[dict[str, Any]]:
+        """Every change of size so far, for `replay`."""
         return self._retry.sizes
 
     @property
@@ -77,7 +78,7 @@ class Transaction:
         """The inverse."""
         self._retry.load_state_dict(state)
 
-    def replay(self, sizes: list[tuple[int, int]]) -> None:
+    def replay(self, sizes: list[dict[str, Any]]) -> None:
         """Use these micro-batches from these steps on, as an earlier life of the run did."""
         self._retry.replay(sizes)
 

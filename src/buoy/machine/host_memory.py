@@ -77,6 +77,11 @@ class HostMemory:
                 self._libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
                 self._libc.mallopt(_M_TRIM_THRESHOLD, _LARGE)
                 self._maps_large_blocks = True
+        self.trim()
+
+    def trim(self) -> None:
+        """Return to the kernel what was freed, this once."""
+        if self._libc is not None:
             self._libc.malloc_trim(0)
         self._read_at = 0.0
 

@@ -1,0 +1,164 @@
+"""How much memory the model's device has left, and how far a piece of work rose above what was there before it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from buoy.machine.host_memory import HostMemory, host_memory
+
+_PATIENCE = 0.1  # seconds for which a reading is good
+_USABLE = 0.9  # of what TensorFlow's pool holds unused: the rest are gaps
+
+
+class Memory(Protocol):
+    """A device's memory."""
+
+    shared: bool
+    """Whether others take from it too: what fitted once may not fit again."""
+
+    def free(self) -> int | None:
+        """Bytes that can still be had; None when nothing tells."""
+
+    def mark(self) -> None:
+        """Begin to watch."""
+
+    def rise(self) -> int | None:
+        """The most that was in use at once since `mark`, above what was in use then."""
+
+    def give_back(self) -> bool:
+        """Return what is kept for later to the system; False where that makes no difference."""
+
+
+def memory_of(model: Any) -> Memory | None:
+    """The memory behind the model's weights; None where nothing tells."""
+    device = model.weights[0].value.device if model.weights else ""
+    name = device.rsplit("device:", 1)[-1]
+    if name.startswith("GPU"):
+        limit = _limit(device)
+        return GpuMemory(name, limit) if limit is not None else None
+    return SessionMemory() if name.startswith("CPU") else None
+
+
+class GpuMemory:
+    """What TensorFlow's allocator may have on a GPU, less what is live."""
+
+    shared = False
+
+    def __init__(self, name: str, limit: int) -> None:
+        self._name, self._limit, self._base = name, limit, 0
+
+    def free(self) -> int | None:
+        """Up to the allocator's limit, which TensorFlow has taken from the driver at its start."""
+        return self._limit - _allocated(self._name)["current"]
+
+    def mark(self) -> None:
+        """Begin a new peak."""
+        tf.config.experimental.reset_memory_stats(self._name)
+        self._base = _allocated(self._name)["current"]
+
+    def rise(self) -> int | None:
+        """By the allocator's own count."""
+        return _allocated(self._name)["peak"] - self._base
+
+    def give_back(self) -> bool:
+        """Nothing is kept that does not count as free."""
+        return False
+
+
+class SessionMemory:
+    """The session's RAM. With oneDNN TensorFlow has a pool that it never gives back: what is unused there is free."""
+
+    shared = True
+
+    def __init__(self) -> None:
+        self._host: HostMemory = host_memory()
+        self._counts = _counts()
+        self._base = self._base_resident = 0
+        self._highest = 0
+        """The most that the pool ever had live."""
+        self._beside = (self._host.used() or 0) - (_allocated(_CPU)["current"] if self._counts else 0)
+        """Resident when it was first looked at, and not TensorFlow's."""
+        self._read_at, self._free = 0.0, None
+
+    _free: int | None
+
+    def free(self) -> int | None:
+        """Bytes until the session's budget."""
+        now = time.monotonic()
+        if now - self._read_at > _PATIENCE:
+            self._free, self._read_at = self._free_now(), now
+        return self._free
+
+    def mark(self) -> None:
+        """Begin a new peak."""
+        if self._counts:
+            self._look()
+            tf.config.experimental.reset_memory_stats(_CPU)
+            self._base = _allocated(_CPU)["current"]
+        else:
+            self._host.trim()  # what is freed, kept and used again would not show
+        self._base_resident = self._host.used() or 0
+        self._host.mark()
+
+    def rise(self) -> int | None:
+        """By the allocator's count, or by what was resident where that is more: oneDNN's scratch is not counted."""
+        highest = self._host.highest()
+        resident = None if highest is None else highest - self._base_resident
+        counted = self._look() - self._base if self._counts else None
+        known = [value for value in (resident, counted) if value is not None]
+        return max(known) if known else None
+
+    def give_back(self) -> bool:
+        """What the C library keeps."""
+        self._host.give_back()
+        self._read_at = 0.0
+        return True
+
+    def _free_now(self) -> int | None:
+        free = self._host.free_now()
+        if free is None or not self._counts:
+            return free
+        self._look()
+        resident = self._host.used() or 0
+        held = min(self._highest, resident - self._beside)  # a reserve that was never touched is not resident
+        return free + max(0, int((held - _allocated(_CPU)["current"]) * _USABLE))
+
+    def _look(self) -> int:
+        peak = int(_allocated(_CPU)["peak"])
+        self._highest = max(self._highest, peak)
+        return peak
+
+
+_CPU = "CPU:0"
+
+
+def _allocated(name: str) -> dict[str, int]:
+    return dict(tf.config.experimental.get_memory_info(name))
+
+
+def _counts() -> bool:
+    """Whether the CPU's allocator counts; only oneDNN's does."""
+    try:
+        _allocated(_CPU)
+        return True
+    except ValueError:
+        return False
+
+
+def _limit(device: str) -> int | None:
+    """What TensorFlow's allocator may have on this device."""
+    from tensorflow.python import pywrap_tfe
+    from tensorflow.python.client import pywrap_tf_session
+    from tensorflow.python.eager import context
+
+    try:
+        devices = pywrap_tfe.TFE_ContextListDevices(context.context()._handle)
+        for index in range(pywrap_tfe.TF_DeviceListCount(devices)):
+            if pywrap_tfe.TF_DeviceListName(devices, index) == device:
+                return int(pywrap_tf_session.TF_DeviceListMemoryBytes(devices, index))
+    except AttributeError:  # another version of TensorFlow keeps it elsewhere
+        return None
+    return None

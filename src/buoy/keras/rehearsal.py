@@ -1,0 +1,112 @@
+"""A step computed on a few samples and not done: what it needs is measured that way before the whole batch is tried."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from buoy.keras.micro_batches import cut
+from buoy.keras.model_reading import hidden_operations
+
+_IMPOSSIBLE = [-1, 4096]
+"""A reserve that no device grants: the step stops when all is computed and nothing is written."""
+ROOM = tf.TensorSpec((2,), tf.int32)
+
+_ASIDE = ("PyFunc", "EagerPyFunc", "PrintV2", "WriteSummary")
+_INSIDE = (
+    "While",
+    "StatelessWhile",
+    "If",
+    "StatelessIf",
+    "Case",
+    "PartitionedCall",
+    "StatefulPartitionedCall",
+)
+
+
+class Rehearsal:
+    """The graphs of one step for any number of samples; made when first needed."""
+
+    def __init__(self) -> None:
+        self._traced: list[tuple[Any, Any, Any]] = []
+        self._checked: list[Any] = []
+
+    def run(self, function: Any, data: Any, samples: int, more: tuple[Any, ...] = ()) -> None:
+        """Compute `function(data, reserve, *more)` on the first samples; always raises what ends it."""
+        traced = self._graph(function, data, more)
+        traced(cut(data, 0, samples), tf.constant(_IMPOSSIBLE, tf.int32), *more)
+
+    def add(self, function: Any, spec: Any, traced: Any) -> None:
+        """A graph that is there already."""
+        if spec == loose(spec):
+            self._traced.append((spec, function, traced))
+
+    def _graph(self, function: Any, data: Any, more: tuple[Any, ...]) -> Any:
+        given = loose(data)
+        if given is None:
+            raise ValueError("not every part of the batch is an array of samples")
+        leaves = keras.tree.flatten(given)
+        traced = next(
+            (
+                each
+                for spec, known, each in self._traced
+                if known == function and keras.tree.flatten(spec) == leaves
+            ),
+            None,
+        )
+        if traced is None:
+            # A function of its own: another graph in the cache of the step's would change which one the step uses.
+            own = tf.function(function, autograph=False)
+            traced = own.get_concrete_function(given, ROOM, *(tf.TensorSpec((), each.dtype) for each in more))
+            self._traced.append((given, function, traced))
+        if traced not in self._checked:
+            if not repeatable(traced):
+                raise ValueError("the step calls Python or draws from hidden generators: not computed twice")
+            self._checked.append(traced)
+        return traced
+
+
+def loose(spec: Any) -> Any:
+    """The same arrays with any number of samples; None where one has no samples."""
+    leaves = keras.tree.flatten(spec)
+    if not all(leaf is None or _has_rows(leaf) for leaf in leaves):
+        return None
+    return keras.tree.map_structure(
+        lambda leaf: None if leaf is None else tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype), spec
+    )
+
+
+def exact(data: Any) -> Any:
+    """The arrays as they are; None where something is no array."""
+    leaves = keras.tree.flatten(data)
+    if not all(leaf is None or _has_rows(leaf) for leaf in leaves):
+        return None
+    return keras.tree.map_structure(
+        lambda leaf: None if leaf is None else tf.TensorSpec(leaf.shape, leaf.dtype), data
+    )
+
+
+def bytes_at_most(traced: Any) -> int | None:
+    """All that a graph of known shapes can ever hold: every result of every operation; None where that is not known."""
+    total = 0
+    for operation in traced.graph.get_operations():
+        if operation.type in _INSIDE:
+            return None
+        for output in operation.outputs:
+            if not output.shape.is_fully_defined():
+                return None
+            total += math.prod(output.shape) * (output.dtype.size or 0)
+    return int(total)
+
+
+def repeatable(traced: Any) -> bool:
+    """Whether computing it once more is unnoticed: no hidden generator moves on, no Python of the user's is called."""
+    return not hidden_operations(traced, _ASIDE)
+
+
+def _has_rows(leaf: Any) -> bool:
+    shape = getattr(leaf, "shape", None)
+    return shape is not None and hasattr(leaf, "dtype") and len(shape) > 0

@@ -1,0 +1,183 @@
+"""How many samples of a batch are computed at once: from the log of an earlier life, or from what fits here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+from typing import Any, Protocol
+
+from buoy.keras.gauge import Reading, climb
+from buoy.keras.memory import Memory
+from buoy.microbatch.errors import CannotSplit
+from buoy.microbatch.history import History
+from buoy.microbatch.oom import is_oom
+from buoy.microbatch.sizing import Fit, Sizer
+from buoy.microbatch.split import even
+
+Say = Callable[[str], object]
+Event = Callable[..., object]
+
+_FIRST = 32
+"""The first samples that are measured are this part of the batch."""
+
+
+class Rehearsed(Protocol):
+    """A step that can be computed without being done."""
+
+    @property
+    def rehearses_whole(self) -> bool:
+        """Whether the uncut step can be rehearsed too."""
+
+    def memory(self, data: Any) -> Memory | None:
+        """Of the device, with all there that is made once; None where it tells nothing, or nothing can be cut."""
+
+    def rehearse(self, data: Any, samples: int, split: bool) -> None:
+        """Compute the first so many samples and write nothing; `split`: as one of several micro-batches."""
+
+    def bound(self, data: Any) -> int | None:
+        """Bytes that the whole batch needs at most, where its graph tells."""
+
+    def prepare(self, data: Any) -> None:
+        """Make sure that it may be split."""
+
+
+class Sizes:
+    """Decides the size of each step; what it learns is kept with the checkpoint."""
+
+    def __init__(self, say: Say, event: Event, micro_batch: int | None) -> None:
+        self._say, self._event = say, event
+        self._sizer = Sizer(most=micro_batch)
+        self._history = History()
+        self._measures = True
+        """Until a measurement shows that none can be made, or that the batch cannot be cut."""
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """Every change so far, for `replay`."""
+        return self._history.entries
+
+    def replay(self, entries: list[dict[str, Any]], first: int) -> None:
+        """Use the sizes that an earlier life of the run has logged, from step `first` on, as far as it came."""
+        self._history.replay(entries, first)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run goes on with."""
+        return {"sizer": self._sizer.state_dict(), "history": self._history.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse."""
+        self._sizer.load_state_dict(state["sizer"])
+        self._history.load_state_dict(state["history"])
+
+    def choose(self, step: Rehearsed, number: int, data: Any, rows: int, each: float) -> int:
+        """Samples at once for this batch of `rows` samples, each of so many elements."""
+        parts = self._history.parts(number, rows)
+        if parts is not None:
+            return max(parts)
+        wanted, _ = self._sizer.samples(rows, each, None)
+        memory = step.memory(data) if self._measures else None
+        if memory is None or (not memory.shared and wanted * each <= self._sizer.passed):
+            return max(even(rows, wanted))
+        if self._sizer.fit is None and step.rehearses_whole:
+            self._bound(step, memory, data, rows, each)
+        size, unsure = self._sizer.samples(rows, each, memory.free())
+        if (unsure or size < wanted) and memory.give_back():
+            size, unsure = self._sizer.samples(rows, each, memory.free())
+        if unsure:
+            size = self._learn(self._reading(step, memory, data, rows, each, size), number, rows, each, size)
+        return max(even(rows, size))
+
+    def oom(self, step: Rehearsed, number: int, data: Any, rows: int, each: float, size: int) -> int:
+        """It did not fit; the size to go on with."""
+        self._history.leave()
+        fit = self._sizer.fit
+        smaller = self._sizer.oom(size, each)
+        memory = step.memory(data) if self._measures and (fit is None or fit.rough) and smaller > 1 else None
+        # Where the host itself has run out, tracing a graph to measure it may end the process.
+        if memory is not None and not memory.shared:
+            reading = self._reading(step, memory, data, rows, each, size)
+            if reading is not None and reading.samples < size:
+                smaller = self._learn(reading, number, rows, each, size)
+            else:  # the device has less than it says: only failures tell
+                self._measures = False
+        return max(even(rows, smaller))
+
+    def done(self, number: int, rows: int, each: float, size: int) -> None:
+        """A step went through."""
+        parts = even(rows, size)
+        self._sizer.done(max(parts), each, held_back=len(parts) > 1)
+        self._history.note(number, rows, parts, self._sizer)
+
+    def _bound(self, step: Rehearsed, memory: Memory, data: Any, rows: int, each: float) -> None:
+        """An upper bound of what a sample needs: enough to know that the whole batch fits, which it mostly does."""
+        free = memory.free()
+        if free is None:
+            self._measures = False
+            return
+        known = step.bound(data)
+        if known is not None and known <= free:
+            reading: Reading | None = Reading(rows, known / rows, 0.0, bound=True)
+        else:
+            reading = self._climb(step, memory, data, max(1, rows // _FIRST), rows, split=False)
+        if reading is not None and reading.slope > 0:
+            self._sizer.fit = Fit(reading.slope / each, reading.besides, each, rough=True)
+
+    def _reading(
+        self, step: Rehearsed, memory: Memory, data: Any, rows: int, each: float, size: int
+    ) -> Reading | None:
+        """What micro-batches need, from measuring small ones; None where that is not possible."""
+        try:
+            step.prepare(data)
+        except CannotSplit as refusal:
+            self._measures = False
+            self._say(
+                f"{rows} samples at once may not fit, and cannot be computed in parts: {refusal.message}"
+            )
+            return None
+        fit, free = self._sizer.fit, memory.free()
+        guess = fit.samples(free, each) if fit is not None and free is not None else rows
+        return self._climb(step, memory, data, max(1, min(rows, guess) // 8), size, split=True)
+
+    def _learn(self, reading: Reading | None, number: int, rows: int, each: float, size: int) -> int:
+        """The size that was found, and no word about it where it is the one that was wanted."""
+        if reading is None:
+            return size
+        if reading.slope > 0:
+            line = Fit(reading.slope / each, reading.besides, each)
+            self._sizer.fitted(line, reading.samples if reading.samples < rows else None, each)
+        if reading.samples < size:
+            self._say(f"{rows} samples at once would not fit: {reading.samples} at a time from now on")
+            self._event("sized", step=number, samples=reading.samples, of=rows)
+        return min(size, reading.samples)
+
+    def _climb(
+        self, step: Rehearsed, memory: Memory, data: Any, start: int, most: int, *, split: bool
+    ) -> Reading | None:
+        """Measure; None, for good, where that is not possible."""
+
+        def measure(samples: int) -> int | None:
+            memory.mark()
+            try:
+                step.rehearse(data, samples, split)
+            except Exception as error:
+                if not is_oom(error):
+                    raise
+                return None
+            return memory.rise()
+
+        try:
+            if measure(start) is None:  # also makes the graph, and all that is made once
+                return Reading(max(1, start // 2), 0.0, 0.0, bound=False)
+            free = memory.free()
+            return climb(measure, start, most, free) if free is not None else None
+        except Exception as error:  # noqa: BLE001 - what is wrong with the step, the step itself will say
+            self._measures = False
+            self._event(
+                "trouble", what=f"the step could not be measured: {type(error).__name__}: {error}"[:300]
+            )
+            return None
+
+
+def count(rows: int, size: int) -> int:
+    """Micro-batches of at most so many samples."""
+    return ceil(rows / size)
