@@ -45,7 +45,8 @@ class Guard(_pl.Callback):  # type: ignore[misc]
         seed: int | None = None,
         micro_batch: int | None = None,
         inexact: tuple[str, ...] = (),
-        memory_cap: int | None = None,
+        memory_cap: str | int | None = None,
+        remedies: tuple[str, ...] | str = (),
     ) -> None:
         super().__init__()
         self.folder = os.fspath(folder)
@@ -53,7 +54,9 @@ class Guard(_pl.Callback):  # type: ignore[misc]
         self.keeper_options = {
             "mirror": mirror, "time_limit": time_limit, "disk": disk, "save": save, "keep": keep,
         }  # fmt: skip
-        self.step_options = {"micro_batch": micro_batch, "inexact": inexact, "memory_cap": memory_cap}
+        self.step_options = {
+            "micro_batch": micro_batch, "inexact": inexact, "memory_cap": memory_cap, "remedies": remedies,
+        }  # fmt: skip
         self._fit: _Fit | None = None
 
     @property

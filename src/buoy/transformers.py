@@ -50,14 +50,17 @@ class Guard(transformers.TrainerCallback):
         seed: int | None = None,
         micro_batch: int | None = None,
         inexact: tuple[str, ...] = (),
-        memory_cap: int | None = None,
+        memory_cap: str | int | None = None,
+        remedies: tuple[str, ...] | str = (),
     ) -> None:
         self.folder = os.fspath(folder)
         self.seed = seed
         self.keeper_options = {
             "mirror": mirror, "time_limit": time_limit, "disk": disk, "save": save, "keep": keep,
         }  # fmt: skip
-        self.step_options = {"micro_batch": micro_batch, "inexact": inexact, "memory_cap": memory_cap}
+        self.step_options = {
+            "micro_batch": micro_batch, "inexact": inexact, "memory_cap": memory_cap, "remedies": remedies,
+        }  # fmt: skip
         self._training: _Training | None = None
         _teach_trainer()
 

@@ -57,6 +57,11 @@ class Guarding:
         self.saved_step = self._from.step
         settings = {"say": say, "event": self.keeper.recorder.event, **steps}
         self.micro = _Steps(self.keeper.folder, self._from.micro_batch, settings, transaction)
+        try:
+            self.micro.begin_early()
+        except BaseException:
+            self.keeper.finish()
+            raise
         self._things: dict[str, Tracked] = {}
         self._arrived = not self.place
 

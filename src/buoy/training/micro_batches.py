@@ -26,6 +26,11 @@ class MicroBatches:
         self._logged = 0
         self._new: list[object] = []
 
+    def begin_early(self) -> None:
+        """What is switched on for the whole run is switched on now, and not with the first `backward`."""
+        if self._settings.get("remedies") or self._settings.get("memory_cap") is not None:
+            self._begin()
+
     def track(self, *objects: object) -> None:
         """These are trained; the optimizers' steps become atomic once `backward` is used."""
         self._new += objects
@@ -43,7 +48,13 @@ class MicroBatches:
 
     def state(self) -> dict[str, Any] | None:
         """For the checkpoint; None where `backward` was never used."""
-        return self._transaction.state_dict() if self._transaction is not None else self._saved
+        if self._transaction is None:
+            return self._saved
+        return {**self._transaction.state_dict(), "remedies": self._remedies()}
+
+    def _remedies(self) -> list[str]:
+        given = self._settings.get("remedies") or ()
+        return [given] if isinstance(given, str) else list(given)
 
     def _begin(self) -> None:
         from buoy.torch.transaction import Transaction
@@ -54,6 +65,12 @@ class MicroBatches:
         self._transaction = transaction
         self._hand_over()
         if self._saved is not None:
+            then, now = self._saved.get("remedies", []), self._remedies()
+            if then != now:
+                self._settings["say"](
+                    f"remedies are {', '.join(now) or 'none'}; until here they were {', '.join(then) or 'none'}, "
+                    "so the numbers differ from those of an uninterrupted run"
+                )
             transaction.load_state_dict(self._saved)
             transaction.replay(self._logged_sizes())
         elif self._log is not None:

@@ -68,7 +68,8 @@ class Run:
         seed: int | None = None,
         micro_batch: int | None = None,
         inexact: tuple[str, ...] = (),
-        memory_cap: int | None = None,
+        memory_cap: str | int | None = None,
+        remedies: tuple[str, ...] | str = (),
         plan: Plan | None = None,
     ) -> None:
         from buoy.torch import data, distributed, rng
@@ -116,9 +117,16 @@ class Run:
                 "micro_batch": (plan.micro_batch or None) if plan and micro_batch is None else micro_batch,
                 "inexact": inexact,
                 "memory_cap": memory_cap,
+                "remedies": remedies,
             },
             self._rank,
         )
+        try:
+            self._micro.begin_early()
+        except BaseException:
+            if self._keeper is not None:
+                self._keeper.finish()
+            raise
         self._before_loop: Any = mine.get("before_loop") or rng.capture()
         """Random state where the way to the loop began: what the script draws there it draws again on resume."""
         self._epochs_before = 0
