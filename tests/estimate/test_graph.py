@@ -9,8 +9,9 @@ import pytest
 
 from buoy.estimate.child import trace
 from buoy.estimate.devices import by_id
+from buoy.estimate.events import Trace
 from buoy.estimate.request import EstimateError, Request
-from buoy.estimate.result import estimate
+from buoy.estimate.result import PER_OPERATION, estimate
 from buoy.estimate.trace_graph import Graph, Node, live_peak, to_trace
 
 BUILDS = Path(__file__).parent / "keras_builds.py"
@@ -58,6 +59,53 @@ def test_variables_stand_before_the_step() -> None:
     assert [found.label(number)[0] for number in range(3)] == ["weights", "weights", "optimizer"]
 
 
+def test_what_nothing_depends_on_is_never_run() -> None:
+    """Gradients of constants, for one: TensorFlow drops them before it runs the step."""
+    graph = chain("MatMul", "MatMul")
+    graph = Graph([*graph.nodes, Node("unused", "Square", ["n0:0"], [], ["unused:0"], [5000])])
+
+    kept = graph.needed(["n1"])
+
+    assert [node.name for node in kept.nodes] == ["x", "n0", "n1"]
+    assert live_peak(kept, kept.creation_order()) == 2000 < live_peak(graph, graph.creation_order())
+
+
+def test_what_must_run_before_is_kept_too() -> None:
+    nodes = [Node("before", "Assign", [], [], [], []), Node("end", "NoOp", [], ["before"], [], [])]
+
+    assert len(Graph(nodes).needed(["end"]).nodes) == 2
+
+
+def test_on_a_cpu_tensorflow_keeps_more_than_its_tensors() -> None:
+    """Regions it has touched, and memory for each operation of the step."""
+    few, many = (
+        Trace([("a", 0, 64 << 20)], facts={"engine": "graph", "operations": n}) for n in (100, 20_000)
+    )
+
+    small, large = (estimate(found, by_id("cpu")) for found in (few, many))
+    assert small.replay.peak_allocated == 64 << 20
+    assert small.total.likely > 1.2 * (64 << 20)
+    assert (
+        large.total.likely - small.total.likely
+        == 19_900 * PER_OPERATION
+        == large.parts["context"] - small.parts["context"]
+    )
+    assert large.verdict(large.total.high) == "fits"
+    assert large.verdict(large.total.low) == "tight"
+    assert large.verdict(large.total.low - (1 << 20)) == "does not fit"
+
+
+def test_a_step_compiled_for_the_cpu_is_hardly_bounded() -> None:
+    facts = {"operations": 10}
+    plain, compiled = (
+        estimate(Trace([("a", 0, 64 << 20)], facts={**facts, "engine": engine}), by_id("cpu")).allocated
+        for engine in ("graph", "xla")
+    )
+
+    assert plain.high == pytest.approx(1.2 * plain.likely)
+    assert compiled.high == 3 * compiled.likely
+
+
 @pytest.fixture(scope="module")
 def tensorflow() -> None:
     if importlib.util.find_spec("tensorflow") is None:  # the child imports it, this process need not
@@ -79,6 +127,9 @@ def test_a_keras_step_is_estimated_with_a_wide_interval() -> None:
     assert 8 * trainable <= figure.parts["optimizer"] <= 8 * trainable + 64
     assert figure.parts["activations"] >= CHANNELS  # what the convolution made, kept for its backward
     assert figure.allocated.high >= 1.3 * figure.allocated.likely
+    assert figure.trace.facts["operations"] > 100
+    # Keras decides by the devices it sees whether XLA compiles; here it sees none, on a T4 it would.
+    assert any("XLA compiles this step" in note and "jit_compile=False" in note for note in figure.notes)
 
 
 @pytest.mark.usefixtures("tensorflow")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from buoy.estimate.events import Event, Trace
@@ -47,6 +47,17 @@ class Graph:
     def __post_init__(self) -> None:
         self._makers = {name: index for index, node in enumerate(self.nodes) for name in node.outputs}
 
+    def needed(self, wanted: Collection[str]) -> Graph:
+        """Without the operations that none of the wanted ones depends on: TensorFlow never runs those."""
+        names = {node.name: index for index, node in enumerate(self.nodes)}
+        found = {names[name] for name in wanted if name in names}
+        open_ends = list(found)
+        while open_ends:
+            for before in self._before(self.nodes[open_ends.pop()], names) - found:
+                found.add(before)
+                open_ends.append(before)
+        return Graph([self.nodes[index] for index in sorted(found)], self.unknown)
+
     def creation_order(self) -> list[int]:
         """As the program was written: every update of a variable waits for the whole backward pass."""
         return list(range(len(self.nodes)))
@@ -57,8 +68,7 @@ class Graph:
         waiting = []
         followers: list[list[int]] = [[] for _ in self.nodes]
         for index, node in enumerate(self.nodes):
-            before = {self._makers[name] for name in node.inputs if name in self._makers}
-            before |= {names[name] for name in node.after if name in names}
+            before = self._before(node, names)
             waiting.append(len(before))
             for earlier in before:
                 followers[earlier].append(index)
@@ -72,6 +82,10 @@ class Graph:
                 if not waiting[follower]:
                     ready.append(follower)
         return order
+
+    def _before(self, node: Node, names: dict[str, int]) -> set[int]:
+        made = {self._makers[name] for name in node.inputs if name in self._makers}
+        return made | {names[name] for name in node.after if name in names}
 
 
 def events(graph: Graph, order: Sequence[int]) -> tuple[list[Event], dict[int, list[str]]]:
