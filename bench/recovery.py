@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import statistics
 import time
@@ -138,9 +139,17 @@ def sizes() -> tuple[list[list[object]], int]:
 
 
 def step_time(windows: int = 50) -> tuple[list[list[object]], bool]:
-    """Same tensors, CPU time, windows in turn. The smallest is shown, not held to the figure: 0.2 ms is 2 % of it."""
+    """Same tensors, CPU time, windows in turn, and the heap kept from shrinking between two steps.
+
+    Whether a freed block lies at the heap's end, and its pages are handed back and fetched again, is decided by luck;
+    it is up to 300 page faults in a step of 10 ms, more than what is measured here.
+    """
+    libc = ctypes.CDLL(None)
+    for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+        libc.mallopt(option, 1 << 30)
     rows, met = [], True
     cases: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+        "nothing but the cost of a step": (lambda: nn.Linear(4, 256), (4,), 4),
         "mlp of 10 ms": (lambda: nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)), (256,), 256),
         "convolution with batchnorm": (
             lambda: nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3),
@@ -177,9 +186,19 @@ def step_time(windows: int = 50) -> tuple[list[list[object]], bool]:
             times = {guard: window(guard) for guard in ((False, True) if number % 2 else (True, False))}
             ratios.append(times[True] / times[False])
         middle, low, high = interval(ratios)
-        met = met and (high <= 1.02)
-        milliseconds = statistics.median([window(False) for _ in range(3)]) / 5 * 1000
-        rows.append([name, f"{milliseconds:.1f}", f"{middle:.3f}", f"{low:.3f}", f"{high:.3f}"])
+        plain = statistics.median([window(False) for _ in range(9)]) / 5 * 1000
+        if plain >= 2:  # of the first case only the fixed cost is of interest
+            met = met and high <= 1.02
+        rows.append(
+            [
+                name,
+                f"{plain:.2f}",
+                f"{middle:.3f}",
+                f"{low:.3f}",
+                f"{high:.3f}",
+                f"{(middle - 1) * plain:.2f}",
+            ]
+        )
     return rows, met
 
 
@@ -203,7 +222,7 @@ def equivalence() -> dict[str, int]:
 def main() -> dict[str, object]:
     torch.set_num_threads(1)
     time_rows, fast = step_time()
-    print(table(["step", "ms", "with buoy / without", "low", "high"], time_rows))
+    print(table(["step", "ms", "with buoy / without", "low", "high", "ms more"], time_rows))
     size_rows, good = sizes()
     print("\n" + table(["model", "largest", "found", "ratio", "failures", ""], size_rows))
     pairs = equivalence()
