@@ -7,11 +7,14 @@ is the true one: the trace follows the data-flow order, and the peak in the orde
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+import weakref
 from typing import Any
 
 from buoy.estimate.child import confine, refuse
+from buoy.estimate.devices import by_id
 from buoy.estimate.events import Trace
 from buoy.estimate.request import EstimateError, Request
 from buoy.estimate.trace_graph import Graph, Node, live_peak, to_trace
@@ -47,8 +50,20 @@ def trace_request(request: Request) -> Trace:
         keras.mixed_precision.set_global_policy(
             "mixed_float16" if request.autocast == "fp16" else "mixed_bfloat16"
         )
+    automatic = _asks_for_compilation()
     model, batch, notes = _built(request)
-    return trace_model(model, batch, notes)
+    on_gpu = bool(by_id(request.device).capability)
+    if request.source.get("smaller"):
+        model, name = importlib.import_module("buoy.keras.remedies").smaller_model(model)
+        notes = [*notes, f"{name} instead"]
+    trace = trace_model(model, batch, notes)
+    if model.jit_compile or (on_gpu and model in automatic and _can_be_compiled(model)):
+        trace.facts["engine"] = "graph" if on_gpu else "xla"
+        trace.notes.append(
+            "XLA compiles this step and plans its own buffers: estimated as TensorFlow runs it uncompiled"
+            + ("" if model.jit_compile else " (Keras compiles on a GPU unless told `jit_compile=False`)")
+        )
+    return trace
 
 
 def trace_model(model: Any, batch: Any, notes: list[str]) -> Trace:
@@ -58,8 +73,6 @@ def trace_model(model: Any, batch: Any, notes: list[str]) -> Trace:
     specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), batch)
     model.optimizer.build(model.trainable_variables)
     traced = tf.function(model.train_step).get_concrete_function(specs)
-    if getattr(model, "jit_compile", False):
-        notes = [*notes, "compiled by XLA, which plans its own buffers: estimated as TensorFlow would run it"]
     return trace_step(traced.graph, model.variables, model.optimizer, batch, notes)
 
 
@@ -73,8 +86,12 @@ def trace_step(
     import tensorflow as tf
 
     graph = _graph(function)
+    operations = len(graph.nodes)
     if op_by_op:
         graph = _kept_by_tape(graph)
+    else:
+        ends = [*function.control_outputs, *(tensor.op for tensor in function.outputs)]
+        graph = graph.needed([operation.name for operation in ends])
     loops = [node.name for node in graph.nodes if node.kind in ("While", "StatelessWhile")]
     if loops:
         raise EstimateError(
@@ -93,6 +110,7 @@ def trace_step(
     leaves = tf.nest.flatten(batch)
     trace.facts |= {
         "engine": "graph",
+        "operations": operations,
         "batch": int(leaves[0].shape[0]) if leaves and leaves[0].shape.rank else None,
         "batch_bytes": sum(_bytes(leaf) or 0 for leaf in leaves),
         "parameters": sum(int(array.shape.num_elements()) for array in held if array.shape.rank),
@@ -115,6 +133,26 @@ def _zeros(model: Any, parts: Any, size: int) -> Any:
             outputs, labels = outputs[:-1], "int32"  # class numbers
         parts = [(inputs[1:], "float32"), (outputs, labels)]
     return tuple(np.zeros((size, *(dimension or 128 for dimension in shape)), kind) for shape, kind in parts)
+
+
+def _asks_for_compilation() -> weakref.WeakSet[Any]:
+    """The models built from here on with `jit_compile="auto"`, which Keras answers by the devices it sees."""
+    import keras
+
+    automatic: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def resolve(model: Any) -> bool:
+        automatic.add(model)
+        return False
+
+    # An older Keras has no such method and decides inside `compile`.
+    if hasattr(keras.Model, "_resolve_auto_jit_compile"):
+        keras.Model._resolve_auto_jit_compile = resolve
+    return automatic
+
+
+def _can_be_compiled(model: Any) -> bool:
+    return all(getattr(layer, "supports_jit", True) for layer in model._flatten_layers())
 
 
 def _built(request: Request) -> tuple[Any, Any, list[str]]:
