@@ -9,7 +9,16 @@ import pytest
 from tests.guards.lives import ask_guard, assert_goes_on
 
 KILLS = {"everything": [2, 5, 9], "stream": [5, 8], "micro_batches": [7]}
-CHECKS = ["recovery", "sigterm", "finished", "left_as_found", "odd_batches", "refusals", "two_processes"]
+CHECKS = [
+    "recovery",
+    "sigterm",
+    "finished",
+    "left_as_found",
+    "odd_batches",
+    "refusals",
+    "two_processes",
+    "remedies",
+]
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +92,14 @@ def test_several_processes_are_refused_on_each_of_them(results: dict[str, Any]) 
     assert [words.splitlines()[:2] for words in said] == [
         ["buoy.lightning.Guard guards one process", "  received: 2 processes"]
     ] * 2
+
+
+def test_remedies_are_applied_by_one_argument(results: dict[str, Any]) -> None:
+    made, said = results["remedies"]["made"], results["remedies"]["said"]
+    assert made is not None, said
+    plain, checkpointed, mixed = made
+
+    assert "remedy applied: activation checkpointing, 2 blocks of Model" in said
+    assert said.count("remedy applied: mixed precision, bfloat16 on cpu") == 1
+    assert checkpointed == plain
+    assert "torch.bfloat16" in mixed[1] and "torch.bfloat16" not in plain[1]

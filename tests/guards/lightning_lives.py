@@ -318,7 +318,19 @@ def two_processes(folder: str) -> Any:
     return lives.two_processes(folder, work)
 
 
+def remedies(folder: str) -> Any:
+    """Losses with and without checkpointing, and the precision in which the last layer computed."""
+    made = []
+    for number, given in enumerate(((), "checkpointing", ("amp",))):
+        model, seen = Model(dropout=0.0), []
+        model.net[-1].register_forward_hook(lambda *args, seen=seen: seen.append(str(args[2].dtype)))
+        _fixed(f"{folder}-{number}", model, Guard(f"{folder}-{number}", remedies=given), max_epochs=1)
+        made.append([fingerprint(model), sorted(set(seen))])
+    return made
+
+
 CHECKS = {
+    "remedies": remedies,
     "two_processes": two_processes,
     "recovery": recovery,
     "sigterm": sigterm,

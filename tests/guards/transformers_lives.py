@@ -284,7 +284,20 @@ def two_processes(folder: str) -> Any:
     return lives.two_processes(folder, work)
 
 
+def remedies(folder: str) -> Any:
+    """Losses with and without checkpointing, and the precision in which the last layer computed."""
+    made = []
+    for number, given in enumerate(((), "checkpointing", ("amp",))):
+        transformers.set_seed(3)
+        model, seen = causal(dropout=0.0), []
+        model.lm_head.register_forward_hook(lambda *args, seen=seen: seen.append(str(args[2].dtype)))
+        _train(f"{folder}-{number}", Guard(f"{folder}-{number}", remedies=given), model=model)
+        made.append([fingerprint(model), sorted(set(seen))])
+    return made
+
+
 CHECKS = {
+    "remedies": remedies,
     "two_processes": two_processes,
     "recovery": recovery,
     "interrupt": interrupt,
