@@ -22,7 +22,7 @@ _HELP = """\
 %buoy plan     whether the training in this notebook fits, here or elsewhere: `%buoy plan --on colab-t4`
 %buoy check    the lines in the cells run so far that will end the session
 %buoy report   one page about the run, written to its folder and shown here
-%buoy profile  where the time of the run's next three steps goes, told when they are done
+%buoy profile  where the time of the next three steps goes and what holds memory, told when they are done
 %buoy off      no more cards in this kernel"""
 
 
@@ -135,14 +135,9 @@ class Magic:
         show(f"{frame}<div>written to <code>{escape(path)}</code></div>", f"written to {path}")
 
     def _profile(self, words: list[str]) -> None:
-        from buoy.errors import UsageError
-        from buoy.training.run import Run
+        from buoy.notebook.profiling import profile
 
-        runs = [value for value in self._extension.shell.user_ns.values() if isinstance(value, Run)]
-        if not runs:
-            raise UsageError("there is no run to profile", expected="a `buoy.Run` in this notebook",
-                             hint='`run = buoy.Run("runs/cats")`, then train with `run.batches(loader)`')  # fmt: skip
-        runs[-1].profile()
+        profile(self._extension.shell.user_ns, words)
 
     def _off(self, words: list[str]) -> None:
         self._extension.stop()

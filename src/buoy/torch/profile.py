@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from buoy.torch.holders import holders
 from buoy.units import format_bytes, format_duration
 
 _PHASES = ("data wait", "forward", "backward", "optimizer", "other")
@@ -26,6 +27,8 @@ class Summary:
     """Seconds per phase, all steps together."""
     saved: dict[str, int] = field(default_factory=dict)
     """Bytes that each module keeps for the backward pass, at its highest, largest first."""
+    held: dict[str, int] = field(default_factory=dict)
+    """What holds memory now, largest first."""
     trace: str | None = None
     """For Perfetto, chrome://tracing and TensorBoard."""
 
@@ -38,6 +41,9 @@ class Summary:
         if self.saved:
             lines.append("kept for the backward pass, by module:")
             lines += [f"  {format_bytes(size):>10}  {name}" for name, size in list(self.saved.items())[:8]]
+        if self.held:
+            lines.append("what holds memory now:")
+            lines += [f"  {format_bytes(size):>10}  {owner}" for owner, size in list(self.held.items())[:6]]
         if self.trace is not None:
             lines.append(f"trace for Perfetto or TensorBoard: {self.trace}")
         return "\n".join(lines)
@@ -91,7 +97,8 @@ class Profile:
             undo()
         self._spent["other"] = max(0.0, seconds - sum(self._spent.values()))
         saved = dict(sorted(self._kept.items(), key=lambda item: -item[1]))
-        self.summary = Summary(self._done, seconds, self._spent, saved, self._write_trace())
+        held = holders(self._modules, self._optimizers)
+        self.summary = Summary(self._done, seconds, self._spent, saved, held, self._write_trace())
 
     def _write_trace(self) -> str | None:
         if self._folder is None:

@@ -290,8 +290,7 @@ class Run:
     def profile(self, steps: int = 3) -> None:
         """Hand the next steps to torch's own profiler, then print where their time went and what was kept.
 
-        The trace for Perfetto and TensorBoard is written to `<run>/profiles/`; `buoy.torch.holders` tells what holds
-        memory now.
+        The trace for Perfetto and TensorBoard is written to `<run>/profiles/`.
 
         >>> Run().profile(steps=2)
         """

@@ -1,0 +1,59 @@
+"""Keras in a real kernel: `%buoy profile` around an ordinary `fit`, and what `%buoy plan` would take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.notebook.kernels import Kernel, html
+
+BUILD = """
+import buoy, keras, numpy, tensorflow, time
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(256), keras.layers.Dense(4)])
+slow = tensorflow.data.Dataset.range(40).map(
+    lambda i: (tensorflow.ensure_shape(tensorflow.numpy_function(
+        lambda i: (time.sleep(0.005), numpy.ones(64, "float32"))[1], [i], "float32"), (64,)), i % 4))
+train_data = slow.batch(8).prefetch(1)
+"""
+ASK = """
+from buoy.errors import UsageError
+from buoy.notebook.namespace import find
+try:
+    find(globals(), {})
+except UsageError as error:
+    print(error)
+model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+print(find(globals(), {}).words)
+"""
+FIT = "model.fit(train_data, epochs={epochs}, verbose=0, callbacks=[buoy.keras.Guard('runs/lines', save=3)]);"
+
+
+def text(shown: list[dict[str, Any]]) -> str:
+    return "".join(item.get("text", "") for item in shown)
+
+
+def test_a_fit_is_profiled_between_its_batches_and_trains_on(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path, IPYTHONDIR=str(tmp_path / "ipython"), TF_CPP_MIN_LOG_LEVEL="3")
+    kernel.run("%load_ext buoy")
+    nothing = html(kernel.run("%buoy profile"))
+    kernel.run(BUILD)
+    asked = text(kernel.run(ASK))
+    announced = html(kernel.run("%buoy profile 3"))
+    told = text(kernel.run(FIT.format(epochs=1)))
+    later = text(kernel.run(FIT.format(epochs=2)))
+    kernel.end()
+
+    assert "there is no run to profile" in nothing
+    assert "`model` is not compiled yet" in asked
+    assert "['model `model` as it is compiled', 'batches of 8 as `train_data` makes them']" in asked
+    assert "the next 3 steps are profiled" in announced
+    assert "3 steps, " in told
+    shares = {line[2:12].strip(): float(line[13:18]) for line in told.splitlines() if line[18:20] == " %"}
+    assert shares["data wait"] > 50  # 8 x 5 ms a batch, beside a step of a millisecond or so
+    assert shares["checkpoint"] > 0  # one of the three steps was saved
+    assert sum(shares.values()) > 99
+    assert "of the step's operations: forward" in told
+    assert "parameters" in told
+    assert list(tmp_path.glob("runs/lines/profiles/*/plugins/profile/*/*.xplane.pb"))
+    assert "steps, " not in later
