@@ -20,7 +20,9 @@ from buoy.keras.fit_arguments import callbacks_beside, feed_of, install_transact
 from buoy.keras.fit_hook import teach_fit
 from buoy.keras.holdings import Holdings, stored_training
 from buoy.keras.model_reading import hidden_draws
+from buoy.keras.profile import Profiling
 from buoy.keras.size_log import SizeLog
+from buoy.training import planned
 from buoy.training.keeper import Keeper, say
 
 if TYPE_CHECKING:
@@ -60,7 +62,9 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
         if plan is not None and micro_batch is None:
             micro_batch = plan.micro_batch or None
         self.step_options: dict[str, Any] = {"micro_batch": micro_batch, "inexact": inexact}
+        self._plan = plan
         self._fit: _Fit | None = None
+        self.profiling = Profiling(say)
         teach_fit(Guard)
 
     @property
@@ -84,6 +88,13 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
             self._fit.wish = ("user", pin)
             return None
         return self._fit.save("user", pin=pin)
+
+    def profile(self, steps: int = 3) -> None:
+        """Hand the next steps to TensorFlow's profiler, then print where their time went and what holds memory.
+
+        The raw trace for TensorBoard is kept in `<folder>/profiles/`. Call it before `fit`, or from another callback.
+        """
+        self.profiling.ask(steps)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Keras calls this after every other callback's own."""
@@ -121,6 +132,7 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
                 hint="on PyTorch, a loop with `buoy.Run` resumes exactly",
             )
         keeper = Keeper(self.folder, **self._keeper_options)  # type: ignore[arg-type]
+        planned.record(self._plan, keeper.recorder.event)
         try:
             self._fit = _Fit(self, keeper, arguments)
             with keeper.loop():
@@ -184,6 +196,7 @@ class _Fit:
 
     def close(self) -> None:
         """Leave the model as it was found."""
+        self._guard.profiling.close()
         if self._transaction is not None:
             self._transaction.remove()
         if self._validation is not None:
@@ -228,6 +241,7 @@ class _Fit:
         self.wish = None
         if reason is not None:
             self._try_to_save(reason, pin=pin)
+        self._guard.profiling.between_steps(self.adapter.position.step, self._model, self._keeper)
 
     def _try_to_save(self, reason: str, **more: Any) -> None:
         """A checkpoint that cannot be made must not end the training; the one before stands."""
