@@ -24,6 +24,7 @@ from keras.src.trainers import data_adapters
 from buoy.estimate.events import Trace
 from buoy.estimate.request import EstimateError, Request
 from buoy.estimate.trace_keras import trace_model, trace_step
+from buoy.keras.remedies import smaller_model
 
 _Function: Any = type(tf.function(lambda: None))
 _found: _Step | None = None
@@ -94,7 +95,13 @@ def trace(request: Request) -> Trace:
     if request.optimizer is not None:
         raise EstimateError("the optimizer of a script is its own", expected="a build function to change it")
     if step.model is not None:
-        return trace_model(step.model, _sized(step.batch, request.batch), [])
+        model, notes = step.model, []
+        if request.source.get("smaller"):
+            model, name = smaller_model(model)
+            notes = [f"{name} instead"]
+        return trace_model(model, _sized(step.batch, request.batch), notes)
+    if request.source.get("smaller"):
+        raise EstimateError("no smaller sibling is known")
     if step.function is not None:
         args, kwargs = _sized(step.arguments, request.batch)
         # The script's own function was left half made.

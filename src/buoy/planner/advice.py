@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from buoy.estimate.request import Request
 from buoy.estimate.result import Estimate, Interval
 from buoy.planner import speed
 from buoy.planner.model import UNKNOWN, Answer, Remedy
 from buoy.planner.session import held
+from buoy.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def changes_for(request: Request, answer: Answer) -> list[Change]:
         found.append(Change("mixed-precision", f"mixed precision ({word})", False, time, basis, code,
                             "weights and optimizer stay float32", {"autocast": dtype}))  # fmt: skip
     if not torch:
-        return found
+        return found + _keras_changes(request, answer)
     if not request.checkpointing:
         found.append(Change(
             "checkpointing", "activation checkpointing", not norm, (1.0, 1.35),
@@ -76,7 +78,14 @@ def changes_for(request: Request, answer: Answer) -> list[Change]:
                "moves the need to host RAM", inside="offload"),
         Change("lora", "LoRA, rank 8", False, (0.4, 0.8), "0.37 to 0.70 measured on a CPU",
                "model = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=\"all-linear\"))",
-               "trains small matrices beside the frozen weights", inside="lora"),
+               "trains small matrices beside the frozen weights" + _missing("peft"), inside="lora"),
+        Change("smaller-model", "the next smaller model of its family", False, None, "fewer operations",
+               "# build that one instead, and load its own weights", "another model", inside="smaller_model"),
+        Change("pruning", "pruning (torch.nn.utils.prune)", False, None, "not measured",
+               "prune.l1_unstructured(layer, \"weight\", amount=0.5)   # for each layer",
+               "masks make weights zero, not fewer: each mask is as large as its weights, and each product is kept for "
+               "backward; for inference the zeros take as much as before, until whole channels are cut out",
+               inside="pruned"),
         Change("smaller-input", "inputs of half the length or side", False, None, "fewer operations",
                "# crop or resize the samples, or cut the sequences", "another training", inside="smaller_input"),
     ]  # fmt: skip
@@ -105,7 +114,7 @@ def predicted(answer: Answer, request: Request) -> list[Remedy]:
     return [
         Remedy("optimizer-8bit", "8-bit AdamW (torchao)", False, "predicted", peak, UNKNOWN, (0.9, 1.4),
                "1.3 times measured on a CPU", "optimizer = torchao.optim.AdamW8bit(model.parameters())",
-               "from the size of the optimizer's state; not traced"),
+               "from the size of the optimizer's state; not traced" + _missing("torchao")),
         # Its step reads values, so that it cannot be traced on fake tensors. Its moments are rows and columns only, but
         # the step makes temporaries of a whole weight: the lower bound of the saving leaves half of it out.
         Remedy("optimizer-adafactor", "Adafactor instead of the optimizer", False, "predicted",
@@ -115,8 +124,11 @@ def predicted(answer: Answer, request: Request) -> list[Remedy]:
     ]  # fmt: skip
 
 
-def popular(answer: Answer, request: Request) -> list[Remedy]:
-    """Advice that people find and that takes nothing from this peak, with the reason."""
+def popular(answer: Answer, request: Request, linear: float | None) -> list[Remedy]:
+    """Advice that people find and that takes nothing from this peak, with the reason.
+
+    `linear` are the bytes of the linear layers' weights, where they were counted.
+    """
     now = answer.peak
     weights = held(answer.estimate.trace, "weights")
 
@@ -126,15 +138,18 @@ def popular(answer: Answer, request: Request) -> list[Remedy]:
         peak = Interval(now.low + more, now.likely + more, now.high + more)
         return Remedy(name, title, None, "known", peak, answer.memory_verdict, time, "", "", note)
 
+    torch = request.framework == "torch"
+    tool = "torchao's int8" if torch else 'model.quantize("int8")'
+    small = linear if torch and linear is not None else weights
+    then = format_bytes(weights - small * 3 / 4) if torch else f"at best {format_bytes(weights / 4)}"
     found = [
-        says("pruning", "pruning", "masks make weights zero, not fewer: a mask as large as the weights is added while "
-             "training; inference shrinks only when whole channels are cut out", weights),
-        says("quantization", "quantization after training", "weights of one byte help inference "
-             "(a quarter of the weights' memory); training keeps them in full"),
+        says("quantization", f"quantization after training ({tool})", "training keeps the weights in full: the same "
+             f"peak; for inference {format_bytes(weights)} of weights become {then}"
+             + (_missing("torchao") if torch else "")),
         says("gc", "gc.collect() in the loop", "tensors go when their last name goes; costs 24 % of the time measured",
              time=(1.1, 1.3)),
     ]  # fmt: skip
-    if request.framework == "torch":
+    if torch:
         found.append(says("empty-cache", "torch.cuda.empty_cache() in the loop", "gives unused blocks back to the "
                           "driver and asks for them again: no more memory for the step", time=(1.05, 1.5)))  # fmt: skip
         found.append(
@@ -142,12 +157,37 @@ def popular(answer: Answer, request: Request) -> list[Remedy]:
         )
     else:
         found.append(says("memory-growth", "set_memory_growth", "takes memory later, not less of it"))
+        found.append(says("pruning", "pruning", "masks make weights zero, not fewer: a mask as large as the weights is "
+                          "added; inference shrinks only when whole channels are cut out", weights))  # fmt: skip
     return found
+
+
+def _keras_changes(request: Request, answer: Answer) -> list[Change]:
+    found = [
+        Change("smaller-model", "the next smaller model of its family", False, None, "fewer operations",
+               "# keras.applications: build that one instead, with its own weights", "another model",
+               {"source": {**request.source, "smaller": True}}),
+    ]  # fmt: skip
+    if "script" in request.source:
+        return found  # its optimizer is its own
+    for name, note in (("SGD", "no moments"), ("Adafactor", "moments of rows and columns only")):
+        if answer.estimate.trace.facts.get("optimizer") != name:
+            found.append(
+                Change(f"optimizer-{name.lower()}", f"{name} instead of the optimizer", False, None, "not measured",
+                       f"optimizer = keras.optimizers.{name}(learning_rate=...)   # another rate", note,
+                       {"optimizer": name})
+            )  # fmt: skip
+    return found
+
+
+def _missing(library: str) -> str:
+    """Said where the code needs a library that is not here."""
+    return "" if find_spec(library) else f"; {library} is not installed here: pip install {library}"
 
 
 def _has_batch_norm(figure: Estimate) -> bool:
     """By the operations' names in PyTorch, by the layers' in Keras."""
     return any(
-        "batch_norm" in operation or "BatchNorm" in operation or "batch_norm" in module.lower()
+        "batchnorm" in f"{operation} {module}".lower().replace("_", "")
         for _, module, operation in figure.trace.labels
     )

@@ -18,7 +18,7 @@ from buoy.estimate.result import Estimate, estimate, largest
 from buoy.planner import speed
 from buoy.planner.model import FITS, NOT, TIGHT, Answer, Plan, Remedy
 from buoy.planner.remedies import allocator_of, find_remedies
-from buoy.planner.session import PROCESS_CPU, Session, Wishes, needs
+from buoy.planner.session import PROCESS_CPU, Session, Wishes, held, needs
 from buoy.planner.targets import THIS, Target, targets
 from buoy.planner.workshop import LIVE, Workshop
 
@@ -88,7 +88,8 @@ def make_plan(
         chosen = needy or answers[0]
         here = replace(request, device=chosen.target.device.id)
         tried = chosen.target.id
-        found, cheapest = find_remedies(workshop, here, chosen, capacity(chosen.target), say)
+        linear = flops.get("linear") if flops else None
+        found, cheapest = find_remedies(workshop, here, chosen, capacity(chosen.target), say, linear)
     first = answers[0].estimate.trace
     return Plan(
         source=source,
@@ -129,9 +130,9 @@ def _answer(
             micro = size
         elif most is not None:
             # Gradients of the earlier pieces stay while the next one runs: less fits than in one piece.
-            micro = _even(
-                size, _largest(workshop, replace(request, accumulate=max(2, request.accumulate)), place)
-            )
+            kept = held(trace, "weights") if request.framework == "keras" else 0
+            pieces = replace(request, accumulate=max(2, request.accumulate)) if not kept else request
+            micro = _even(size, _largest(workshop, pieces, place, kept))
     seconds: tuple[float, float] | None
     if session.step_seconds is not None:
         seconds, basis = (session.step_seconds, session.step_seconds), "as given"
@@ -141,13 +142,16 @@ def _answer(
     return Answer(place, figure, verdict, most, micro, around, seconds, basis)
 
 
-def _largest(workshop: Workshop, request: Request, place: Target) -> int | None:
+def _largest(workshop: Workshop, request: Request, place: Target, beside: int = 0) -> int | None:
+    memory = capacity(place)
+    assert memory is not None
+
     def trace_at(size: int) -> Trace:
         return workshop.trace(replace(request, batch=size))
 
     try:
         chosen = allocator_of(request, place.device)
-        return largest(trace_at, place.device, memory=capacity(place), allocator=chosen).batch
+        return largest(trace_at, place.device, memory=memory - beside, allocator=chosen).batch
     except EstimateError:
         return None  # a batch whose size the code fixes itself
 

@@ -21,13 +21,25 @@ NOT_APPLICABLE = {
     "no linear layers to adapt",
     "no output layer over a vocabulary",
     "the inputs have no side or length",
+    "no smaller sibling is known",
+    "no layers to prune",
 }
+# These make it another training altogether: the last resort.
+_ANOTHER = {"smaller-model", "smaller-input"}
 
 
 def find_remedies(
-    workshop: Workshop, request: Request, answer: Answer, capacity: int | None, say: Callable[[str], None]
+    workshop: Workshop,
+    request: Request,
+    answer: Answer,
+    capacity: int | None,
+    say: Callable[[str], None],
+    linear: float | None = None,
 ) -> tuple[tuple[Remedy, ...], Remedy | None]:
-    """Every remedy's effect on this place, largest saving first, and the cheapest way to fit."""
+    """Every remedy's effect on this place, largest saving first, and the cheapest way to fit.
+
+    `linear` are the bytes of the linear layers' weights, where they were counted.
+    """
     bench = _Bench(workshop, request, answer, capacity)
     changes = changes_for(request, answer)
     tried: list[tuple[Change, Remedy]] = []
@@ -42,7 +54,7 @@ def find_remedies(
     if answer.memory_verdict != FITS:
         say("seeking the cheapest combination")
         cheapest = bench.cheapest(helping)
-    found = [remedy for _, remedy in tried] + predicted(answer, request) + popular(answer, request)
+    found = [remedy for _, remedy in tried] + predicted(answer, request) + popular(answer, request, linear)
     found.sort(key=lambda remedy: -(remedy.saving(now) or 0))
     return tuple(found), cheapest
 
@@ -70,6 +82,8 @@ class _Bench:
                 return None
             return _untried(changes, error)
         verdict = figure.verdict(self._capacity)
+        # What was found out while applying it, such as the smaller sibling's name.
+        learned = [note for note in figure.notes if note not in self._answer.estimate.notes]
         traced = any(change.request or change.inside for change in changes)
         return Remedy(
             id="+".join(change.id for change in changes),
@@ -81,7 +95,7 @@ class _Bench:
             time=_product([change.time for change in changes]),
             time_basis="; ".join(dict.fromkeys(change.time_basis for change in changes)),
             code="\n".join(change.code for change in changes),
-            note="; ".join(change.note for change in changes if change.note),
+            note="; ".join([*learned, *(change.note for change in changes if change.note)]),
         )
 
     def cheapest(self, helping: list[tuple[Change, Remedy]]) -> Remedy | None:
@@ -90,8 +104,8 @@ class _Bench:
         if alone:
             return min(alone, key=_cost)
         now = self._answer.peak
-        for exactly in (True, False):
-            usable = [pair for pair in helping if pair[0].exact or not exactly]
+        for least in range(3):
+            usable = [pair for pair in helping if _kind(pair[1]) <= least]
             usable.sort(key=lambda pair: -(pair[1].saving(now) or 0))
             chosen: tuple[Change, ...] = ()
             for change, _ in usable:
@@ -152,4 +166,9 @@ def _product(times: list[tuple[float, float] | None]) -> tuple[float, float] | N
 
 def _cost(remedy: Remedy) -> tuple[int, float]:
     """Exact ones first, then the less time the better."""
-    return (0 if remedy.exact else 1, sum(remedy.time) if remedy.time else 2.5)
+    return (_kind(remedy), sum(remedy.time) if remedy.time else 2.5)
+
+
+def _kind(remedy: Remedy) -> int:
+    """0 leaves the training the same, 1 changes its arithmetic, 2 makes it another one."""
+    return 0 if remedy.exact else 2 if _ANOTHER & set(remedy.id.split("+")) else 1

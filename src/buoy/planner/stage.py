@@ -7,6 +7,7 @@ once, and every trace starts there.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import json
 import os
@@ -46,7 +47,7 @@ def main() -> None:
 def answer(order: dict[str, Any], said: str) -> dict[str, Any]:
     """Carry out one order: `{"request", "changes", "result", "memory", "timeout"}`, or `{"script", "arguments"}`."""
     if order.get("framework") == "keras":
-        return _keras_script(order)
+        return _keras(order)
     for name in _NEEDED:
         importlib.import_module(name)
     if "script" not in order:
@@ -66,21 +67,33 @@ def _run_script(order: dict[str, Any], framework: str) -> dict[str, Any]:
         return {"code": 3}
 
 
-def _keras_script(order: dict[str, Any]) -> dict[str, Any]:
-    """Run the script, or trace the step it came to; not in a fork, which TensorFlow does not survive."""
+def _keras(order: dict[str, Any]) -> dict[str, Any]:
+    """Run a script, or trace: in this very process, since TensorFlow does not survive a fork."""
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     if "script" in order:
-        os.environ.setdefault("KERAS_BACKEND", "tensorflow")
         if order["precision"]:
             keras: Any = importlib.import_module("keras")
             keras.mixed_precision.set_global_policy(order["precision"])
         return _run_script(order, "keras")
     request = Request.from_json(order["request"])
     try:
-        importlib.import_module("buoy.keras.first_step").trace(request).save(order["result"])
-    except Exception as error:  # noqa: BLE001 - the parent learns it from here
+        if "script" in request.source:
+            trace = importlib.import_module("buoy.keras.first_step").trace(request)
+        else:
+            _confine_once(int(order["memory"]))
+            importlib.import_module("keras").utils.clear_session()  # names are numbered anew
+            trace = importlib.import_module("buoy.estimate.trace_keras").trace_request(request)
+        trace.save(order["result"])
+    except BaseException as error:  # noqa: BLE001 - the parent learns it from here
         _refuse(order["result"], error, request)
         return {"code": 3}
     return {"code": 0}
+
+
+@functools.cache
+def _confine_once(memory: int) -> None:
+    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - code that asks is answered with the end of file
+    confine(memory + _held())
 
 
 def _load_libraries(source: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ class Workshop:
     """Traces requests; use it as a context, so that nothing is left behind.
 
     `live` returns the objects of this very process (a notebook's model): traces are then forked from here. Otherwise
-    one child process serves all; Keras is traced in a new process each time, as TensorFlow cannot be forked.
+    one child process serves all. It forks for each trace, but not with Keras: TensorFlow cannot be forked.
     """
 
     def __init__(self, live: Callable[[], Any] | None = None, timeout: float = child.TIMEOUT) -> None:
@@ -118,16 +118,14 @@ class Workshop:
         return found
 
     def _made(self, request: Request, changes: tuple[str, ...]) -> Trace:
-        if request.framework == "keras" and "script" in request.source:
-            return self._of_keras_script(request)
-        if request.framework == "keras":
-            return child.trace(request, timeout=self._timeout)
+        if request.framework == "keras" and request.autocast is not None:
+            return self._in_other_precision(request)
         return Trace.load(self._order(request, changes))
 
-    def _of_keras_script(self, request: Request) -> Trace:
-        if request.autocast is None:
-            return Trace.load(self._order(request, ()))
-        # Keras decides on the precision where a layer is made: the script is run again for it.
+    def _in_other_precision(self, request: Request) -> Trace:
+        """Keras decides on the precision where a layer is made: in a process of its own, a script is run again."""
+        if "script" not in request.source:
+            return child.trace(request, timeout=self._timeout)
         with Workshop(timeout=self._timeout) as other:
             policy = "mixed_float16" if request.autocast == "fp16" else "mixed_bfloat16"
             other.run_script(*self._script, "keras", policy)

@@ -15,7 +15,11 @@ _STEP = 3
 
 
 def of(request: Any) -> dict[str, float]:
-    """`{"step": operations of forward and backward, "half": 1.0 when weights are half precision}`."""
+    """What the step is made of, beside its memory.
+
+    `{"step": operations of forward and backward, "half": 1.0 when weights are half precision, "linear": bytes of the
+    linear layers' weights, which is what weight-only quantization makes smaller}`
+    """
     from buoy.estimate.trace_build import build
     from buoy.estimate.trace_values import ordinary_values
 
@@ -27,4 +31,9 @@ def of(request: Any) -> dict[str, float]:
     with ordinary, counter:
         job.loss(model, batch)
     half = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in model.parameters())
-    return {"step": float(_STEP * counter.get_total_flops()), "half": float(half)}
+    linear = [layer.weight for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+    return {
+        "step": float(_STEP * counter.get_total_flops()),
+        "half": float(half),
+        "linear": float(sum(weight.numel() * weight.element_size() for weight in linear)),
+    }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from buoy.estimate.request import EstimateError
+from buoy.estimate.siblings import Sibling, smaller, smaller_config
 
 _CHUNK = 1024
 
@@ -20,7 +23,7 @@ def apply(job: Any, names: tuple[str, ...]) -> Any:
     """The job with each named remedy; raises EstimateError where one has nothing to change."""
     for name in names:
         {"lora": _lora, "in_backward": _in_backward, "offload": _offload, "chunked_loss": _chunked_loss,
-         "smaller_input": _smaller_input}[name](job)  # fmt: skip
+         "smaller_input": _smaller_input, "smaller_model": _smaller_model, "pruned": _pruned}[name](job)  # fmt: skip
     return job
 
 
@@ -55,8 +58,7 @@ def _lora(job: Any) -> None:
         parameter.requires_grad_(False)
     for parent, name, layer in wide:
         setattr(parent, name, _Low(layer, 8))
-    kind, options = _optimizer_kind(job)
-    job.optimizer = lambda parameters: kind(parameters, **options)
+    job.optimizer = partial(_another, *_optimizer_kind(job))
 
 
 def _in_backward(job: Any) -> None:
@@ -137,9 +139,56 @@ def _smaller_input(job: Any) -> None:
         raise EstimateError("the inputs have no side or length")
 
 
+def _smaller_model(job: Any) -> None:
+    """The next smaller sibling in place of the model, or of the largest known part of it."""
+    for module in job.model.modules():
+        sibling, made = _sibling_of(module)
+        if sibling is not None:
+            # Whoever holds the model (a script's step, a closure) then holds the smaller one.
+            module.__dict__ = made.__dict__
+            job.optimizer = partial(_another, *_optimizer_kind(job))
+            job.notes.append(f"{sibling.name} instead")
+            return
+    raise EstimateError("no smaller sibling is known")
+
+
+def _sibling_of(module: nn.Module) -> tuple[Sibling | None, Any]:
+    config: Any = getattr(module, "config", None)
+    found = smaller_config(config) if config is not None else None
+    if found is not None:
+        changed = type(config)(**{**config.to_dict(), **found.shape})
+        return found, type(module)(changed).train()
+    name = (getattr(module, "pretrained_cfg", None) or {}).get("architecture")
+    found = smaller("timm", name) if name else None
+    if found is not None:
+        classes = getattr(module, "num_classes", 1000)
+        return found, import_module("timm").create_model(found.name, num_classes=classes).train()
+    return None, None
+
+
+def _pruned(job: Any) -> None:
+    """As torch.nn.utils.prune does it: the weights stay, a mask is added, and the product is made in each step."""
+    from torch.nn.utils import prune
+
+    layers = [
+        layer for layer in job.model.modules()
+        if isinstance(getattr(layer, "weight", None), nn.Parameter)
+        and layer.weight.dim() > 1 and not isinstance(layer, nn.Embedding)
+    ]  # fmt: skip
+    if not layers:
+        raise EstimateError("no layers to prune")
+    for layer in layers:
+        prune.custom_from_mask(layer, "weight", torch.ones_like(layer.weight, requires_grad=False))  # type: ignore[no-untyped-call]
+    job.optimizer = partial(_another, *_optimizer_kind(job))
+
+
 def _head(model: nn.Module) -> Any:
     find = getattr(model, "get_output_embeddings", None)
     return find() if find is not None else None
+
+
+def _another(kind: Any, options: dict[str, Any], parameters: Any) -> Any:
+    return kind(parameters, **options)
 
 
 def _optimizer_kind(job: Any) -> tuple[Any, dict[str, Any]]:

@@ -178,13 +178,18 @@ def _remedies(plan: Plan) -> list[str]:
     lines += [f"  {remedy.title}: {remedy.note}" for remedy in untried]
     if idle:
         lines.append("these take nothing from this peak:")
-        lines += [f"  {remedy.title}{': ' + remedy.note if remedy.note else ''}" for remedy in idle]
+        lines += [f"  {_idle(remedy, now)}" for remedy in idle]
     if plan.cheapest is not None:
         lines += ["the cheapest that fits:", f"  {_effect(plan.cheapest, now)}"]
         lines += [f"      {line}" for line in plan.cheapest.code.splitlines()]
     elif any(answer.memory_verdict != FITS for answer in plan.answers):
         lines.append("no combination tried makes it surely fit")
     return lines
+
+
+def _idle(remedy: Remedy, now: Interval) -> str:
+    found = f" ({_change(remedy, now)})" if remedy.basis == "traced" else ""
+    return f"{remedy.title}{found}{': ' + remedy.note if remedy.note else ''}"
 
 
 def _effect(remedy: Remedy, now: Interval) -> str:
