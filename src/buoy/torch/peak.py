@@ -1,13 +1,19 @@
-"""When not even one sample fits: who owns the memory, and what would help."""
+"""When not even one sample fits: who owns the memory, and which remedies act on that."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import torch
 
 from buoy.microbatch.errors import OutOfMemory
+from buoy.torch.memory import HostMemory, memory_of
+from buoy.torch.optimizer_step import expected_state
 from buoy.units import format_bytes
+
+_COMPARE = "`buoy plan` tells what each would save"
+_SWITCHES = ("amp", "checkpointing")
 
 
 def too_big(
@@ -16,43 +22,67 @@ def too_big(
     optimizers: list[torch.optim.Optimizer],
     error: BaseException,
     what: str = "one sample does",
+    applied: tuple[str, ...] = (),
 ) -> OutOfMemory:
-    """The error for a step that cannot be cut any further, with what owns the peak."""
-    weights = _total(parameters)
-    gradients = _total(parameter for parameter in parameters if parameter.requires_grad)
-    state = _total(
-        value
-        for optimizer in optimizers
-        for values in optimizer.state.values()
-        for value in values.values()
-        if isinstance(value, torch.Tensor)
-    )
+    """The error for a step that cannot be cut any further; what the failed tries held is free again."""
+    modules = list(modules)
+    every = {id(p): p for p in [*parameters, *(p for module in modules for p in module.parameters())]}
+    weights = _total(every.values())
+    made = _total(p.grad for p in every.values() if p.grad is not None)
+    gradients = max(made, _total(parameters))
+    has_state = [optimizer for optimizer in optimizers if optimizer.state]
+    state = _total(value for optimizer in has_state for values in optimizer.state.values() for value in values.values()
+                   if isinstance(value, torch.Tensor))  # fmt: skip
+    to_come = sum(expected_state(optimizer) for optimizer in optimizers if not optimizer.state)
     buffers = _total(buffer for module in modules for buffer in module.buffers())
-    owners = {"parameters": weights, "gradients": gradients, "optimizer state": state, "buffers": buffers}
-    received = ", ".join(f"{name} {format_bytes(size)}" for name, size in owners.items() if size)
-    largest = max(
-        ((name, _total(part.parameters(recurse=False))) for m in modules for name, part in m.named_modules()),
-        key=lambda pair: pair[1],
-        default=None,
+
+    memory = memory_of(parameters[0].device)
+    free = memory.free()
+    left = None if free is None else max(0, free - (gradients - made) - to_come)
+    used = memory.used() if not isinstance(memory, HostMemory) else None  # the host's has the libraries in it
+    others = 0 if used is None else max(0, used - weights - made - state - buffers)
+    own = weights + gradients + state + to_come + buffers
+    sizes = {"parameters": weights, "gradients": gradients, "optimizer state": state + to_come, "buffers": buffers,
+             "the batch and other tensors": others}  # fmt: skip
+    words = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if size)
+    if left is not None:
+        words += f"; {format_bytes(left)} left for activations"
+    largest = max(((_total(part.parameters(recurse=False)), name) for m in modules for name, part in m.named_modules()),
+                  default=(0, ""))  # fmt: skip
+    if largest[0]:
+        words += f"; the largest layer is {largest[1] or 'the model itself'} with {format_bytes(largest[0])}"
+    result = OutOfMemory(
+        f"{what} not fit: {_first_sentence(error)}",
+        received=words,
+        expected="room for the activations of one sample",
+        hint=_hint(
+            own, others, None if left is None else max(left, _asked(error)), state + to_come > 0, applied
+        ),
     )
-    if largest is not None and largest[1]:
-        received += (
-            f"; the largest layer is {largest[0] or 'the model itself'} with {format_bytes(largest[1])}"
+    result.__cause__ = error
+    return result
+
+
+def _hint(own: int, others: int, needed: int | None, has_state: bool, applied: tuple[str, ...]) -> str:
+    """One sample's activations take more than `needed`: what is larger than that, and largest, is to be lowered."""
+    switches = [name for name in _SWITCHES if name not in applied]
+    remedies = ["a chunked loss", "shorter or smaller samples"]
+    if switches:
+        listed = ", ".join(f'"{name}"' for name in switches)
+        remedies.insert(0, f"remedies=({listed}{',' if len(switches) == 1 else ''}) in buoy.Run or the guard")
+    if needed is None:
+        return f"{', '.join(remedies)}; {_COMPARE}"
+    if others > max(own, needed):
+        return (
+            "tensors beside this training own the memory, such as results kept in a list or another model: "
+            "`buoy.torch.holders.holders()` lists them"
         )
-    if weights + gradients + state > _asked(error):
-        hint = "parameters own the memory: SGD or Adafactor in place of Adam, fewer trained parameters (LoRA), or " \
-               "half precision; `buoy plan` compares them"  # fmt: skip
-    else:
-        hint = "activations own the memory: mixed precision (torch.autocast), activation checkpointing " \
-               "(torch.utils.checkpoint), shorter or smaller samples; `buoy plan` compares them"  # fmt: skip
-    first = str(error).split("\n")[0]
-    return _caused(OutOfMemory(f"{what} not fit: {first}", received=received,
-                               expected="room for a sample's activations too", hint=hint), error)  # fmt: skip
-
-
-def _caused(made: OutOfMemory, error: BaseException) -> OutOfMemory:
-    made.__cause__ = error
-    return made
+    if own <= needed:
+        return f"activations own the memory: {', '.join(remedies)}; {_COMPARE}"
+    smaller = ["SGD or Adafactor as the optimizer"] if has_state else []
+    smaller += ["the optimizer's step inside backward", "LoRA", "a smaller model"]
+    what = "parameters, gradients and the optimizer's state" if has_state else "parameters and gradients"
+    return f"{what} own the memory: {', '.join(smaller)}; {_COMPARE}"
 
 
 def _total(tensors: Iterable[torch.Tensor]) -> int:
@@ -61,9 +91,13 @@ def _total(tensors: Iterable[torch.Tensor]) -> int:
 
 def _asked(error: BaseException) -> int:
     """Bytes that the failed allocation wanted, where it says so."""
-    import re
-
     found = re.search(r"[Tt]ried to allocate ([0-9.]+) ?(B|bytes|KiB|MiB|GiB)", str(error))
     if found is None:
         return 0
     return int(float(found[1]) * {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}.get(found[2], 1))
+
+
+def _first_sentence(error: BaseException) -> str:
+    """What was asked for and in vain; CUDA's goes on with advice for another case."""
+    line = str(error).split("\n")[0]
+    return line.partition(" GPU ")[0].rstrip()

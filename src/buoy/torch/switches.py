@@ -24,20 +24,21 @@ class Switches:
     def __init__(
         self, names: tuple[str, ...] | str, say: Callable[[str], object], event: Callable[..., object]
     ) -> None:
-        self._names = (names,) if isinstance(names, str) else tuple(names)
+        self.names = (names,) if isinstance(names, str) else tuple(names)
+        """What was asked for."""
         self._say, self._event = say, event
-        unknown = set(self._names) - set(NAMES)
+        unknown = set(self.names) - set(NAMES)
         if unknown:
             raise UsageError("unknown remedy", received=", ".join(sorted(map(str, unknown))),
                              expected=", ".join(NAMES), hint="`buoy plan` shows what each would do")  # fmt: skip
         self._told_amp = False
-        if "expandable_segments" in self._names:
+        if "expandable_segments" in self.names:
             how = _expand_segments()
             self._note("expandable_segments", f"expandable segments, {how}", how=how)
 
     def track(self, modules: Iterable[torch.nn.Module]) -> None:
         """Apply what belongs to models."""
-        for module in modules if "checkpointing" in self._names else ():
+        for module in modules if "checkpointing" in self.names else ():
             blocks = _checkpoint(unwrapped(module))
             what = (
                 f"{blocks} blocks of {type(unwrapped(module)).__name__}"
@@ -48,7 +49,7 @@ class Switches:
 
     def around(self, loss_fn: LossFunction, device: torch.device, scaler: Any) -> LossFunction:
         """The loss function in mixed precision, where that was asked for."""
-        if "amp" not in self._names:
+        if "amp" not in self.names:
             return loss_fn
         # Where bfloat16 is only emulated it saves memory and costs more time than it may.
         coarse = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)

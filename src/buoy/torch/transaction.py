@@ -359,7 +359,7 @@ class Transaction(Progress):
         self._event("probe", step=self.steps, exact=found.reason is None, reason=found.reason)
 
     def _too_big(self, error: BaseException, what: str = "one sample does") -> OutOfMemory:
-        return too_big(self._modules, self._parameters, self._optimizers, error, what)
+        return too_big(self._modules, self._parameters, self._optimizers, error, what, self._switches.names)
 
     def _tell(self, words: str, size: int, smaller: int) -> None:
         self._say(words)
