@@ -1,8 +1,7 @@
 """One TensorFlow start for many processes: `python -m tests.keras.nursery` forks one for each line on stdin.
 
-A line is JSON: ["training" or "behaviours", arguments of that module's `main`...]. Nothing of TensorFlow has run
-before the fork, so the child is as good as a new process, five seconds earlier. The answer is the wait status and
-what the child said.
+A line is JSON: [the name of a module here, arguments of its `main`...]. Nothing of TensorFlow has run before the fork,
+so the child is as good as a new process, five seconds earlier. The answer is the wait status and what it said.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import sys
 import tempfile
 import traceback
 
-from tests.keras import behaviours, training
+from tests.keras import behaviours, session, training
 
-MODULES = {"training": training.main, "behaviours": behaviours.main}
+MODULES = {"training": training.main, "behaviours": behaviours.main, "session": session.main}
 
 
 def main() -> None:

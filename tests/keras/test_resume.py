@@ -7,25 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from buoy.checkpoint.store import Store
-from tests.keras.trial import KILLS, Live, differences, nursery
+from tests.keras.trial import KILLS, Live, differences
 
 BEHAVIOURS = [
     node.name
     for node in ast.parse((Path(__file__).parent / "behaviours.py").read_text()).body
     if isinstance(node, ast.FunctionDef) and ast.unparse(node.args) == "folder: str"
 ]
-
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[Live]:
-    with nursery() as ask:
-        yield ask
 
 
 @pytest.mark.parametrize("kind", KILLS)

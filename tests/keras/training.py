@@ -134,6 +134,7 @@ def data(kind: str) -> dict[str, Any]:
         "pydataset": lambda: {"x": Batches(), "shuffle": True},
         "pydataset-threads": lambda: {"x": Batches(workers=2), "shuffle": False},
         "pydataset-processes": lambda: {"x": Batches(workers=2, use_multiprocessing=True)},
+        "shrunk": lambda: {"x": x, "y": y, "batch_size": 8},
         "mixed": lambda: {"x": slices.shuffle(20).batch(8)},
         "mirrored": lambda: {"x": x, "y": y, "batch_size": 8},
         "mirrored-pipeline": lambda: {"x": slices.shuffle(20).batch(8)},
@@ -141,6 +142,37 @@ def data(kind: str) -> dict[str, Any]:
         "generator": lambda: {"x": generator(), "steps_per_epoch": 7},
     }
     return dict(kinds[kind]())
+
+
+class Greedy(keras.layers.Layer):
+    """Asks for more than any machine has when it is given more samples than `most`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = tf.Variable(1 << 30, trainable=False)
+
+    def call(self, inputs: Any) -> Any:
+        wanted = tf.where(tf.shape(inputs)[0] > self.most, 1 << 30, 0)
+        with tf.control_dependencies([tf.raw_ops.Empty(shape=[wanted, wanted], dtype=tf.uint8)]):
+            return tf.identity(inputs)
+
+
+class Scarcity(keras.callbacks.Callback):
+    """Memory is short from the eighth step on, in the first life of a run: at most four samples fit."""
+
+    def __init__(self, guard: Any) -> None:
+        super().__init__()
+        self._guard = guard
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._guard.step == 6 and not self._guard.resumed:
+            next(layer for layer in self.model.layers if isinstance(layer, Greedy)).most.assign(4)
 
 
 class Counting(keras.callbacks.Callback):
@@ -202,6 +234,8 @@ def build(kind: str) -> Any:
         keras.layers.Dropout(0.4),
         keras.layers.Dense(3),
     ]
+    if kind == "shrunk":  # with batch normalisation it could not be
+        layers[2] = Greedy()
     model = keras.Sequential(layers if kind == "pipeline" else [keras.Input((6, 6, 2)), *layers])  # unbuilt
     optimizer = keras.optimizers.Adam(1e-2, use_ema=True, ema_momentum=0.9)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -232,16 +266,18 @@ def main(folder: str, kind: str, kill_at: int = 0, how: int = signal.SIGKILL) ->
         model = build(kind)
     monitor = "val_loss" if "validation_split" in given or "validation_data" in given else "loss"
     counting = Counting(0.97)
+    guard = buoy.keras.Guard(folder, save=SAVE_EVERY)
     history = model.fit(
         **given,
         epochs=EPOCHS,
         verbose=0,
         callbacks=[
-            buoy.keras.Guard(folder, save=SAVE_EVERY),
+            guard,
             keras.callbacks.ReduceLROnPlateau(monitor, factor=0.5, patience=0, min_delta=0.5),
             keras.callbacks.EarlyStopping(monitor, patience=50),
             keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
             counting,
+            *([Scarcity(guard)] if kind == "shrunk" else []),
             log,
         ],
     )

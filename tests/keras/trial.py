@@ -23,6 +23,7 @@ KILLS = {
     "generator": [11],
     "mixed": [11],
     "loop": [11],
+    "shrunk": [8],
 }
 # These take as long again: `python -m tests.keras` tries them too.
 MORE_KILLS = {

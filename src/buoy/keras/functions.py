@@ -10,10 +10,11 @@ import tensorflow as tf
 from buoy.keras import batch_norm, rehearsal
 from buoy.keras.losses import SCALAR
 from buoy.keras.memory import Memory, memory_of
+from buoy.keras.peak import too_big
 from buoy.keras.probe import Answer, as_arrays, few_of, probe
 from buoy.keras.snapshot import Snapshot, variables_of
 from buoy.keras.train_step import UNEVEN, Facts, HoldsNotBack, Sums, TrainStep, unpack
-from buoy.microbatch.errors import BadBatch, CannotSplit
+from buoy.microbatch.errors import BadBatch, CannotSplit, OutOfMemory
 
 
 class Functions:
@@ -74,6 +75,10 @@ class Functions:
     def snapshot(self) -> Snapshot:
         """Copies of all that the step writes."""
         return Snapshot(variables_of(self._model))
+
+    def too_big(self, text: str, what: str = "a single sample does") -> OutOfMemory:
+        """The error when nothing is left to split."""
+        return too_big(self._model, text, what)
 
     def use_stock(self) -> None:
         """From now on as Keras does it."""

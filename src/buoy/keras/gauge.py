@@ -31,12 +31,14 @@ class Reading:
     """Nothing but an upper bound was needed, and all samples fit."""
 
 
-def climb(measure: Measure, start: int, most: int, free: float) -> Reading:
-    """Measure growing sizes from `start` on, until it is known whether `most` samples fit into `free` bytes.
+def climb(measure: Measure, start: int, most: int, room: Callable[[], float]) -> Reading:
+    """Measure growing sizes from `start` on, until it is known whether `most` samples fit into the room there is.
 
-    >>> climb(lambda n: 1000 + 10 * n, start=4, most=64, free=100_000)
+    That is asked for each time: what a measurement leaves behind in the allocator's gaps is gone.
+
+    >>> climb(lambda n: 1000 + 10 * n, start=4, most=64, room=lambda: 100_000)
     Reading(samples=64, slope=260.0, besides=0.0, bound=True)
-    >>> climb(lambda n: 1000 + 10 * n, start=4, most=640, free=3000).samples
+    >>> climb(lambda n: 1000 + 10 * n, start=4, most=640, room=lambda: 3000).samples
     196
     """
     points: list[tuple[int, float]] = []
@@ -47,6 +49,7 @@ def climb(measure: Measure, start: int, most: int, free: float) -> Reading:
         if needed is None:
             return _before(points, size)
         points.append((size, max(1.0, needed)))
+        free = room()
         each = points[-1][1] / size
         if each * most <= free:
             return Reading(most, each, 0.0, bound=True)
@@ -54,16 +57,16 @@ def climb(measure: Measure, start: int, most: int, free: float) -> Reading:
             (small, low), (large, high) = points[-2:]
             slopes.append((high - low) / (large - small))
         safe = max(1, int(free * _MARGIN / each))
-        room = _room(points, slopes, free)
-        if room is not None and room <= 2 * size:
-            return _on_the_line(points, slopes, max(1, min(room, most)))
+        end = _end(points, slopes, free)
+        if end is not None and end <= 2 * size:
+            return _on_the_line(points, slopes, max(1, min(end, most)))
         larger = min(2 * size, safe, most)
         if larger < size * _WORTH:
             return Reading(max(1, min(safe, most)), each, 0.0, bound=False)
         size = larger
 
 
-def _room(points: list[tuple[int, float]], slopes: list[float], free: float) -> int | None:
+def _end(points: list[tuple[int, float]], slopes: list[float], free: float) -> int | None:
     """Samples up to the end of the line; None while it is not straight."""
     if len(slopes) < 2 or slopes[-1] <= 0 or abs(slopes[-1] - slopes[-2]) > _STRAIGHT * slopes[-1]:
         return None

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import keras
+import tensorflow as tf
 
 from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.store import Checkpoint, Receipt
@@ -22,6 +23,7 @@ from buoy.keras.holdings import Holdings, stored_training
 from buoy.keras.model_reading import hidden_draws
 from buoy.keras.profile import Profiling
 from buoy.keras.size_log import SizeLog
+from buoy.machine.cap import set_cap
 from buoy.training import planned
 from buoy.training.keeper import Keeper, say
 
@@ -51,6 +53,7 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
         seed: int | None = None,
         micro_batch: int | None = None,
         inexact: tuple[str, ...] = (),
+        memory_cap: str | int | None = None,
         plan: Plan | None = None,
     ) -> None:
         super().__init__()
@@ -61,6 +64,7 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
         self._seed = seed
         if plan is not None and micro_batch is None:
             micro_batch = plan.micro_batch or None
+        self._memory_cap = memory_cap
         self.step_options: dict[str, Any] = {"micro_batch": micro_batch, "inexact": inexact}
         self._plan = plan
         self._fit: _Fit | None = None
@@ -131,6 +135,9 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
                 expected="KERAS_BACKEND=tensorflow",
                 hint="on PyTorch, a loop with `buoy.Run` resumes exactly",
             )
+        if self._memory_cap is not None:
+            set_cap(self._memory_cap, say, gpu=bool(tf.config.list_physical_devices("GPU")))
+            self._memory_cap = None  # once; a second `fit` is under it already
         keeper = Keeper(self.folder, **self._keeper_options)  # type: ignore[arg-type]
         planned.record(self._plan, keeper.recorder.event)
         try:
@@ -233,8 +240,6 @@ class _Fit:
         self._try_to_save("finished", metrics=numbers(logs), finished=True)
 
     def _between_steps(self) -> None:
-        if self._sizes is not None:
-            self._sizes.follow()
         if not self._model_was_read:
             self._read_model()
         reason, pin = self.wish or (self._keeper.due(self.adapter.position.step), None)

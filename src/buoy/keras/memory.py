@@ -109,6 +109,7 @@ class SessionMemory:
         resident = None if highest is None else highest - self._base_resident
         counted = self._look() - self._base if self._counts else None
         known = [value for value in (resident, counted) if value is not None]
+        self._read_at = 0.0
         return max(known) if known else None
 
     def give_back(self) -> bool:

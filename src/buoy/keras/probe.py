@@ -12,11 +12,15 @@ import numpy
 import tensorflow as tf
 
 from buoy.keras import batch_norm
+from buoy.keras.micro_batches import cut
 from buoy.keras.quiet import same_for_every_sample
 from buoy.microbatch.errors import CannotSplit
+from buoy.microbatch.oom import is_oom
 
 SAMPLES = 5
 """Cut into 2 and 3: an even cut cannot tell a mean from a mean of means."""
+FEWEST = 3
+"""Where more do not fit."""
 
 # Relative, for arithmetic of each precision: rounding alone stays below, a wrong weight is far above.
 _FLOORS = {"float64": 1e-11, "float32": 1e-5, "float16": 2e-2, "bfloat16": 5e-2}
@@ -61,8 +65,16 @@ def probe(attempt: Try, few: Any, model: Any, unknown: tuple[bool, bool] = (Fals
     `CannotSplit` when no reading gives the same gradient.
     """
     backwards = keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[::-1], few)
-    with same_for_every_sample(), batch_norm.at_rest(model):
-        finding = _compare(attempt, few, backwards, _FLOORS[_precision(model)], unknown)
+    try:
+        with same_for_every_sample(), batch_norm.at_rest(model):
+            finding = _compare(attempt, few, backwards, _FLOORS[_precision(model)], unknown)
+    except Exception as error:
+        rows = len(keras.tree.flatten(few)[0])
+        if rows <= FEWEST or not is_oom(error):
+            raise
+        finding = None
+    if finding is None:  # outside `except`, where nothing holds what the failed try held
+        return probe(attempt, cut(few, 0, FEWEST), model, unknown)
     if finding.error > finding.allowed:
         raise CannotSplit(
             "in micro-batches this model and loss give another gradient than on the whole batch",

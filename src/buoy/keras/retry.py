@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from math import prod
 from typing import Any, Protocol
 
@@ -33,6 +34,9 @@ class Step(Rehearsed, Protocol):
     def snapshot(self) -> Snapshot:
         """Copies of all that the step writes."""
 
+    def too_big(self, text: str, what: str = "a single sample does") -> OutOfMemory:
+        """The error when nothing is left to split, with what owns the memory."""
+
 
 class Retry:
     """Decides sizes and repeats; what it learns is kept with the checkpoint."""
@@ -42,6 +46,7 @@ class Retry:
         self._event = event
         self._sizes = Sizes(say, event, micro_batch)
         self._careful = 0
+        self._listener: Callable[[dict[str, Any]], object] | None = None
         self.steps = 0
         """Steps that went through."""
         self.retries = 0
@@ -63,6 +68,10 @@ class Retry:
     def replay(self, sizes: list[dict[str, Any]]) -> None:
         """Use these micro-batches from these steps on, as an earlier life of the run did."""
         self._sizes.replay(sizes, self.steps)
+
+    def on_change(self, listener: Callable[[dict[str, Any]], object]) -> None:
+        """Tell every change of size."""
+        self._listener = listener
 
     def run(self, functions: Step, data: Any) -> Any:
         """Do the step on this batch, as often and in as many micro-batches as it takes."""
@@ -137,22 +146,26 @@ class Retry:
 
     def _smaller(self, functions: Step, data: Any, rows: int, each: float, size: int, text: str) -> int:
         if size == 1:
-            raise OutOfMemory(
-                "a single sample does not fit into memory",
-                received=text,
-                expected="a sample that fits beside weights, gradients and optimizer state",
-                hint="`buoy plan` shows what owns the peak; mixed precision, smaller samples or another optimizer help",
-            )
+            raise functions.too_big(text)
         try:
             functions.prepare(data)
         except CannotSplit:
             self._say(f"out of memory at step {self.steps} with {size} samples at once: {text}")
             raise
+        except Exception as error:
+            if not is_oom(error):
+                raise
+            raise functions.too_big(
+                text, "three samples, the fewest that micro-batches are tried on, do"
+            ) from error
         return self._sizes.oom(functions, self.steps, data, rows, each, size)
 
     def _done(self, rows: int, each: float, size: int) -> None:
+        before = len(self.sizes)
         self._sizes.done(self.steps, rows, each, size)
         self.steps += 1
+        if self._listener is not None and len(self.sizes) > before:
+            self._listener(self.sizes[-1])
         if self._careful:
             self._careful -= 1
 

@@ -19,7 +19,7 @@ class SizeLog:
     def __init__(self, folder: str, transaction: Any) -> None:
         self._path = os.path.join(folder, NAME)
         self._transaction = transaction
-        self._written = 0
+        transaction.on_change(self._write)
 
     def load(self, saved: dict[str, Any]) -> None:
         """Go on from a checkpoint; the log knows of steps that were made after it and lost."""
@@ -32,14 +32,10 @@ class SizeLog:
         with suppress(OSError):
             os.unlink(self._path)
 
-    def follow(self) -> None:
-        """Between two steps: write what is new, which is hardly ever anything."""
-        sizes = self._transaction.sizes
-        if len(sizes) == self._written:
-            return
-        new, self._written = sizes[self._written :], len(sizes)
+    def _write(self, entry: dict[str, Any]) -> None:
+        """At the end of the step, before anybody hears of it: whoever kills the training then finds it logged."""
         try:
             with open(self._path, "a", encoding="utf-8") as file:
-                file.writelines(json.dumps(entry) + "\n" for entry in new)
+                file.write(json.dumps(entry) + "\n")
         except OSError:
             pass  # a full disk: the checkpoint knows the size at its own step

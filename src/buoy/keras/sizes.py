@@ -168,8 +168,7 @@ class Sizes:
         try:
             if measure(start) is None:  # also makes the graph, and all that is made once
                 return Reading(max(1, start // 2), 0.0, 0.0, bound=False)
-            free = memory.free()
-            return climb(measure, start, most, free) if free is not None else None
+            return climb(measure, start, most, lambda: memory.free() or 0)
         except Exception as error:  # noqa: BLE001 - what is wrong with the step, the step itself will say
             self._measures = False
             self._event(

@@ -17,11 +17,12 @@ from buoy.keras import batch_norm, rehearsal
 from buoy.keras.deferred import Deferred
 from buoy.keras.memory import Memory, memory_of
 from buoy.keras.micro_batches import Micro, Shape, Sum, loop, rows_of, shape_of
+from buoy.keras.peak import too_big
 from buoy.keras.probe import Answer, as_arrays, few_of, probe
 from buoy.keras.retry import Retry
 from buoy.keras.snapshot import Snapshot
 from buoy.keras.train_step import refuse_own_writes
-from buoy.microbatch.errors import BadLoss
+from buoy.microbatch.errors import BadLoss, OutOfMemory
 
 LossFunction = Callable[[Any], Any]
 
@@ -127,6 +128,10 @@ class _Gradients:
     def snapshot(self) -> Snapshot:
         """Copies of what the forward pass writes."""
         return Snapshot(self._written)
+
+    def too_big(self, text: str, what: str = "a single sample does") -> OutOfMemory:
+        """The error when nothing is left to split."""
+        return too_big(self._model, text, what)
 
     def prepare(self, data: Any) -> None:
         """Make sure that this model and loss may be split."""

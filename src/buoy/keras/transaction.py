@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -81,6 +82,10 @@ class Transaction:
     def replay(self, sizes: list[dict[str, Any]]) -> None:
         """Use these micro-batches from these steps on, as an earlier life of the run did."""
         self._retry.replay(sizes)
+
+    def on_change(self, listener: Callable[[dict[str, Any]], object]) -> None:
+        """Tell every change of size, as it stands in `sizes`, at the end of its step."""
+        self._retry.on_change(listener)
 
     def _make_train_function(self, force: bool = False) -> None:
         if self._model.train_function is not None and not force:
