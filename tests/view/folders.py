@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 from buoy.flight.attempt import new_attempt, write_json
 from buoy.flight.log import FIELDS, SampleLog
@@ -64,6 +65,26 @@ def make_attempt(
         write_json(str(folder / "verdict.json"), _verdict(run, attempt.number, dies_of, seconds, step))
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     return folder
+
+
+def add_events(folder: Path, *events: dict[str, Any]) -> None:
+    """Events a minute after the attempt began."""
+    start = json.loads((folder / "attempt.json").read_text())["t"]
+    with (folder / "events.jsonl").open("a") as file:
+        file.writelines(
+            json.dumps({"t": start + 60.0, "wall": 0.0, "pid": 1, **event}) + "\n" for event in events
+        )
+
+
+def plan(device: str = "t4", **values: Any) -> dict[str, Any]:
+    """The event that a plan leaves."""
+    answer = {
+        "on": "colab-t4", "device": device, "verdict": "does not fit", "memory": 15 * GIB, "peak": [8 * GIB, 10 * GIB],
+        "host_ram": [1 * GIB, 2 * GIB], "micro_batch": 16, "samples": 16,
+    }  # fmt: skip
+    event = {"kind": "plan", "source": "Net", "batch": 64, "micro_batch": 16, "fits": False,
+             "cheapest": "micro-batches of 16", "answers": [answer]}  # fmt: skip
+    return {**event, **values}
 
 
 def _sample(t: float, wall: float, step: int, used: int, limit: int, disk: int, share: float) -> list[object]:

@@ -9,27 +9,7 @@ from typing import Any
 import pytest
 
 from buoy.view import changes, history, report, timeline
-from tests.view.folders import GIB, make_attempt
-
-START = 1000.0
-"""When the first attempt of `make_attempt` begins."""
-
-
-def add_events(folder: Path, *events: dict[str, Any]) -> None:
-    with (folder / "events.jsonl").open("a") as file:
-        file.writelines(
-            json.dumps({"t": START + 60.0, "wall": 0.0, "pid": 1, **event}) + "\n" for event in events
-        )
-
-
-def plan(device: str = "t4", **values: Any) -> dict[str, Any]:
-    answer = {
-        "on": "colab-t4", "device": device, "verdict": "fits", "memory": 15 * GIB, "peak": [8 * GIB, 10 * GIB],
-        "host_ram": [1 * GIB, 2 * GIB], "micro_batch": 16,
-    }  # fmt: skip
-    event = {"kind": "plan", "source": "Net", "batch": 64, "micro_batch": 16, "fits": False,
-             "cheapest": "micro-batches of 16", "answers": [answer]}  # fmt: skip
-    return {**event, **values}
+from tests.view.folders import GIB, add_events, make_attempt, plan
 
 
 def test_the_plan_stands_beside_what_came(tmp_path: Path) -> None:
@@ -46,14 +26,16 @@ def test_the_plan_stands_beside_what_came(tmp_path: Path) -> None:
     rows = {row["what"]: row for row in report.as_json(read)["plan"]["rows"]}
     page = report.page(read)
 
-    assert 8 * GIB <= rows["device memory"]["real"] <= 9 * GIB  # the highest sample of the GPU
+    assert (
+        8 * GIB <= rows["device memory, 16 samples at once"]["real"] <= 9 * GIB
+    )  # the highest sample of the GPU
     assert rows["host RAM"]["real"] > 2 * GIB
     assert rows["reserved by PyTorch"]["real"] == 8 * GIB
     assert (rows["samples at once"]["planned"], rows["samples at once"]["real"]) == (16, 8)
     assert "Plan and reality" in page
     assert "8.0 GiB to 10.0 GiB" in page
     assert "12.0 GiB: more than planned" in page  # host RAM
-    assert "planned for colab-t4: fits; the cheapest remedy: micro-batches of 16" in page
+    assert "planned for colab-t4: does not fit; the cheapest remedy: micro-batches of 16" in page
 
 
 def test_a_plan_for_another_device_is_not_compared(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from buoy.view import history, report
 from tests.view.browser import PROGRAM, Browser
-from tests.view.folders import make_attempt
+from tests.view.folders import add_events, make_attempt, plan
 
 pytestmark = pytest.mark.skipif(
     PROGRAM is None, reason="Chromium is not installed: `apt-get install chromium`"
@@ -23,7 +23,14 @@ CHART = "document.querySelector('#whole [data-chart=memory]')"
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     make_attempt(folder / "cats", 2 * 3600.0)
-    make_attempt(folder / "cats", 1800.0, first_step=28_000)
+    last = make_attempt(folder / "cats", 1800.0, first_step=28_000)
+    add_events(
+        last,
+        plan(),
+        {"kind": "remedy", "name": "checkpointing", "blocks": 12},
+        {"kind": "retry", "what": "oom", "step": 28_100, "samples": 16, "smaller": 8},
+    )
+    (folder / "cats" / "micro-batches.jsonl").write_text('{"step": 28100, "samples": 8}\n')
     path = folder / "report.html"
     path.write_text(report.page(history.read(str(folder / "cats"))))
     return path

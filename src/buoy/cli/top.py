@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
+from typing import Any
 
 from buoy.cli.arguments import Parser
 from buoy.errors import ExitCode
@@ -13,6 +15,8 @@ _DESCRIPTION = (
     "Show where a run is: step rate, RAM, VRAM, disk and time against their limits, checkpoints, warnings."
 )
 _LIVE_SECONDS, _PLAIN_SECONDS = 1.0, 15.0
+_BESIDE_BAR = 58
+"""Columns of a line that are not the bar: name, figures, and the time that is left."""
 
 
 def execute(arguments: list[str]) -> int:
@@ -39,20 +43,39 @@ def execute(arguments: list[str]) -> int:
 
 def _follow_live(run: str | None) -> None:
     try:
+        from rich.console import Console
         from rich.live import Live
-        from rich.text import Text
     except ImportError:
         sys.stderr.write("buoy: `pip install rich` gives a live view; plain lines until then\n")
         return _follow_plain(run)
     from buoy.flight.attempt import find_attempt
-    from buoy.view.now import lines, state
+    from buoy.view.now import state
 
-    with Live(Text(""), auto_refresh=False, screen=True) as live:
+    console = Console()
+    with Live("", console=console, auto_refresh=False, screen=True) as live:
         while True:
             now = state(find_attempt(run))  # looked up again: a restart is a new attempt
-            text = [*lines(now), "", "Ctrl-C ends this view; the training goes on"]
-            live.update(Text("\n".join(text)), refresh=True)
+            live.update(_frame(now, console.width, console.height), refresh=True)
             time.sleep(_LIVE_SECONDS)
+
+
+def _frame(now: dict[str, Any], columns: int, rows: int) -> Any:
+    """One screenful: bars as wide as there is room, lines cut instead of wrapped, as many events as fit."""
+    from rich.text import Text
+
+    from buoy.view.now import lines
+
+    bar = max(6, min(40, columns - _BESIDE_BAR))
+    besides = len(lines(now, bar, 0)) + 2
+    text = [*lines(now, bar, max(0, rows - besides)), "", "Ctrl-C ends this view; the training goes on"]
+    frame = Text("\n".join(text), no_wrap=True, overflow="ellipsis")
+    frame.stylize("bold", 0, len(text[0]))
+    # Only the bars have a colour: words in green or yellow cannot be read on every background.
+    for found in re.finditer(r"\[(#+)\.*\].*?(\d+) %", frame.plain):
+        share = int(found[2])
+        colour = "red" if share >= 90 else "yellow" if share >= 75 else "green"
+        frame.stylize(colour, *found.span(1))
+    return frame
 
 
 def _follow_plain(run: str | None) -> None:
@@ -70,8 +93,8 @@ def _follow_plain(run: str | None) -> None:
 
 
 def _is_real_terminal() -> bool:
-    if "google.colab" in sys.modules or os.environ.get("COLAB_RELEASE_TAG"):
-        return False  # Colab's shell says it is a terminal and cannot redraw
+    if os.environ.keys() & {"COLAB_RELEASE_TAG", "JPY_PARENT_PID", "KAGGLE_KERNEL_RUN_TYPE"}:
+        return False  # a notebook's `!` says it is a terminal and cannot redraw
     return sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from buoy.planner.model import FITS
+
 if TYPE_CHECKING:
+    from buoy.estimate.result import Interval
     from buoy.planner.model import Answer, Plan
 
 
@@ -21,20 +24,33 @@ def record(plan: Plan | None, event: Callable[..., object]) -> None:
             micro_batch=plan.micro_batch,
             fits=plan.fits,
             cheapest=plan.cheapest.title if plan.cheapest is not None else None,
-            answers=[_answer(answer) for answer in plan.answers],
+            answers=[_answer(plan, answer) for answer in plan.answers],
         )
     except Exception:  # noqa: BLE001 - a note for the report is worth no training
         return
 
 
-def _answer(answer: Answer) -> dict[str, Any]:
+def _answer(plan: Plan, answer: Answer) -> dict[str, Any]:
     ram = next((need for need in answer.needs if need.name == "host RAM"), None)
+    peak, samples = _peak(plan, answer)
+    on_host = ram if answer.memory_verdict == FITS or not answer.target.is_cpu else None
     return {
         "on": answer.target.id,
         "device": answer.target.device.id,
         "verdict": answer.verdict,
         "memory": answer.target.memory,
-        "peak": [answer.peak.low, answer.peak.high],
-        "host_ram": [ram.low, ram.high] if ram is not None else None,
+        "peak": [peak.low, peak.high] if peak is not None else None,
+        "samples": samples,
+        "host_ram": [on_host.low, on_host.high] if on_host is not None else None,
         "micro_batch": answer.micro_batch,
     }
+
+
+def _peak(plan: Plan, answer: Answer) -> tuple[Interval | None, int | None]:
+    """The peak of the training as the plan would have it run, and with how many samples at once that is."""
+    if answer.memory_verdict == FITS:
+        return answer.peak, plan.batch
+    split = next((remedy for remedy in plan.remedies if remedy.id == "micro-batch"), None)
+    if split is None or plan.remedies_for != answer.target.id:
+        return None, None  # as a whole it does not fit, so it will not run so
+    return split.peak, answer.micro_batch

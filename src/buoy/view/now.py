@@ -16,6 +16,8 @@ from buoy.view.history import Life, checkpoints_of, read_life
 
 SCHEMA = "buoy.top/1"
 _SILENT_SECONDS = 15.0
+_ALIVE = ("running", "no sample yet", "no news", "clean-exit")
+_MOST_EVENTS = 20
 _BAR = 24
 
 
@@ -131,33 +133,40 @@ def _checkpoint(folder: str) -> dict[str, Any] | None:
 
 
 def _events(life: Life) -> list[dict[str, Any]]:
-    told = []
+    """Warnings, adaptations, and the newest checkpoint: the ones before it tell nothing that it does not."""
+    told: list[dict[str, Any]] = []
+    saved = None
     for event in life.events:
         text = event.get("text") if event.get("kind") == "warning" else words(event)
         if event.get("kind") == "save" and event.get("step") is not None:
             text = f"checkpoint at step {event['step']}"
+            told = [each for each in told if each is not saved]
         if text:
             told.append({"at": life.since_start(event), "text": printable(str(text), 160)})
-    return told[-4:]
+            saved = told[-1] if event.get("kind") == "save" else saved
+    return told[-_MOST_EVENTS:]
 
 
-def lines(now: dict[str, Any]) -> list[str]:
-    """The numbers for people: at most some fifteen lines, readable without colour."""
+def lines(now: dict[str, Any], bar: int = _BAR, events: int = 4) -> list[str]:
+    """The numbers for people: readable without colour; `bar` is the width of one, `events` how many are told."""
     head = f"{printable(now['name'], 40)} #{now['attempt']}: {now['status']}"
     if now["status"] == "no news":
         head += f" for {format_duration(now['sample_age'])}"
     text = [f"{head} · {format_duration(now['seconds'])}", _pace(now), ""]
     for item in now["resources"]:
-        text.append(_row(item["name"], item["used"], item["limit"], format_bytes, _warned(item["full_in"])))
+        note = _warned(item["full_in"])
+        text.append(_row(item["name"], item["used"], item["limit"], format_bytes, note, bar))
     if now["time"] is not None:
         left = f"{format_duration(now['time']['left'])} left"
-        text.append(_row("time", now["time"]["spent"], now["time"]["limit"], format_duration, left))
+        text.append(_row("time", now["time"]["spent"], now["time"]["limit"], format_duration, left, bar))
     text.append("")
     text.append(_safe(now))
     text += [
         f"  {format_duration(event['at']) if event['at'] is not None else '':>12}  {event['text']}"
-        for event in now["events"]
+        for event in now["events"][max(0, len(now["events"]) - events) :]
     ]
+    if now["status"] not in _ALIVE:
+        text.append("`buoy why` tells what happened")
     return text
 
 
@@ -168,22 +177,31 @@ def _pace(now: dict[str, Any]) -> str:
     each = now["step_seconds"]
     if each:
         parts.append(f"{1 / each:.3g} steps/s" if each < 1 else f"{format_duration(each)} a step")
-        if now["time"] is not None and now["status"] == "running":
-            parts.append(f"about {now['time']['left'] / each:.0f} more steps before the time is up")
     if now["micro_batch"] is not None:
         parts.append(f"micro-batch {now['micro_batch']}")
+    if each and now["time"] is not None and now["status"] == "running":
+        parts.append(f"about {_rough(now['time']['left'] / each)} more before the time is up")
     return " · ".join(parts)
 
 
-def _row(name: str, used: float, limit: float | None, tell: Any, note: str) -> str:
+def _rough(count: float) -> str:
+    """A number that is known to two digits or so.
+
+    >>> _rough(274_886), _rough(42)
+    ('270,000', '42')
+    """
+    size = 10 ** max(0, len(str(int(count))) - 2)
+    return f"{round(count / size) * size:,}"
+
+
+def _row(name: str, used: float, limit: float | None, tell: Any, note: str, wide: int) -> str:
     if not limit:
         return f"{name:>5}  {tell(used)} of n/a"
-    share = min(1.0, used / limit)
-    filled = round(share * _BAR)
-    bar = "#" * filled + "." * (_BAR - filled)
-    return (
-        f"{name:>5}  [{bar}] {tell(used)} of {tell(limit)} ({100 * used / limit:.0f} %){note and '  ' + note}"
-    )
+    share = used / limit
+    filled = round(min(1.0, share) * wide)
+    bar = "#" * filled + "." * (wide - filled)
+    figures = f"{tell(used):>11} of {tell(limit):<9} {100 * share:>3.0f} %"
+    return f"{name:>5}  [{bar}] {figures}{note and '  ' + note}"
 
 
 def _warned(seconds: float | None) -> str:

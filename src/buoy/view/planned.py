@@ -27,7 +27,9 @@ def comparison(history: History) -> dict[str, Any] | None:
     answer = _answer(event, lives[-1])
     rows: list[dict[str, Any]] = []
     if answer is not None and answer.get("device") != CPU:
-        rows.append(_row("device memory", answer.get("peak"), _highest(lives, "gpu")))
+        samples = answer.get("samples")
+        with_these = f", {samples} samples at once" if isinstance(samples, int) else ""
+        rows.append(_row(f"device memory{with_these}", answer.get("peak"), _highest(lives, "gpu")))
     if answer is not None:
         rows.append(_row("host RAM", answer.get("host_ram"), _highest(lives, "process")))
     rows += _reserved(history.kept)

@@ -1,0 +1,91 @@
+"""`buoy top` on a real terminal, and where there only seems to be one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+from buoy.cli.top import _frame
+from buoy.flight.attempt import find_attempt
+from buoy.view.now import state
+from tests.processes import PATIENCE
+from tests.view.folders import add_events, make_attempt
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+def watch(run: Path, until: str, **environment: str) -> tuple[str, int]:
+    """Run `buoy top` on a terminal of 80 x 24 until it has shown this, then Ctrl-C: all it wrote, and its status."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        clean = {
+            name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "JPY_PARENT_PID")
+        }
+        command = [sys.executable, "-m", "buoy", "top", str(run)]
+        os.execve(sys.executable, command, {**clean, "TERM": "xterm-256color", **environment})
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    written, asked = b"", False
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if not select.select([terminal], [], [], 0.2)[0]:
+            continue
+        try:
+            written += os.read(terminal, 65536)
+        except OSError:  # it has ended
+            break
+        if until in written.decode("utf-8", "replace") and not asked:
+            asked = True
+            os.kill(pid, signal.SIGINT)
+    os.close(terminal)
+    return written.decode("utf-8", "replace"), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = make_attempt(tmp_path / ("cats " * 12), 120.0)
+    add_events(
+        folder, *({"kind": "retry", "what": "oom", "samples": n, "smaller": n - 1} for n in range(40, 9, -1))
+    )
+    return tmp_path / ("cats " * 12)
+
+
+def test_on_a_terminal_it_redraws_one_screen_and_leaves_it_as_it_was(run: Path) -> None:
+    written, status = watch(run, "Ctrl-C ends this view")
+
+    assert status == 0
+    assert written.count("\x1b[?1049h") == written.count("\x1b[?1049l") == 1  # the other screen, and back
+    assert "\x1b[31m" in written  # the bar of a full memory is red
+    assert "`buoy why` tells what happened" in written
+
+
+def test_in_a_notebooks_shell_it_writes_lines(run: Path) -> None:
+    written, status = watch(run, "kernel-oom", JPY_PARENT_PID="1")
+
+    assert status == 0
+    assert not ESCAPES.search(written)
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (120, 40), (50, 12), (20, 5)])
+def test_every_screen_holds_what_matters_without_wrapping(run: Path, columns: int, rows: int) -> None:
+    rich = pytest.importorskip("rich.console")
+    console = rich.Console(width=columns, height=rows, file=open(os.devnull, "w"))  # noqa: SIM115
+    frame = _frame(state(find_attempt(str(run))), columns, rows)
+
+    shown = [str(line) for line in frame.wrap(console, columns)]
+
+    assert all(len(line) <= columns for line in shown)
+    assert [line[:5] for line in shown[3:7]] == ["  RAM", " VRAM", " disk", " time"]
+    if rows >= 24:
+        assert len(shown) <= rows
+        assert "done again, 9 at a time" in "\n".join(shown)  # the newest event
