@@ -166,7 +166,7 @@ def _group(key: str, title: str, axis: timeline.Axis) -> str:
     figures = "".join(_figure(item, axis, marks) for item in pictures)
     kinds = {mark["kind"] for mark in marks} | ({"limit"} if any(item.limit for item in pictures) else set())
     legend = "".join(
-        f'<span style="color:var(--{_tone(kind)})">{words}</span>'
+        f'<span class="key-{kind}" style="color:var(--{_tone(kind)})">{words}</span>'
         for kind, words in _KEY.items()
         if kind in kinds
     )
