@@ -28,7 +28,7 @@ def trace(request: Request, *, timeout: float = TIMEOUT, memory: int | None = No
 
     `memory` is the most the child may allocate; by default half of this machine's.
     """
-    limit = memory if memory is not None else _half_of_memory()
+    limit = memory if memory is not None else most_memory()
     with tempfile.TemporaryDirectory(prefix="buoy-estimate-") as folder:
         result = os.path.join(folder, "trace.json.gz")
         said = os.path.join(folder, "said.txt")
@@ -37,37 +37,41 @@ def trace(request: Request, *, timeout: float = TIMEOUT, memory: int | None = No
             # A session of its own: whatever the person's code starts can be ended with it.
             child = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                env=_environment(),
+                env=environment(),
             )  # fmt: skip
+        code: int | None = None
         try:
             # The pipe is closed behind the request: a prompt in the person's code reads the end of file.
             child.communicate(request.to_json().encode(), timeout=timeout)
+            code = child.returncode
         except subprocess.TimeoutExpired:
-            raise EstimateError(
-                "the code to be traced did not come to its end",
-                received=f"no result after {format_duration(timeout)}; it said last: {_last_words(said)}",
-                expected="a build function that returns a model and a batch, and a step that ends",
-                hint="let build() return only what one step needs: no training, no download, no server",
-            ) from None
+            pass
         finally:
             _end_session(child)
-        if os.path.exists(result):
+        if code is not None and os.path.exists(result):
             return Trace.load(result)
-        raise _why(child.returncode, result + REFUSED, said, limit)
+        raise failure(code, result, said, limit=limit, timeout=timeout)
 
 
-def _why(code: int, refused: str, said: str, limit: int) -> BuoyError:
+def failure(code: int | None, result: str, said: str, *, limit: int, timeout: float) -> BuoyError:
+    """Why a tracing process left no result: its own refusal, else its exit code (None: it did not end in time)."""
+    last = _last_words(said)
+    if code is None:
+        return EstimateError(
+            "the code to be traced did not come to its end",
+            received=f"no result after {format_duration(timeout)}; it said last: {last}",
+            expected="a build function that returns a model and a batch, and a step that ends",
+            hint="let build() return only what one step needs: no training, no download, no server",
+        )
     try:
-        with open(refused, encoding="utf-8") as file:
+        with open(result + REFUSED, encoding="utf-8") as file:
             return Refusal(**json.load(file)).error()
     except (OSError, ValueError, TypeError):
         pass
-    last = _last_words(said)
     if code < 0:
-        name = signal.Signals(-code).name
         return EstimateError(
             "the tracing process was killed",
-            received=f"{name}; it said last: {last}",
+            received=f"{signal.Signals(-code).name}; it said last: {last}",
             expected=f"a step that can be traced within {format_bytes(limit)} of memory",
             hint="build the model without loading weights or data; or trace a smaller batch",
         )
@@ -113,7 +117,8 @@ def confine(memory: int) -> None:
     socket.socket.connect = only_local  # type: ignore[method-assign, assignment]
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """What a tracing process sees: no GPU, no hub, little talk."""
     quiet = {
         "CUDA_VISIBLE_DEVICES": "",  # a GPU that is here is not touched
         "HF_HUB_OFFLINE": "1",
@@ -136,13 +141,18 @@ def _end_session(child: subprocess.Popen[bytes]) -> None:
 
 
 def _last_words(path: str) -> str:
-    with open(path, "rb") as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - 2000))
-        lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 2000))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return "nothing"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "nothing"
 
 
-def _half_of_memory() -> int:
+def most_memory() -> int:
+    """Bytes a tracing process may take unless told: half of this machine's."""
     total = host.memory().total
     return max(LEAST_MEMORY, total // 2) if total else 4 * LEAST_MEMORY

@@ -16,10 +16,21 @@ from torch._subclasses import fake_tensor
 
 CUDA = torch.device("cuda:0")
 META = torch.device("meta")
+DEVICE_QUESTION = torch.ops.prim.device.default
 
 
 class FakeDevice(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]
     """A fake tensor mode whose CUDA tensors can be differentiated on any wheel."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled while this mode is on: the guard is not needed at every operation
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+    ) -> Any:
+        """Straight to `dispatch`: torch's own counts every call and guards against its compiler."""
+        return self.dispatch(func, types, args, kwargs)
 
     @property
     def avoid_device_init(self) -> bool:
@@ -37,7 +48,8 @@ class FakeDevice(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]
         return super().dispatch(func, types, args, named)
 
 
-def _told_device(args: Any) -> torch.device:
+def told_device(args: Any) -> torch.device:
+    """What C++ is told when it asks for a fake tensor's device."""
     fake: torch.device = args[0].fake_device
     return META if fake.type == "cuda" else fake
 
@@ -69,9 +81,8 @@ def _never(*_: Any, **__: Any) -> Any:
 def fake_device() -> Iterator[FakeDevice]:
     """Everything created inside is fake; `cuda` works."""
     handlers = fake_tensor._DISPATCH_META_HANDLERS
-    question = torch.ops.prim.device.default
-    before, context = handlers[question], getattr(fake_tensor, "init_gpu_context", None)
-    handlers[question] = _told_device
+    before, context = handlers[DEVICE_QUESTION], getattr(fake_tensor, "init_gpu_context", None)
+    handlers[DEVICE_QUESTION] = told_device
     if context is not None:
         setattr(fake_tensor, "init_gpu_context", lambda device: None)  # noqa: B010
     kernels = _kernels_of_cuda()
@@ -80,7 +91,7 @@ def fake_device() -> Iterator[FakeDevice]:
             yield mode
     finally:
         kernels._destroy()  # type: ignore[no-untyped-call]
-        handlers[question] = before
+        handlers[DEVICE_QUESTION] = before
         if context is not None:
             setattr(fake_tensor, "init_gpu_context", context)  # noqa: B010
 

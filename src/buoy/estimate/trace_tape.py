@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from buoy.estimate.events import Event, Trace
+from buoy.estimate.trace_fake import DEVICE_QUESTION, told_device
 from buoy.estimate.trace_scratch import scratch
 
 MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm"})
@@ -101,6 +103,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the operation, note what it allocated."""
+        # C++ asks for devices twice as often as it runs operations; the way through the fake mode is long.
+        if func is DEVICE_QUESTION and isinstance(args[0], FakeTensor):
+            return told_device(args)
         out = func(*args, **(kwargs or {}))
         name = func._schema.name.rpartition(":")[2]
         if isinstance(out, torch.Tensor):
