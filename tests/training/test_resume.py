@@ -29,6 +29,7 @@ KILLS = {
     "an_endless_second_loader": [13, 17],
     "micro_batches": [7],
     "changing_micro_batches": [4, 20, 23],
+    "compiled": [8],
     "evaluation": [7, 13],
     "without_epochs": [7, 12],
     "notebook_style": [7],

@@ -466,6 +466,31 @@ def changing_micro_batches(stage: Stage) -> None:
     stage.end(model, optimizer)
 
 
+@training
+def compiled(stage: Stage) -> None:
+    """A compiled model whose fourth step does not fit; its names in the checkpoint are those of the plain one."""
+    loader = DataLoader(Augmented(), batch_size=8, shuffle=True)
+    plain = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 3))
+    model = torch.compile(plain, backend="aot_eager", dynamic=True)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    run = stage.run()
+    run.track(model=model, optimizer=optimizer)
+
+    def loss_of(part: list[torch.Tensor]) -> torch.Tensor:
+        loss = functional.cross_entropy(model(part[0]), part[1])
+        if run.step == 3 and len(part[0]) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return loss
+
+    for _ in run.epochs(2):
+        for batch in run.batches(loader):
+            loss = run.backward(batch, loss_of)
+            optimizer.step()
+            optimizer.zero_grad()
+            stage.step(run.step, loss.item(), batch[0])
+    stage.end(plain, optimizer)
+
+
 def train_and_evaluate(stage: Stage, run: buoy.Run, epochs: Any) -> None:
     train = DataLoader(Augmented(), batch_size=8, shuffle=True)
     test = DataLoader(Augmented(20), batch_size=8)

@@ -1,0 +1,87 @@
+"""An accelerator's generators are part of the run.
+
+There is no accelerator on the machines that run this. The seam is the four functions by which PyTorch gives out such
+state (`torch.xpu.is_available`, `is_initialized`, `get_rng_state_all`, `set_rng_state_all`; `torch.cuda` has the same):
+behind them stand two generators of the CPU. What a real driver does with the bytes is not shown here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import buoy
+from buoy.flight import recorder
+
+
+class Devices:
+    """Two devices of a kind, each with a generator."""
+
+    def __init__(self, count: int = 2) -> None:
+        self.generators = [torch.Generator().manual_seed(number) for number in range(count)]
+
+    def get(self) -> list[torch.Tensor]:
+        return [generator.get_state() for generator in self.generators]
+
+    def put(self, states: list[torch.Tensor]) -> None:
+        if len(states) != len(self.generators):
+            raise RuntimeError(f"{len(states)} states for {len(self.generators)} devices")
+        for generator, state in zip(self.generators, states, strict=True):
+            generator.set_state(state)
+
+    def draw(self) -> list[float]:
+        return [float(torch.rand((), generator=generator)) for generator in self.generators]
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+        monkeypatch.setattr(torch.xpu, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.xpu, "get_rng_state_all", self.get)
+        monkeypatch.setattr(torch.xpu, "set_rng_state_all", self.put)
+
+
+def drawn(folder: Path, devices: Devices, stop_after: int) -> list[list[float]]:
+    """What each batch drew on the devices; the process is lost after some of them, without a word."""
+    seen = []
+    counters: dict[str, int] = {}
+    run = buoy.Run(folder, save=2)
+    run.track(counters=counters)
+    for _ in run.batches(range(6)):
+        seen.append(devices.draw())
+        if len(seen) == stop_after:
+            break
+    run._finished = True  # nothing more is saved
+    assert run._keeper is not None
+    run._keeper.finish()
+    return seen
+
+
+def test_a_resumed_run_draws_on_the_devices_what_it_would_have_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "_current", recorder.Recorder(None))
+    first = Devices()
+    first.install(monkeypatch)
+    before = drawn(tmp_path, first, 5)
+    again = Devices()
+    again.install(monkeypatch)
+    after = drawn(tmp_path, again, 6)
+
+    assert after[0] == before[4], "saved after the fourth batch"
+    assert len(after) == 2
+
+
+def test_another_number_of_devices_is_told_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(recorder, "_current", recorder.Recorder(None))
+    first = Devices()
+    first.install(monkeypatch)
+    drawn(tmp_path, first, 5)
+    alone = Devices(1)
+    alone.install(monkeypatch)
+    after = drawn(tmp_path, alone, 6)
+
+    assert len(after) == 2
+    assert "the random state of xpu could not be put back here" in capsys.readouterr().err
