@@ -6,29 +6,19 @@ import errno
 from collections.abc import Iterator
 
 from buoy.errors import BuoyError
+from buoy.microbatch.words import (
+    GPU_HINTS,
+    GPU_OWN,
+    GPU_QUOTED,
+    HOST_OWN,
+    HOST_QUOTED,
+    TENSORFLOW_TYPE,
+    TORCH_TYPES,
+)
 
-# Types that mean it whatever they say.
-_TYPES = {
-    "torch.OutOfMemoryError",
-    "torch.cuda.OutOfMemoryError",
-    "torch._C.OutOfMemoryError",
-    "builtins.MemoryError",  # numpy's _ArrayMemoryError and std::bad_alloc are of its family
-}
-_EXHAUSTED = "tensorflow.python.framework.errors_impl.ResourceExhaustedError"
-
-GPU_WORDS = (
-    "CUDA out of memory", "CUDA error: out of memory", "HIP out of memory", "XPU out of memory",
-    "MPS backend out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
-    "CUSOLVER_STATUS_ALLOC_FAILED", "CUFFT_ALLOC_FAILED", "CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation",
-    "hipErrorOutOfMemory", "would exceed allowed memory. (out of memory)", "failed to allocate memory on device",
-    "CUDA driver error: out of memory",
-    # What cuDNN says when no algorithm's workspace fits.
-    "Unable to find a valid cuDNN algorithm to run convolution",
-)  # fmt: skip
-HOST_WORDS = (
-    "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "std::bad_alloc",
-    "Cannot allocate memory",
-)  # fmt: skip
+# Types that mean it whatever they say; numpy's _ArrayMemoryError and std::bad_alloc are of MemoryError's family.
+_TYPES = TORCH_TYPES | {"builtins.MemoryError"}
+_WORDS = GPU_OWN + GPU_QUOTED + GPU_HINTS + HOST_OWN + HOST_QUOTED
 _LIBRARIES = ("torch", "tensorflow", "jaxlib", "jax", "cupy", "numba")
 # TensorFlow says "exhausted" of disks and messages too.
 _OTHER_RESOURCES = (
@@ -74,12 +64,12 @@ def _says_oom(link: BaseException) -> bool:
     message = str(link)
     if isinstance(link, OSError):
         return link.errno == errno.ENOMEM
-    if _EXHAUSTED in family or "RESOURCE_EXHAUSTED" in message:
-        library = _EXHAUSTED in family or _is_library(link)
+    if TENSORFLOW_TYPE in family or "RESOURCE_EXHAUSTED" in message:
+        library = TENSORFLOW_TYPE in family or _is_library(link)
         return library and not any(word in message for word in _OTHER_RESOURCES)
     # A person's own exception may say anything; libraries raise RuntimeError or a type of their own.
     if type(link) is RuntimeError or _is_library(link):
-        return any(word in message for word in GPU_WORDS + HOST_WORDS)
+        return any(word in message for word in _WORDS)
     return False
 
 

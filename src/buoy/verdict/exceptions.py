@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from buoy.microbatch import words
 from buoy.verdict.model import Grade
 from buoy.verdict.sizes import bytes_asked_for
 from buoy.verdict.values import count, integer, mapping, mappings, printable, text
@@ -24,7 +25,7 @@ _ERRNO_KINDS = {
 # Words that only the library itself uses.
 _OWN_WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("shm-full", ("unable to allocate shared memory(shm)", "unable to open shared memory object")),
-    ("memory-error", ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")),
+    ("memory-error", words.HOST_OWN),
     ("distributed", (
         "gloo/transport", "ProcessGroupGloo", "ProcessGroupNCCL", "NCCL error", "ncclRemoteError",
         "ncclSystemError", "ncclInternalError", "Watchdog caught collective operation timeout", "[c10d]",
@@ -37,11 +38,7 @@ _OWN_WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "CUBLAS_STATUS_EXECUTION_FAILED", "CUDNN_STATUS_EXECUTION_FAILED", "CUDNN_STATUS_MAPPING_ERROR",
         "CUDA_ERROR_ILLEGAL_ADDRESS",
     )),
-    ("gpu-oom", (
-        "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
-        "CUDA_ERROR_OUT_OF_MEMORY", "CUDA out of memory. Tried to allocate", "HIP out of memory. Tried",
-        "MPS backend out of memory", "XPU out of memory. Tried",
-    )),
+    ("gpu-oom", words.GPU_OWN),
 )  # fmt: skip
 # Words that other programs quote: proof only from a library's own type, or as the whole message.
 _COMMON_WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -49,12 +46,10 @@ _COMMON_WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("open-files", ("Too many open files", "received 0 items of ancdata")),
     ("process-limit", ("can't start new thread",)),
     ("gpu-fault", ("device-side assert", "illegal memory access", "fallen off the bus")),
-    ("gpu-oom", ("CUDA out of memory", "failed to allocate memory on device")),
-    ("memory-error", ("Cannot allocate memory", "std::bad_alloc")),
+    ("gpu-oom", words.GPU_QUOTED),
+    ("memory-error", words.HOST_QUOTED),
 )
 
-_TORCH_OOM = {"torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "torch._C.OutOfMemoryError"}
-_TF_EXHAUSTED = "tensorflow.python.framework.errors_impl.ResourceExhaustedError"
 _DISTRIBUTED = tuple(f"torch.distributed.Dist{part}Error" for part in ("Backend", "Network", "Store", ""))
 _SIGNALLED = "torch.distributed.elastic.multiprocessing.api.SignalException"
 _LIBRARIES = ("tensorflow.", "torch.", "jaxlib.", "cupy", "safetensors", "tokenizers", "xgboost", "h5py")
@@ -63,8 +58,8 @@ _FORKING = ("subprocess.py", "popen_fork.py", "popen_spawn_posix.py", "popen_for
 _Kind = tuple[str, Grade]
 _SIGNALS: dict[str, _Kind] = {
     word: (kind, "certain")
-    for kind, words in (("terminated", ("15", "Signals.SIGTERM")), ("interrupted", ("2", "Signals.SIGINT")))
-    for word in words
+    for kind, names in (("terminated", ("15", "Signals.SIGTERM")), ("interrupted", ("2", "Signals.SIGINT")))
+    for word in names
 }
 
 
@@ -146,7 +141,7 @@ def _kind(link: _Link) -> _Kind | None:
     family = {link.type, *link.bases}
     if link.type.endswith(".KeyboardInterrupt"):
         return "interrupted", "certain"
-    if family & _TORCH_OOM:
+    if family & words.TORCH_TYPES:
         return "gpu-oom", "certain"
     if link.type == _SIGNALLED:  # what torchrun's signal handler raises
         return _SIGNALS.get(link.message.rpartition(" ")[2])
@@ -184,13 +179,13 @@ def _system_kind(link: _Link) -> _Kind | None:
 
 def _library_kind(link: _Link, is_library: bool) -> _Kind | None:
     message = link.message
-    for kind, words in _OWN_WORDS:
-        if any(word in message for word in words):
+    for kind, own in _OWN_WORDS:
+        if any(word in message for word in own):
             return kind, "likely" if kind == "distributed" else "certain"
-    for kind, words in _COMMON_WORDS:
-        if any(word in message for word in words):
-            return kind, "certain" if is_library or message in words else "likely"
-    if link.type == _TF_EXHAUSTED or (is_library and "RESOURCE_EXHAUSTED" in message):
+    for kind, common in _COMMON_WORDS:
+        if any(word in message for word in common):
+            return kind, "certain" if is_library or message in common else "likely"
+    if link.type == words.TENSORFLOW_TYPE or (is_library and "RESOURCE_EXHAUSTED" in message):
         return "memory-error" if "device:CPU" in message else "gpu-oom", "certain"
     writing = (
         "inline_container.cc" in message and "unexpected pos" in message
