@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from buoy.torch.holders import holders
+from buoy.torch.state import parts
 from buoy.units import format_bytes, format_duration
 
 _PHASES = ("data wait", "forward", "backward", "optimizer", "other")
@@ -182,3 +183,11 @@ class Profile:
 
         torch.autograd.backward = backward
         self._undo.append(lambda: setattr(torch.autograd, "backward", original))
+
+
+def profile_of(steps: int, folder: str | None, objects: Iterable[object]) -> Profile:
+    """A profile of the next steps of what a run tracks; the trace goes to its folder."""
+    modules, optimizers, _ = parts(objects)
+    return Profile(
+        steps, os.path.join(folder, "profiles") if folder is not None else None, modules, optimizers
+    )

@@ -1,4 +1,4 @@
-"""A plan in the flight log, so that the report can put it beside what came."""
+"""A plan beside what came: in the flight log for the report, and in words when the run ends."""
 
 from __future__ import annotations
 
@@ -28,6 +28,21 @@ def record(plan: Plan | None, event: Callable[..., object]) -> None:
         )
     except Exception:  # noqa: BLE001 - a note for the report is worth no training
         return
+
+
+def compare(plan: Plan | None, folder: str | None, say: Callable[[str], None]) -> None:
+    """Say, and keep for later plans, what the run really took."""
+    if plan is None:
+        return
+    try:
+        from buoy.planner import truth
+        from buoy.torch import real_peak
+
+        reading = real_peak.read()
+        if reading is not None:
+            truth.keep(plan, reading, folder, say)
+    except Exception as error:  # noqa: BLE001 - a comparison never takes a training down
+        say(f"the plan could not be compared with the run: {error}")
 
 
 def _answer(plan: Plan, answer: Answer) -> dict[str, Any]:

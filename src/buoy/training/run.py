@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import sys
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -15,7 +12,7 @@ from buoy.checkpoint.state import encode
 from buoy.checkpoint.store import Receipt
 from buoy.errors import UsageError
 from buoy.planner.rehearsal import is_rehearsal
-from buoy.training import planned
+from buoy.training import open_runs, planned
 from buoy.training.batches import Batches
 from buoy.training.follower import Follower
 from buoy.training.keeper import Keeper, say
@@ -28,8 +25,6 @@ if TYPE_CHECKING:
     from buoy.planner.model import Plan
     from buoy.torch.profile import Profile
     from buoy.torch.state import Tracked
-
-_open: weakref.WeakValueDictionary[str, Run] = weakref.WeakValueDictionary()
 
 
 class Run:
@@ -80,7 +75,7 @@ class Run:
             folder = None
         self.folder = os.path.abspath(os.path.expanduser(folder)) if folder is not None else None
         """The run folder; None when nothing is kept."""
-        self._close_earlier()
+        open_runs.close_earlier(self.folder, self._say)
         self._keeper: Keeper | Follower | None = None
         if self.folder is not None and self._rank:
             self._keeper = Follower(self.folder)
@@ -135,10 +130,7 @@ class Run:
         self._in_epochs = self._looked_over = self._finished = False
         self._profile: Profile | None = None
         self._saved_step = self.step if mine else -1
-        self._pid = os.getpid()
-        if self.folder is not None:
-            _open[os.path.realpath(self.folder)] = self
-        atexit.register(_finish_at_exit, weakref.ref(self))
+        open_runs.opened(self)
 
     def __enter__(self) -> Run:
         return self
@@ -294,12 +286,9 @@ class Run:
 
         >>> Run().profile(steps=2)
         """
-        from buoy.torch.profile import Profile
-        from buoy.torch.state import parts
+        from buoy.torch.profile import profile_of
 
-        modules, optimizers, _ = parts(self._objects.values())
-        folder = os.path.join(self.folder, "profiles") if self.folder is not None else None
-        self._profile = Profile(steps, folder, modules, optimizers)
+        self._profile = profile_of(steps, self.folder, self._objects.values())
 
     def finish(self) -> None:
         """Wait until the last checkpoint is safe, and let go of the run folder. Called at exit by itself.
@@ -311,24 +300,11 @@ class Run:
         self._finished = True
         for hook in self._hooks:
             hook.remove()
-        self._compare_with_plan()
+        if not self._rank:
+            planned.compare(self._plan, self.folder, self._say)
         if self._keeper is not None:
             self._keeper.finish()
-        if self.folder is not None and _open.get(os.path.realpath(self.folder)) is self:
-            del _open[os.path.realpath(self.folder)]
-
-    def _compare_with_plan(self) -> None:
-        if self._plan is None or self._rank:
-            return
-        try:
-            from buoy.planner import truth
-            from buoy.torch import real_peak
-
-            reading = real_peak.read()
-            if reading is not None:
-                truth.keep(self._plan, reading, self.folder, self._say)
-        except Exception as error:  # noqa: BLE001 - a comparison never takes a training down
-            self._say(f"the plan could not be compared with the run: {error}")
+        open_runs.closed(self)
 
     def _save(
         self, reason: str, *, pin: str | None = None, epoch_done: bool = False, finished: bool = False
@@ -458,12 +434,6 @@ class Run:
     def _on_other_step(self) -> None:
         self._position.stepped()
 
-    def _close_earlier(self) -> None:
-        before = _open.get(os.path.realpath(self.folder)) if self.folder is not None else None
-        if before is not None:
-            self._say(f"another Run on {self.folder} was open in this process; it is closed now")
-            before.finish()
-
     def _say(self, text: str) -> None:
         if not self._rank:
             say(text)
@@ -471,12 +441,3 @@ class Run:
     def _event(self, kind: str, **values: object) -> None:
         if self._keeper is not None:
             self._keeper.recorder.event(kind, **values)
-
-
-def _finish_at_exit(reference: weakref.ref[Run]) -> None:
-    run = reference()
-    if run is None or run._pid != os.getpid() or run._finished:
-        return
-    if getattr(sys, "last_value", None) is None:  # not after an exception: a step may have been half done
-        run._save_the_end()
-    run.finish()
