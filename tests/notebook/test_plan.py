@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from tests.notebook.kernels import Kernel, html
+from tests.processes import buoy
 
 BUILD = """
 import torch
@@ -23,7 +25,7 @@ print(same and model.weight.grad is None and not optimizer.state)
 
 TRAIN = """
 import buoy
-run = buoy.Run("runs/lines", plan=Out[4], micro_batch=2)
+run = buoy.Run("runs/lines", time_limit="12h", plan=Out[4], micro_batch=2)
 run.track(model=model, optimizer=optimizer)
 for epoch in run.epochs(1):
     for part in run.batches([batch] * 3):
@@ -43,7 +45,10 @@ def test_a_plan_of_what_the_notebook_holds_is_shown_and_leaves_no_trace_in_the_k
     top = html(kernel.run("%buoy top"))
     card = html(kernel.run(TRAIN))
     report = html(kernel.run("%buoy report"))
+    kernel.run(f"!{sys.executable} -m buoy top runs/lines")  # about the kernel that waits for it: it must end
+    listed = buoy("runs", cwd=tmp_path)
     kernel.end()
+    asked = buoy("why", "runs/lines", cwd=tmp_path)
 
     assert "no model in this notebook yet" in nothing
     assert [item["kind"] for item in shown] == ["display_data", "execute_result"]
@@ -51,7 +56,15 @@ def test_a_plan_of_what_the_notebook_holds_is_shown_and_leaves_no_trace_in_the_k
     assert "this (CPU): fits" in html(shown[1:])
     assert untouched == "True\n"
     assert "step 0" in top  # a traced step is none of the training's
+    assert "step 3" in card
+    assert "of 12 h" in card
     assert "planned for this: fits" in card
     assert "samples at once: planned the whole batch (4), was 2" in card
     assert "Plan and reality" in report
     assert "the whole batch (4)" in report
+    # The kernel's recorder ran before the run was made: its folder knows where it is recorded.
+    assert sorted(line.split()[:2] for line in listed.stdout.splitlines()[1:]) == [
+        ["lines", "running"],
+        ["notebook", "running"],
+    ]
+    assert "notebook, attempt 1" in asked.stdout

@@ -6,10 +6,13 @@ import os
 import re
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from buoy.cli.arguments import Parser
 from buoy.errors import ExitCode
+
+if TYPE_CHECKING:
+    from buoy.flight.attempt import Attempt
 
 _DESCRIPTION = (
     "Show where a run is: step rate, RAM, VRAM, disk and time against their limits, checkpoints, warnings."
@@ -84,12 +87,29 @@ def _follow_plain(run: str | None) -> None:
     from buoy.view.now import lines, state
 
     while True:
-        now = state(find_attempt(run))
+        attempt = find_attempt(run)
+        now = state(attempt)
         sys.stdout.write(" | ".join(" ".join(line.split()) for line in lines(now) if line.strip()) + "\n")
         sys.stdout.flush()
-        if now["status"] not in ("running", "no sample yet"):
+        if now["status"] not in ("running", "no sample yet") or _is_below(attempt):
             return
         time.sleep(_PLAIN_SECONDS)
+
+
+def _is_below(attempt: Attempt) -> bool:
+    """Whether the watched process waits for us: a notebook's `!buoy top` about its own kernel would never end."""
+    from buoy.flight.attempt import read_json
+
+    watched, pid = (read_json(os.path.join(attempt.folder, "attempt.json")) or {}).get("pid"), os.getpid()
+    while pid > 1:
+        if pid == watched:
+            return True
+        try:
+            with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+                pid = int(file.read().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return False
+    return False
 
 
 def _is_real_terminal() -> bool:

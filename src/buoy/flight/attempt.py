@@ -107,6 +107,9 @@ def find_attempt(run: str | None = None, number: int | None = None) -> Attempt:
     """The attempt a person means: of this run (the newest run below the working directory), this number (the last)."""
     run_folder = _find_run(run)
     numbers = attempt_numbers(run_folder)
+    elsewhere = _recorded_elsewhere(run_folder) if not numbers else None
+    if elsewhere is not None:
+        return find_attempt(elsewhere.run_folder, number or elsewhere.number)
     if run is not None and number is None:  # the folder of one attempt was named
         name = os.path.basename(os.path.abspath(run))
         number = int(name) if name.isdigit() and os.path.abspath(run) != run_folder else None
@@ -126,6 +129,34 @@ def find_attempt(run: str | None = None, number: int | None = None) -> Attempt:
         )
     chosen = numbers[-1] if number is None else number
     return Attempt(run_folder, os.path.join(run_folder, "attempts", f"{chosen:04d}"), chosen)
+
+
+def point_to(run_folder: str, attempt: Attempt) -> None:
+    """Note in a run folder that this attempt of another run records it: a notebook's, whose recorder ran already."""
+    marker_path = os.path.join(run_folder, "run.json")
+    marker = read_json(marker_path) or {
+        "schema": RUN_SCHEMA,
+        "name": os.path.basename(run_folder),
+        "created": time.time(),
+    }
+    pointers = marker.get("recorded")
+    pointers = pointers if isinstance(pointers, list) else []
+    here = {"run": os.path.relpath(attempt.run_folder, run_folder), "attempt": attempt.number}
+    if here not in pointers:
+        os.makedirs(run_folder, mode=0o700, exist_ok=True)
+        write_json(marker_path, {**marker, "recorded": [*pointers, here]})
+
+
+def _recorded_elsewhere(run_folder: str) -> Attempt | None:
+    """The last attempt of another run that recorded this one, if it is still there."""
+    pointers = (read_json(os.path.join(run_folder, "run.json")) or {}).get("recorded")
+    for pointer in reversed(pointers if isinstance(pointers, list) else []):
+        if isinstance(pointer, dict) and isinstance(pointer.get("attempt"), int):
+            folder = os.path.normpath(os.path.join(run_folder, str(pointer.get("run"))))
+            if pointer["attempt"] in attempt_numbers(folder):
+                number = pointer["attempt"]
+                return Attempt(folder, os.path.join(folder, "attempts", f"{number:04d}"), number)
+    return None
 
 
 def is_run(folder: str) -> bool:

@@ -23,6 +23,7 @@ from buoy.checkpoint.state import AsTensor
 from buoy.checkpoint.store import Checkpoint, Receipt, Saver, Store
 from buoy.errors import BuoyError, UsageError
 from buoy.flight import recorder
+from buoy.flight.attempt import point_to
 from buoy.flight.recorder import Recorder
 from buoy.planner import rehearsal
 from buoy.supervisor.start import limit_seconds
@@ -321,7 +322,14 @@ class Keeper:
         mirror = self._mirror.log_folder if self._mirror is not None else None
         if attempt is not None and os.path.realpath(attempt.run_folder) != os.path.realpath(self.folder):
             say(f"checkpoints go to {self.folder}, the recording to {attempt.run_folder}")
-            return watch()
+            joined = watch()
+            if limit is not None:
+                joined.event("time-limit", seconds=limit)
+            try:
+                point_to(self.folder, attempt)
+            except OSError:
+                pass  # a folder that cannot be written is told of when the first checkpoint is made
+            return joined
         return watch(self.folder, mirror=mirror, time_limit=limit)
 
     def _start_mirror(self) -> None:

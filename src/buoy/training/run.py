@@ -147,7 +147,7 @@ class Run:
         from buoy.view.run_card import run_card
 
         attempt = getattr(getattr(self._keeper, "recorder", None), "attempt", None)
-        return run_card(repr(self), attempt)
+        return run_card(repr(self), attempt, self.step)
 
     # -- what is saved ----------------------------------------------------------------------------------------
 

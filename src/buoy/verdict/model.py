@@ -98,6 +98,8 @@ class Verdict:
 
         return render(self)
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         from buoy.view.card import verdict_card  # the same look upwards, for a notebook's last line
 

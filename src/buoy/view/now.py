@@ -113,6 +113,9 @@ def _full_in(life: Life, name: str, points: list[tuple[float, float]], limit: fl
 
 def _time(life: Life, about: dict[str, Any]) -> dict[str, Any] | None:
     limit, started = _number(about.get("time_limit")), _number(about.get("session_started"))
+    for event in life.events:  # in a notebook the recorder runs before `buoy.Run` is told of a limit
+        if event.get("kind") == "time-limit":
+            limit = _number(event.get("seconds"))
     if limit is None or started is None:
         return None
     spent = max(0.0, (_number(about.get("wall")) or started) - started) + life.seconds

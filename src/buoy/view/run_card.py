@@ -14,14 +14,14 @@ _BOX = "font:13px/1.45 ui-monospace,monospace;border:1px solid #8884;border-radi
 _MOST = 8
 
 
-def run_card(title: str, attempt: Attempt | None) -> str:
+def run_card(title: str, attempt: Attempt | None, step: int) -> str:
     """The card; without a recording only the title."""
-    text = title if attempt is None else "\n".join(_lines(attempt))
+    text = title if attempt is None else "\n".join(_lines(attempt, step))
     return f'<pre style="{_BOX}">{escape(text)}</pre>'
 
 
-def _lines(attempt: Attempt) -> list[str]:
-    text = lines(state(attempt))
+def _lines(attempt: Attempt, step: int) -> list[str]:
+    text = lines({**state(attempt), "step": step})  # the newest sample is a moment old
     life = read_life(attempt.run_folder, attempt.number, every=8)
     history = History(attempt.run_folder, "", [life])
     told = planned.comparison(history)

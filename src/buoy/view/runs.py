@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 from buoy.checkpoint.store import Store
-from buoy.flight.attempt import attempt_numbers, is_run, read_json
+from buoy.errors import RunFolderError
+from buoy.flight.attempt import attempt_numbers, find_attempt, is_run, read_json
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.values import printable
 
@@ -31,9 +32,10 @@ def describe(run: str) -> dict[str, Any]:
     """One run: how it stands, what it holds."""
     numbers = attempt_numbers(run)
     status, step = "never started", None
-    if numbers:
-        folder = os.path.join(run, "attempts", f"{numbers[-1]:04d}")
-        status, step = _last_words(folder)
+    try:
+        status, step = _last_words(find_attempt(run).folder)
+    except RunFolderError:
+        pass
     entries = [entry for entry in Store(run).list() if entry.complete]
     newest = entries[0] if entries else None
     return {
