@@ -11,11 +11,13 @@ from typing import Any
 
 from buoy.checkpoint.retention import Keep
 from buoy.errors import UsageError
+from buoy.planner.model import Plan
 from buoy.planner.rehearsal import is_rehearsal
 from buoy.torch.lightning_state import TrainerState, find_library, to_epoch_start
 from buoy.torch.lightning_step import Held, StepTransaction, transactional
 from buoy.torch.loader import ResumableLoader
 from buoy.torch.state import tracked
+from buoy.training import planned
 from buoy.training.guarding import Guarding, refuse_many_processes
 from buoy.training.keeper import say
 
@@ -47,6 +49,7 @@ class Guard(_pl.Callback):  # type: ignore[misc]
         inexact: tuple[str, ...] = (),
         memory_cap: str | int | None = None,
         remedies: tuple[str, ...] | str = (),
+        plan: Plan | None = None,
     ) -> None:
         super().__init__()
         self.folder = os.fspath(folder)
@@ -54,6 +57,9 @@ class Guard(_pl.Callback):  # type: ignore[misc]
         self.keeper_options = {
             "mirror": mirror, "time_limit": time_limit, "disk": disk, "save": save, "keep": keep,
         }  # fmt: skip
+        self.plan = plan
+        if plan is not None and micro_batch is None:
+            micro_batch = plan.micro_batch or None
         self.step_options = {
             "micro_batch": micro_batch, "inexact": inexact, "memory_cap": memory_cap, "remedies": remedies,
         }  # fmt: skip
@@ -135,7 +141,10 @@ class _Fit:
                 guard.folder, "lightning", keeper=guard.keeper_options, seed=guard.seed,
                 transaction=partial(StepTransaction, module, held), steps=guard.step_options,
             )  # fmt: skip
-            self._stack.callback(self.guarding.keeper.finish)
+            keeper = self.guarding.keeper
+            planned.record(guard.plan, keeper.recorder.event)
+            self._stack.callback(keeper.finish)
+            self._stack.callback(planned.compare, guard.plan, keeper.folder, say)
             self._begin(module)
             self._stack.callback(transactional(trainer, _LIBRARY, held, self.guarding.micro.backward))
             self._replace(trainer.strategy, "process_dataloader", self._process_loader)

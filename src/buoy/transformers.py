@@ -17,12 +17,14 @@ import transformers
 
 from buoy.checkpoint.retention import Keep
 from buoy.errors import UsageError
+from buoy.planner.model import Plan
 from buoy.planner.rehearsal import is_rehearsal
 from buoy.torch.loader import ResumableLoader
 from buoy.torch.state import tracked
 from buoy.torch.transformers_state import TrainerState, plain
 from buoy.torch.transformers_step import StepLoss, StepTransaction
 from buoy.torch.uncut import samples_of, split_of
+from buoy.training import planned
 from buoy.training.guarding import Guarding, refuse_many_processes
 from buoy.training.keeper import say
 
@@ -52,12 +54,16 @@ class Guard(transformers.TrainerCallback):
         inexact: tuple[str, ...] = (),
         memory_cap: str | int | None = None,
         remedies: tuple[str, ...] | str = (),
+        plan: Plan | None = None,
     ) -> None:
         self.folder = os.fspath(folder)
         self.seed = seed
         self.keeper_options = {
             "mirror": mirror, "time_limit": time_limit, "disk": disk, "save": save, "keep": keep,
         }  # fmt: skip
+        self.plan = plan
+        if plan is not None and micro_batch is None:
+            micro_batch = plan.micro_batch or None
         self.step_options = {
             "micro_batch": micro_batch, "inexact": inexact, "memory_cap": memory_cap, "remedies": remedies,
         }  # fmt: skip
@@ -122,7 +128,10 @@ class _Training:
             guard.folder, "transformers", keeper=guard.keeper_options, seed=guard.seed,
             transaction=partial(StepTransaction, self._loss), steps=guard.step_options,
         )  # fmt: skip
-        self._stack.callback(self.guarding.keeper.finish)
+        keeper = self.guarding.keeper
+        planned.record(guard.plan, keeper.recorder.event)
+        self._stack.callback(keeper.finish)
+        self._stack.callback(planned.compare, guard.plan, keeper.folder, say)
         self._is_over = False
         """Nothing is left to train."""
 

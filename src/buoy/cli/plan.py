@@ -15,7 +15,7 @@ from buoy.errors import ExitCode, UsageError
 from buoy.estimate.request import Request
 from buoy.planner.plan import make_plan, parse_source
 from buoy.planner.session import Session, Wishes
-from buoy.planner.targets import THIS, target, targets
+from buoy.planner.targets import THIS, card_here, targets
 from buoy.planner.workshop import Workshop
 from buoy.view import plan as view
 
@@ -47,7 +47,8 @@ def execute(arguments: list[str]) -> int:
     wishes: Wishes = {
         "data": options.data, "in_memory": options.in_memory, "workers": options.workers,
         "prefetch": options.prefetch, "pin_memory": options.pin_memory, "steps": options.steps,
-        "step_time": options.step_time, "keep": options.keep,
+        "step_time": options.step_time, "keep": options.keep, "samples": options.samples, "cache": options.cache,
+        "shuffle": options.shuffle, "augmented": options.augmented,
     }  # fmt: skip
     places, session = targets(names or [THIS]), Session.of(wishes)
     say = _progress()
@@ -130,7 +131,7 @@ def _calibrate() -> int:
     from buoy.planner import calibration
     from buoy.units import format_bytes
 
-    found = calibration.measure(target(THIS).device)
+    found = calibration.measure(*card_here())
     sys.stdout.write(
         f"{found['name']}: {format_bytes(float(str(found['beside'])))} beside PyTorch's allocator, "
         f"{format_bytes(float(str(found['total'])))} in all; used by `--on this` from now on\n"
@@ -185,6 +186,16 @@ def _parser() -> Parser:
     add("--workers", type=int, default=0, metavar="N", help="of the DataLoader (default: 0)")
     add("--prefetch", type=int, default=2, metavar="N", help="batches each worker makes ahead (default: 2)")
     add("--pin-memory", action="store_true", help="the DataLoader pins its batches")
+    add("--samples", type=_whole, metavar="N", help="samples in the data set, for --cache")
+    add("--cache", choices=("ram", "disk"), help="decoded samples are kept: Dataset.cache(), or in files")
+    add("--shuffle", type=int, default=0, metavar="N", help="samples in a shuffle buffer")
+    add(
+        "--augmented",
+        type=int,
+        default=0,
+        metavar="N",
+        help="augmented copies of each sample made beforehand",
+    )
     add("--steps", type=_whole, metavar="N", help="optimizer steps of the whole training")
     add("--step-time", metavar="TIME", help="of one step, measured: `0.4s`")
     add("--keep", type=int, default=3, metavar="N", help="checkpoints kept (default: 3)")

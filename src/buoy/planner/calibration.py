@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from buoy.errors import BuoyError
-from buoy.estimate.devices import Device
+from buoy.estimate.devices import Device, by_id, description
 
 # Run in a process of its own: the context must be fresh, and must end with the measurement.
 _MEASURE = """
@@ -22,8 +22,10 @@ torch.nn.functional.conv2d(torch.ones(1, 1, 8, 8, device="cuda"), torch.ones(1, 
 torch.cuda.synchronize()
 free, total = torch.cuda.mem_get_info()
 used = total - free - torch.cuda.memory_reserved()
-print(json.dumps({"name": torch.cuda.get_device_name(), "total": total, "beside": used,
-                  "before": total - before, "torch": torch.__version__}))
+card = torch.cuda.get_device_properties(0)
+print(json.dumps({"name": card.name, "total": total, "beside": used, "before": total - before,
+                  "capability": card.major * 10 + card.minor, "multiprocessors": card.multi_processor_count,
+                  "threads": card.max_threads_per_multi_processor, "torch": torch.__version__}))
 """
 
 
@@ -43,9 +45,29 @@ def applied(device: Device) -> Device:
     return replace(device, memory=int(known["total"]), context=(beside, max(beside, device.context[1])))
 
 
-def measure(device: Device | None) -> dict[str, object]:
-    """Measure the GPU that is here and keep the result; raises BuoyError where there is none."""
-    if device is None or not device.capability:
+def learned(name: str) -> Device | None:
+    """A GPU that no table knows, from its own measurement; None where there was none."""
+    known = _read().get(name)
+    if not known or "capability" not in known:
+        return None
+    size = [int(known[field]) for field in ("capability", "multiprocessors", "threads", "total")]
+    beside = int(known["beside"])
+    card = by_id(description(*size))
+    return replace(
+        card,
+        name=name,
+        memory=int(known["total"]),
+        context=(beside, max(beside, card.context[1])),  # libraries load kernels as they are first used
+        source="buoy plan --calibrate on this machine",
+    )
+
+
+def measure(card: str | None, device: Device | None) -> dict[str, object]:
+    """Measure the GPU that is here and keep the result; raises BuoyError where there is none.
+
+    `card` is what its driver calls it, `device` our data on it where there is any.
+    """
+    if card is None:
         raise BuoyError(
             "nothing to calibrate",
             received="no NVIDIA GPU on this machine",
@@ -59,14 +81,19 @@ def measure(device: Device | None) -> dict[str, object]:
         last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
         raise BuoyError("the GPU could not be measured", received=last, expected="a working torch with CUDA")
     found: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
+    keep(card if device is None else device.id, found)
+    return found
+
+
+def keep(name: str, found: dict[str, object]) -> None:
+    """Remember a measurement."""
     kept = _read()
-    kept[device.id] = found
+    kept[name] = found
     os.makedirs(folder(), exist_ok=True)
     path = os.path.join(folder(), "devices.json")
     with open(path + ".new", "w", encoding="utf-8") as file:
         json.dump(kept, file, indent=1)
     os.replace(path + ".new", path)
-    return found
 
 
 def _read() -> dict[str, dict[str, Any]]:

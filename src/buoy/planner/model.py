@@ -45,6 +45,8 @@ class Need:
     """`bytes` or `seconds`."""
     parts: dict[str, float] = field(default_factory=dict)
     note: str = ""
+    why: dict[str, str] = field(default_factory=dict)
+    """For each part where its number comes from."""
 
     @property
     def verdict(self) -> str:
@@ -117,6 +119,8 @@ class Plan:
     """The cheapest remedy, or combination of them, with which the first place that needs one fits."""
     remedies_for: str | None = None
     """The place the remedies were tried for."""
+    next_tier: Answer | None = None
+    """What the next dearer machine of the same platform would give, where the price is known."""
     notes: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
 

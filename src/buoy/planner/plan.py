@@ -19,7 +19,7 @@ from buoy.planner import speed
 from buoy.planner.model import FITS, NOT, TIGHT, Answer, Plan, Remedy
 from buoy.planner.remedies import allocator_of, find_remedies
 from buoy.planner.session import PROCESS_CPU, Session, Wishes, held, needs
-from buoy.planner.targets import THIS, Target, targets
+from buoy.planner.targets import THIS, Target, next_tier, targets
 from buoy.planner.workshop import LIVE, Workshop
 
 Say = Callable[[str], None]
@@ -90,6 +90,12 @@ def make_plan(
         tried = chosen.target.id
         linear = flops.get("linear") if flops else None
         found, cheapest = find_remedies(workshop, here, chosen, capacity(chosen.target), say, linear)
+    dearer = None
+    if len(places) == 1 and tried is not None:
+        better = next_tier(places[0])
+        if better is not None:
+            there = replace(request, device=better.device.id)
+            dearer = _answer(workshop, there, workshop.trace(there), better, session, flops, say, split=False)
     first = answers[0].estimate.trace
     return Plan(
         source=source,
@@ -98,6 +104,7 @@ def make_plan(
         remedies=found,
         cheapest=cheapest,
         remedies_for=tried,
+        next_tier=dearer,
         notes=tuple(dict.fromkeys(note for answer in answers for note in answer.estimate.notes)),
         facts={**first.facts, "traces": workshop.traces, "flops": flops},
     )
@@ -117,7 +124,7 @@ def judged(figure: Estimate, place: Target) -> str:
 
 def _answer(
     workshop: Workshop, request: Request, trace: Trace, place: Target, session: Session,
-    flops: dict[str, float] | None, say: Say,
+    flops: dict[str, float] | None, say: Say, *, split: bool = True,
 ) -> Answer:  # fmt: skip
     figure = estimate(trace, place.device, allocator=allocator_of(request, place.device))
     verdict = judged(figure, place)
@@ -128,7 +135,7 @@ def _answer(
         most = _largest(workshop, request, place)
         if verdict == FITS:
             micro = size
-        elif most is not None:
+        elif most is not None and split:
             # Gradients of the earlier pieces stay while the next one runs: less fits than in one piece.
             kept = held(trace, "weights") if request.framework == "keras" else 0
             pieces = replace(request, accumulate=max(2, request.accumulate)) if not kept else request

@@ -36,6 +36,15 @@ class Wishes(TypedDict, total=False):
     step_time: str | float | None
     keep: int
     """Checkpoints kept at a time."""
+    samples: int | None
+    """Samples in the data set: with it, what a cache of decoded samples takes is known."""
+    cache: str | None
+    """Where decoded samples are kept after the first epoch: `ram` (`Dataset.cache()`) or `disk` (a file, or what
+    Hugging Face datasets does by itself)."""
+    shuffle: int
+    """Samples in a shuffle buffer (`Dataset.shuffle(n)`)."""
+    augmented: int
+    """Augmented copies of each sample that are made beforehand; on the fly it is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,10 @@ class Session:
     steps: int | None = None
     step_seconds: float | None = None
     keep: int = 3
+    samples: int | None = None
+    cache: str | None = None
+    shuffle: int = 0
+    augmented: int = 0
 
     @classmethod
     def of(cls, wishes: Wishes) -> Session:
@@ -61,13 +74,18 @@ class Session:
                 received=", ".join(sorted(unknown)),
                 expected=", ".join(Wishes.__annotations__),
             )
-        for name in ("workers", "prefetch", "keep", "steps"):
+        for name in ("workers", "prefetch", "keep", "steps", "samples", "shuffle", "augmented"):
             value = wishes.get(name)
             if value is not None and (not isinstance(value, int) or value < 0):
                 raise UsageError(
                     f"cannot read {name}", received=repr(value), expected="a whole number, 0 or more"
                 )
-        seconds = wishes.get("step_time")
+        seconds, cache = wishes.get("step_time"), wishes.get("cache")
+        if cache not in (None, "ram", "disk"):
+            raise UsageError("cannot read cache", received=repr(cache), expected="`ram` or `disk`")
+        if cache and wishes.get("samples") is None:
+            raise UsageError("what a cache takes depends on the decoded samples", received="cache without samples",
+                             expected="their number too", hint="`--cache ram --samples 50000`")  # fmt: skip
         return cls(
             data=_bytes(wishes.get("data")),
             in_memory=bool(wishes.get("in_memory", False)),
@@ -77,6 +95,10 @@ class Session:
             steps=wishes.get("steps"),
             step_seconds=None if seconds is None else parse_duration(str(seconds)),
             keep=wishes.get("keep", 3),
+            samples=wishes.get("samples"),
+            cache=cache,
+            shuffle=wishes.get("shuffle", 0),
+            augmented=wishes.get("augmented", 0),
         )
 
 
@@ -85,14 +107,15 @@ def needs(
 ) -> tuple[Need, ...]:
     """What this session needs of the target, beside the device's memory."""
     weights, state, batch = held(trace, "weights"), held(trace, "optimizer"), batch_bytes(trace)
-    found = [_ram(session, target, weights, state, batch, peak)]
+    sample = batch / size if (size := trace.facts.get("batch")) else None
+    found = [_ram(session, target, weights, state, batch, sample, peak)]
     if session.workers:
         waiting = session.workers * session.prefetch * batch
         found.append(
             Need(_SHM, waiting, waiting + session.workers * batch, target.shm, "bytes",
                  note=f"{session.workers} workers x {session.prefetch} batches of {format_bytes(batch)}")
         )  # fmt: skip
-    found.append(_disk(session, target, weights + state))
+    found.append(_disk(session, target, weights + state, sample))
     if session.steps is not None and step_seconds is not None:
         found.append(_time(session.steps, target, step_seconds))
     return tuple(found)
@@ -111,6 +134,8 @@ def held(trace: Trace, part: str) -> int:
 
 def batch_bytes(trace: Trace) -> int:
     """Bytes of one batch."""
+    if "batch_bytes" in trace.facts:
+        return int(trace.facts["batch_bytes"])
     steps = sum(mark.startswith("step") for mark in trace.marks) or 1
     total = sum(
         size for kind, identity, size in trace.events if kind == "a" and trace.label(identity)[0] == "batch"
@@ -118,44 +143,98 @@ def batch_bytes(trace: Trace) -> int:
     return total // steps
 
 
-def _ram(session: Session, target: Target, weights: int, state: int, batch: int, peak: int) -> Need:
+class _Parts:
+    """What a need is made of: from and to, and why."""
+
+    def __init__(self) -> None:
+        self.low: dict[str, float] = {}
+        self.high: dict[str, float] = {}
+        self.why: dict[str, str] = {}
+
+    def add(self, name: str, low: float, high: float, why: str) -> None:
+        if high:
+            self.low[name], self.high[name], self.why[name] = low, high, why
+
+    def need(self, name: str, limit: float | None, note: str) -> Need:
+        return Need(
+            name, sum(self.low.values()), sum(self.high.values()), limit, "bytes", self.high, note, self.why
+        )
+
+
+def _ram(
+    session: Session, target: Target, weights: int, state: int, batch: int, sample: float | None, peak: int
+) -> Need:
+    parts, add = (made := _Parts()), made.add
     process = PROCESS_CPU if target.is_cpu else PROCESS_CUDA
-    low: dict[str, float] = {"process": process[0]}
-    high: dict[str, float] = {"process": process[1]}
-
-    def add(name: str, least: float, most: float | None = None) -> None:
-        if most if most is not None else least:
-            low[name], high[name] = least, least if most is None else most
-
+    add(
+        "process",
+        *process,
+        "measured on a CPU" if target.is_cpu else "with CUDA's libraries, not measured: wide",
+    )
     if target.is_cpu:
-        add("training step", peak)
-    # On resume the saved state is in memory beside the model it is loaded into.
-    add("loading a checkpoint", 0, weights + state + (0 if target.is_cpu else weights))
-    if session.in_memory and session.data is not None:
-        add("data set", session.data)
-        # A list of Python objects is copied page by page into every worker that counts its references.
-        add("workers' copies of the data set", 0, session.workers * session.data)
+        add("training step", peak, peak, "traced")
+    loading = weights + state + (0 if target.is_cpu else weights)
+    add("loading a checkpoint", 0, loading, "on resume the saved state is beside the model it is loaded into")
+    data = None if session.data is None else session.data * (1 + session.augmented)
+    if session.in_memory and data is not None:
+        add("data set", data, data, "as given" + _copies(session))
+        add("workers' copies of the data set", 0, session.workers * data,
+            "a list of Python objects is copied page by page into every worker that counts its references")  # fmt: skip
+    if session.cache == "ram":
+        cached = _decoded(session, sample)
+        add(
+            "cache of samples",
+            *cached,
+            "Dataset.cache() without a file name keeps every sample it has seen in RAM",
+        )
+    if session.shuffle and sample is not None:
+        add("shuffle buffer", session.shuffle * sample, 2.5 * session.shuffle * sample,
+            "1 to 2.5 times its samples: tensorflow#54299")  # fmt: skip
     if session.workers:
-        add("workers", session.workers * WORKER[0], session.workers * WORKER[1])
-        add("batches made ahead", session.workers * session.prefetch * batch)
+        add(
+            "workers",
+            session.workers * WORKER[0],
+            session.workers * WORKER[1],
+            "what each writes to of its own",
+        )
+        ahead = session.workers * session.prefetch * batch
+        add("batches made ahead", ahead, ahead, "workers x prefetch x batch")
+        add("samples being made", 0, 2 * session.workers * batch,
+            "each worker's samples before and after they are put together; augmentation is here")  # fmt: skip
     if session.pin_memory:
-        add("pinned batches", 2 * batch)
+        add("pinned batches", 2 * batch, 2 * batch, "the one in use and the next")
     note = "what pages it reads from disk is kept as cache and given back"
     if session.data is None:
         note = "without the data set: say its size with data="
-    return Need("host RAM", sum(low.values()), sum(high.values()), target.ram, "bytes", high, note)
+    return parts.need("host RAM", target.ram, note)
 
 
-def _disk(session: Session, target: Target, checkpoint: int) -> Need:
+def _disk(session: Session, target: Target, checkpoint: int, sample: float | None) -> Need:
+    parts = _Parts()
     # One more than is kept: a new checkpoint is complete before an old one goes.
-    parts: dict[str, float] = {
-        f"checkpoints ({session.keep} kept, 1 being written)": (session.keep + 1) * checkpoint
-    }
+    saved = (session.keep + 1) * checkpoint
+    parts.add(f"checkpoints ({session.keep} kept, 1 being written)", saved, saved, "weights and optimizer")
     if session.data is not None:
-        parts["data set"] = session.data
-    total = sum(parts.values())
-    note = f"a checkpoint takes {format_bytes(checkpoint)}"
-    return Need("disk", total, total, target.disk, "bytes", parts, note)
+        data = session.data * (1 + session.augmented)
+        parts.add("data set", data, data, "as given" + _copies(session))
+    if session.cache == "disk":
+        cached = _decoded(session, sample)
+        parts.add(
+            "cache of samples",
+            *cached,
+            "the decoded samples once more; each `map` of Hugging Face datasets adds one",
+        )
+    return parts.need("disk", target.disk, f"a checkpoint takes {format_bytes(checkpoint)}")
+
+
+def _decoded(session: Session, sample: float | None) -> tuple[float, float]:
+    """Bytes of all samples as the training sees them."""
+    every = (session.samples or 0) * (sample or 0) * (1 + session.augmented)
+    return every, every
+
+
+def _copies(session: Session) -> str:
+    return f", with {session.augmented} augmented copies of each sample" if session.augmented else ""
 
 
 def _time(steps: int, target: Target, step: tuple[float, float]) -> Need:

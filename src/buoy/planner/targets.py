@@ -92,18 +92,45 @@ def target(name: str) -> Target:
     )
 
 
+def next_tier(place: Target) -> Target | None:
+    """The next dearer machine of the same platform; None where nothing is known of a price."""
+    row = platforms.by_id(place.id) if place.id in {row.id for row in platforms.all_platforms()} else None
+    if row is None or row.units_per_hour is None:
+        return None
+    dearer = [
+        other
+        for other in platforms.all_platforms()
+        if other.platform == row.platform
+        and other.units_per_hour is not None
+        and other.units_per_hour.value > row.units_per_hour.value
+        and devices.of_platform(other.id) is not None
+    ]
+    least = min(
+        dearer, key=lambda other: other.units_per_hour.value if other.units_per_hour else 0, default=None
+    )
+    return target(least.id) if least is not None else None
+
+
+def card_here(here: limits.Limits | None = None) -> tuple[str | None, Device | None]:
+    """What this machine's first GPU is called, and our data on it; None where there is none."""
+    gpus = (here or limits.read()).gpus
+    if not gpus or not gpus[0]["total"]:
+        return None, None
+    name = str(gpus[0]["name"])
+    return name, devices.by_name(name, int(gpus[0]["total"]))
+
+
 def _here() -> Target:
     here = limits.read()
-    card = here.gpus[0] if here.gpus and here.gpus[0]["total"] else None
-    found = devices.by_name(str(card["name"]), int(card["total"])) if card else devices.by_id("cpu")
-    if card and found is None:
+    card, known = card_here(here)
+    found = devices.by_id("cpu") if card is None else known or calibration.learned(card)
+    if found is None:
         raise UsageError(
             "no data on this machine's GPU",
-            received=str(card["name"]),
+            received=str(card),
             expected=", ".join(device.id for device in devices.all_devices()),
-            hint="plan for the nearest of these with `--on`; `buoy plan --calibrate` measures this one",
+            hint="`buoy plan --calibrate` measures it once; or plan for the nearest of these with `--on`",
         )
-    assert found is not None
     found = calibration.applied(found)
     row = platforms.by_id(here.platform) if here.platform else None
     return Target(

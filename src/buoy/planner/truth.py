@@ -20,20 +20,23 @@ def keep(
 ) -> dict[str, Any] | None:
     """Compare and write it down; None where the plan says nothing about the device that was used.
 
-    `reading` is what the framework tells at the end: `{"name", "total", "reserved"}`.
+    `reading` is what the framework tells at the end: `{"name", "total", "reserved"}`, or `allocated` from TensorFlow,
+    whose allocator takes the whole card beforehand.
     """
-    used = devices.by_name(str(reading["name"]), int(reading["total"]))
-    foreseen = _reserved(plan, used)
+    name = str(reading["name"])
+    used = devices.by_name(name, int(reading["total"])) or calibration.learned(name)
+    measure = "reserved" if "reserved" in reading else "allocated"
+    foreseen = _foreseen(plan, used, measure)
     if used is None or foreseen is None:
         return None
-    real = int(reading["reserved"])
+    real = int(reading[measure])
     record = {
         "time": time.time(),
         "source": plan.source,
         "device": used.id,
         "batch": plan.batch,
         "micro_batch": plan.micro_batch,
-        "reserved": real,
+        measure: real,
         "foreseen": [foreseen.low, foreseen.likely, foreseen.high],
         "error": foreseen.likely / real - 1 if real else None,
         "inside": real in foreseen,
@@ -69,15 +72,16 @@ def _records(lines: Iterable[str]) -> Iterable[dict[str, Any]]:
             continue  # a line that was cut off when the session died
 
 
-def _reserved(plan: Plan, used: devices.Device | None) -> Interval | None:
-    """The foreseen peak of PyTorch's allocator on this device, with the micro-batch the run was given."""
+def _foreseen(plan: Plan, used: devices.Device | None, measure: str) -> Interval | None:
+    """The foreseen peak of the framework's allocator on this device, with the micro-batch the run was given."""
     answer = next((a for a in plan.answers if used is not None and a.target.device.id == used.id), None)
     if answer is None:
         return None
     if answer.memory_verdict == FITS:
-        return answer.estimate.reserved
+        found: Interval = getattr(answer.estimate, measure)
+        return found
     split = next((remedy for remedy in plan.remedies if remedy.id == "micro-batch"), None)
-    if split is None or split.peak is None or plan.remedies_for != answer.target.id:
+    if split is None or split.peak is None or plan.remedies_for != answer.target.id or measure != "reserved":
         return None
     least, most = answer.target.device.context
     peak = split.peak

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from buoy.planner.model import FITS
+from buoy.planner.rehearsal import is_rehearsal
 
 if TYPE_CHECKING:
     from buoy.estimate.result import Interval
@@ -30,15 +32,16 @@ def record(plan: Plan | None, event: Callable[..., object]) -> None:
         return
 
 
-def compare(plan: Plan | None, folder: str | None, say: Callable[[str], None]) -> None:
+def compare(
+    plan: Plan | None, folder: str | None, say: Callable[[str], None], framework: str = "torch"
+) -> None:
     """Say, and keep for later plans, what the run really took."""
-    if plan is None:
+    if plan is None or is_rehearsal():
         return
     try:
         from buoy.planner import truth
-        from buoy.torch import real_peak
 
-        reading = real_peak.read()
+        reading = import_module(f"buoy.{framework}.real_peak").read()
         if reading is not None:
             truth.keep(plan, reading, folder, say)
     except Exception as error:  # noqa: BLE001 - a comparison never takes a training down

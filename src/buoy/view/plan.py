@@ -53,6 +53,7 @@ def as_values(plan: Plan) -> dict[str, Any]:
         "answers": [_answer_values(answer) for answer in plan.answers],
         "remedies_for": plan.remedies_for,
         "remedies": [_remedy_values(remedy, now) for remedy in plan.remedies],
+        "next_tier": None if plan.next_tier is None else _answer_values(plan.next_tier),
         "cheapest": None if plan.cheapest is None else _remedy_values(plan.cheapest, now),
         "notes": list(plan.notes),
         "facts": plan.facts,
@@ -90,7 +91,9 @@ def html(plan: Plan) -> str:
 def hint(plan: Plan) -> str:
     """The one thing to do next."""
     if plan.fits:
-        return "it fits; `buoy run -- python train.py` keeps it alive and says why if it dies"
+        script = plan.source.rpartition(":")[0] if ":" in plan.source else plan.source
+        script = script if script.endswith(".py") else "train.py"
+        return f"it fits; `buoy run -- python {script}` keeps it alive and says why if it dies"
     short = next((need for answer in plan.answers for need in answer.needs if need.verdict == NOT), None)
     if plan.cheapest is not None:
         return f"{plan.cheapest.title}: {plan.cheapest.code.splitlines()[0]}"
@@ -138,6 +141,8 @@ def _answer(plan: Plan, answer: Answer) -> list[str]:
         lines.append(f"  devices    {answer.target.count}: each holds the whole model; this is one of them")
     for need in answer.needs:
         lines.append(f"  {need.name:10} {_need(need)}")
+        if need.verdict in (TIGHT, NOT):
+            lines += [f"    {part}: {format_bytes(need.parts[part])}, {why}" for part, why in _largest(need)]
     if answer.step_seconds is not None:
         lines.append(f"  step       {_seconds(answer.step_seconds)} ({answer.step_basis})")
     return lines
@@ -165,6 +170,11 @@ def _need(need: Need) -> str:
         largest = sorted(need.parts.items(), key=lambda item: -item[1])[:3]
         parts = f" ({', '.join(f'{name} {show(size)}' for name, size in largest)})"
     return f"{size}{limit}: {need.verdict}{parts}" + (f"; {need.note}" if need.note else "")
+
+
+def _largest(need: Need) -> list[tuple[str, str]]:
+    """The parts that matter to a need that may not be met, with where their numbers come from."""
+    return [(part, why) for part, why in need.why.items() if need.parts[part] * 20 >= need.high]
 
 
 def _remedies(plan: Plan) -> list[str]:
@@ -217,15 +227,20 @@ def _time(remedy: Remedy) -> str:
 def _next_tier(plan: Plan) -> str:
     """What the dearer places would buy."""
     priced = [answer for answer in plan.answers if answer.target.units_per_hour is not None]
+    if plan.next_tier is not None:
+        priced.append(plan.next_tier)
     if len(priced) < 2:
         return ""
-    words = [
-        f"{answer.target.id} {answer.target.units_per_hour:g} units/h (of {answer.target.units_date})"
-        + (f", batch up to {min(answer.largest, SOUGHT):,}" if answer.largest else "")
-        + (f", step {_seconds(answer.step_seconds)}" if answer.step_seconds else "")
-        for answer in sorted(priced, key=lambda answer: answer.target.units_per_hour or 0)
-    ]
-    return "tiers: " + "; ".join(words)
+    lines = ["what each tier gives:"]
+    for answer in sorted(priced, key=lambda answer: answer.target.units_per_hour or 0):
+        words = [answer.memory_verdict]
+        if answer.largest:
+            words.append(f"batch up to {min(answer.largest, SOUGHT):,} in one piece")
+        if answer.step_seconds:
+            words.append(f"step {_seconds(answer.step_seconds)}")
+        price = f"{answer.target.units_per_hour:g} compute units an hour (of {answer.target.units_date})"
+        lines.append(f"  {answer.target.words}: {', '.join([*words, price])}")
+    return "\n".join(lines)
 
 
 def _short(answer: Answer) -> str:
@@ -292,6 +307,7 @@ def _answer_values(answer: Answer) -> dict[str, Any]:
                 "verdict": need.verdict,
                 "parts": need.parts,
                 "note": need.note,
+                "why": need.why,
             }
             for need in answer.needs
         ],
