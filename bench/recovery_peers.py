@@ -1,4 +1,7 @@
-"""The same job under accelerate, Hugging Face's Trainer and Lightning; what they process, and with which batch."""
+"""The same job under accelerate, Hugging Face's Trainer, Lightning and Composer; what they process, with which batch.
+
+`python -m bench.recovery_peers` runs those that are installed; Composer wants a torch below 2.7.1, a Python of its own.
+"""
 
 from __future__ import annotations
 
@@ -119,6 +122,13 @@ class Model(nn.Module):
         return made if labels is None else {"loss": F.mse_loss(made, labels), "logits": made}
 
 
+def padded(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """One batch of samples of several lengths."""
+    x = [torch.from_numpy(sample["x"]) for sample in samples]
+    labels = torch.stack([torch.from_numpy(sample["labels"]) for sample in samples])
+    return {"x": nn.utils.rnn.pad_sequence(x, batch_first=True), "labels": labels}
+
+
 def accelerate(job: Job) -> dict[str, Any]:
     from accelerate.utils import find_executable_batch_size
 
@@ -144,15 +154,19 @@ def accelerate(job: Job) -> dict[str, Any]:
 def hugging_face(job: Job) -> dict[str, Any]:
     from transformers import Trainer, TrainingArguments
 
-    if not job.is_even:
-        raise NotImplementedError("makes its own batches")
+    class InOrder(Trainer):  # type: ignore[misc]
+        """The batches of the job as long as the batch is the job's; others once it is smaller."""
+
+        def _get_train_sampler(self, *arguments: Any) -> Any:
+            return torch.utils.data.SequentialSampler(job.samples())  # type: ignore[arg-type]
+
     model = job.model()
     with tempfile.TemporaryDirectory() as folder, job.counting(model) as work:
         arguments = TrainingArguments(
             folder, per_device_train_batch_size=len(job.batches[0][0]), auto_find_batch_size=True, num_train_epochs=1,
             use_cpu=True, report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True,
         )  # fmt: skip
-        trainer = Trainer(model=model, args=arguments, train_dataset=job.samples())
+        trainer = InOrder(model=model, args=arguments, train_dataset=job.samples(), data_collator=padded)
         with byte_budget(job.budget + 2 * 4 * 1024 * 72):  # its own copy of a batch
             trainer.train()
         batch = trainer._train_batch_size
@@ -193,4 +207,61 @@ def lightning(job: Job) -> dict[str, Any]:
     return {"work": work.count / job.ideal, "steps": trainer.global_step, "batch": module.batch_size}
 
 
-PEERS = {"accelerate": accelerate, "Hugging Face": hugging_face, "Lightning": lightning}
+def composer(job: Job) -> dict[str, Any]:
+    from composer import Trainer
+    from composer.models import ComposerModel
+
+    class Wrapped(ComposerModel):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = job.model()
+
+        def forward(self, batch: Any) -> torch.Tensor:
+            return self.model(batch[0])  # type: ignore[no-any-return]
+
+        def loss(self, outputs: torch.Tensor, batch: Any, *arguments: Any, **options: Any) -> torch.Tensor:
+            return F.mse_loss(outputs, batch[1])
+
+    class Batches:
+        """A loader of the job's own batches, made one by one."""
+
+        def __len__(self) -> int:
+            return len(job.batches)
+
+        def __iter__(self) -> Iterator[Any]:
+            return job.on_device()
+
+    wrapped = Wrapped()
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
+    trainer = Trainer(model=wrapped, optimizers=optimizer, train_dataloader=Batches(), max_duration="1ep", device="cpu",
+                      device_train_microbatch_size=len(job.batches[0][0]), progress_bar=False)  # fmt: skip
+    trainer.state.auto_microbatching = True  # which it refuses on a CPU, though it works
+    # Composer makes a copy of each micro-batch, beside its loader's.
+    with job.counting(wrapped.model) as work, byte_budget(job.budget + 2 * 4 * 1024 * 72):
+        trainer.fit()
+    steps = int(trainer.state.timestamp.batch)
+    batch = f"{len(job.batches[0][0])}, {trainer.state.device_train_microbatch_size} at a time"
+    trainer.close()
+    return {"work": work.count / job.ideal, "steps": steps, "batch": batch}
+
+
+PEERS = {"accelerate": accelerate, "Hugging Face": hugging_face, "Lightning": lightning, "Composer": composer}
+
+
+def main() -> None:
+    for kind, job in (("too big from the start", Job.too_big()), ("one long batch, late", Job.spike())):
+        for name, train in PEERS.items():
+            try:
+                print(kind, name, train(job), sep="; ", flush=True)
+            except Exception as error:  # noqa: BLE001 - what became of it is the result
+                print(
+                    kind,
+                    name,
+                    f"{type(error).__name__}: {str(error).splitlines()[0][:100]}",
+                    sep="; ",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
