@@ -1,4 +1,4 @@
-"""The Keras step as a transaction: see checks.py for what each name means."""
+"""The Keras step as a transaction: see checks.py and refusals.py for what each name means."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def names() -> list[str]:
-    functions = ast.parse((Path(__file__).parent / "checks.py").read_text()).body
+    sources = [(Path(__file__).parent / name).read_text() for name in ("checks.py", "refusals.py")]
+    functions = [one for source in sources for one in ast.parse(source).body]
     return [one.name for one in functions if isinstance(one, ast.FunctionDef) and one.decorator_list]
 
 
@@ -48,6 +49,15 @@ try:
     install(model, say=print, event=print)
 except Exception as error:
     print(type(error).__name__, error)
+import buoy
+for use in (
+    lambda: buoy.keras.gradients(model, lambda batch: 0.0),
+    lambda: model.fit([[1.0, 2.0]], [[1.0]], callbacks=[buoy.keras.Guard("never")]),
+):
+    try:
+        use()
+    except buoy.BuoyError as error:
+        print(error)
 """
     environment = {**os.environ, "KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -55,4 +65,6 @@ except Exception as error:
     )
 
     assert "CannotSplit" in done.stdout, done.stderr[-2000:]
-    assert "torch backend" in done.stdout and "buoy.Run().backward" in done.stdout
+    assert done.stdout.count("received: the torch backend") == 3, done.stdout + done.stderr[-2000:]
+    assert "buoy.Run().backward" in done.stdout and "buoy.keras.Guard resumes" in done.stdout
+    assert not Path("never").exists()

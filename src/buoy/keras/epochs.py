@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
@@ -195,3 +196,19 @@ def teach_epochs() -> None:
 
     enumerate_iterator._knows_buoy = True  # type: ignore[attr-defined]
     EpochIterator._enumerate_iterator = enumerate_iterator
+
+
+@contextmanager
+def metrics_without_a_step(model: Any) -> Iterator[None]:
+    """An epoch resumed after its last batch makes no step, and Keras takes its metrics from the last step."""
+    original = model._get_metrics_result_or_logs
+
+    def metrics_or_logs(logs: Any) -> Any:
+        return original(logs or model.get_metrics_result())
+
+    own = vars(model)  # not an attribute that Keras should track
+    own["_get_metrics_result_or_logs"] = metrics_or_logs
+    try:
+        yield
+    finally:
+        own.pop("_get_metrics_result_or_logs", None)

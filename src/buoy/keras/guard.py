@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import keras
-import tensorflow as tf
 
 from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.store import Checkpoint, Receipt
@@ -16,7 +14,7 @@ from buoy.errors import UsageError
 from buoy.keras import callbacks as memory
 from buoy.keras import rng, state
 from buoy.keras.data import BITWISE, SAME_DATA, Exactness, Feed
-from buoy.keras.epochs import GuardedAdapter, Position, Validation
+from buoy.keras.epochs import GuardedAdapter, Position, Validation, metrics_without_a_step
 from buoy.keras.fit_arguments import callbacks_beside, feed_of, install_transaction, numbers
 from buoy.keras.fit_hook import teach_fit
 from buoy.keras.holdings import Holdings, stored_training
@@ -136,6 +134,8 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
                 hint="on PyTorch, a loop with `buoy.Run` resumes exactly",
             )
         if self._memory_cap is not None:
+            import tensorflow as tf
+
             set_cap(self._memory_cap, say, gpu=bool(tf.config.list_physical_devices("GPU")))
             self._memory_cap = None  # once; a second `fit` is under it already
         keeper = Keeper(self.folder, **self._keeper_options)  # type: ignore[arg-type]
@@ -147,6 +147,7 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
         finally:
             if self._fit is not None:
                 self._fit.close()
+            planned.compare(self._plan, keeper.folder, say, "keras")
             keeper.finish()
 
 
@@ -198,7 +199,7 @@ class _Fit:
             **self._arguments, "x": self.adapter, "y": None, "sample_weight": None, "class_weight": None,
             "shuffle": False, "initial_epoch": position.epoch, "callbacks": self._callback_list(),
         }  # fmt: skip
-        with self._metrics_without_a_step():
+        with metrics_without_a_step(self._model):
             return original(**arguments)
 
     def close(self) -> None:
@@ -280,21 +281,6 @@ class _Fit:
         found = self._exactness
         if found.grade != BITWISE:
             say(f"a resume will not be bit for bit ({found.grade}): {found.reason}; hint: {found.hint}")
-
-    @contextmanager
-    def _metrics_without_a_step(self) -> Iterator[None]:
-        """An epoch resumed after its last batch makes no step, and Keras takes its metrics from the last step."""
-        original = self._model._get_metrics_result_or_logs
-
-        def metrics_or_logs(logs: Any) -> Any:
-            return original(logs or self._model.get_metrics_result())
-
-        own = vars(self._model)  # not an attribute that Keras should track
-        own["_get_metrics_result_or_logs"] = metrics_or_logs
-        try:
-            yield
-        finally:
-            own.pop("_get_metrics_result_or_logs", None)
 
     # -- saving -----------------------------------------------------------------------------------------------
 

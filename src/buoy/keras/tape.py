@@ -19,6 +19,7 @@ from buoy.keras.memory import Memory, memory_of
 from buoy.keras.micro_batches import Micro, Shape, Sum, loop, rows_of, shape_of
 from buoy.keras.peak import too_big
 from buoy.keras.probe import Answer, as_arrays, few_of, probe
+from buoy.keras.refusals import refuse_backend, refuse_replicas
 from buoy.keras.retry import Retry
 from buoy.keras.snapshot import Snapshot
 from buoy.keras.train_step import refuse_own_writes
@@ -50,6 +51,9 @@ def gradients(
             "unknown reduction", received=repr(reduction), expected='"mean" or "sum"',
             hint="for a mean over tokens return (sum of the losses, number of tokens)",
         )  # fmt: skip
+    refuse_backend("buoy.keras.gradients")
+    # The model's own strategy is told by where its weights are; before it is built, by where we are.
+    refuse_replicas(getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy())
     there = recorder.current()
     retry = Retry(_say, there.event if there is not None else lambda *args, **values: None, micro_batch)
     step = _Gradients(model, loss_fn, reduction, inexact)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from buoy.keras.refusals import refuse_backend, refuse_replicas
 from buoy.keras.retry import Retry
 from buoy.keras.sizes import Event, Say
 from buoy.microbatch.errors import CannotSplit, StepError
@@ -136,14 +137,7 @@ class Transaction:
 
 
 def _refuse(model: Any) -> None:
-    backend = keras.backend.backend()
-    if backend != "tensorflow":
-        raise CannotSplit(
-            "micro-batches inside model.fit need Keras on TensorFlow",
-            received=f"the {backend} backend",
-            expected="KERAS_BACKEND=tensorflow",
-            hint="on the torch backend write the loop yourself: `buoy.Run().backward(batch, loss_fn)`",
-        )
+    refuse_backend("micro-batches inside model.fit")
     if not model.compiled:
         raise CannotSplit(
             "the model is not compiled", received="no loss, no optimizer", expected="model.compile(...)"
@@ -155,11 +149,4 @@ def _refuse(model: Any) -> None:
             expected="Keras's own train_step",
             hint="override `compute_loss` instead, or write the loop with `buoy.keras.gradients(model, loss_fn)`",
         )
-    replicas = model.distribute_strategy.num_replicas_in_sync
-    if replicas > 1:
-        raise CannotSplit(
-            "micro-batches are not made under tf.distribute with more than one replica",
-            received=f"{type(model.distribute_strategy).__name__} with {replicas} replicas",
-            expected="one replica",
-            hint="smaller batches per replica, or one process per device",
-        )
+    refuse_replicas(model.distribute_strategy)

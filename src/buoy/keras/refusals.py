@@ -1,0 +1,33 @@
+"""What micro-batches are not made for, said in words before anything is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from buoy.microbatch.errors import CannotSplit
+
+
+def refuse_backend(what: str) -> None:
+    """Everything here computes with TensorFlow."""
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        raise CannotSplit(
+            f"{what} need Keras on TensorFlow",
+            received=f"the {backend} backend",
+            expected="KERAS_BACKEND=tensorflow",
+            hint="on the torch backend write the loop yourself: `buoy.Run().backward(batch, loss_fn)`",
+        )
+
+
+def refuse_replicas(strategy: Any) -> None:
+    """Each replica has a part of the batch, and all of them would have to cut it alike."""
+    replicas = strategy.num_replicas_in_sync
+    if replicas > 1:
+        raise CannotSplit(
+            "micro-batches are not made under tf.distribute with more than one replica",
+            received=f"{type(strategy).__name__} with {replicas} replicas",
+            expected="one replica",
+            hint="smaller batches per replica, or one process per device",
+        )

@@ -1,0 +1,161 @@
+"""What is refused, or left to Keras, in words; run by checks.py."""
+
+from __future__ import annotations
+
+from contextlib import redirect_stderr
+from io import StringIO
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tests.keras_step.kit import check, everything, plain, refusal, same  # isort: skip
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+import buoy
+from buoy.keras.tape import gradients
+from buoy.keras.transaction import install
+from buoy.microbatch.errors import CannotSplit
+from tests.keras_step.gradients import silent
+from tests.keras_step.zoo import numbers
+
+
+@check
+def batch_norm_is_refused_only_when_it_must_be_split() -> None:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((32,)), layers.BatchNormalization(name="norm"), layers.Dense(2)])
+    model.compile("sgd", "mse")
+    install(model, say=silent, event=silent)
+    model.train_on_batch(numbers(16, 32), numbers(16, 2))
+    transaction = install(model, say=silent, event=silent, micro_batch=4)
+
+    message = refusal(lambda: model.train_on_batch(numbers(16, 32), numbers(16, 2)), CannotSplit)
+
+    assert "norm" in message and 'inexact=("batchnorm",)' in message
+    transaction.remove()
+    model.layers[0].trainable = False
+    model.compile("sgd", "mse")
+    install(model, say=silent, event=silent, micro_batch=4)
+    model.train_on_batch(numbers(16, 32), numbers(16, 2))
+
+
+@check
+def losses_that_compare_samples_are_refused() -> None:
+    def contrast(y_true: Any, y_pred: Any) -> Any:
+        likeness = keras.ops.matmul(y_pred, keras.ops.transpose(y_pred))
+        return keras.ops.logsumexp(likeness, axis=1)
+
+    for loss in (contrast, keras.losses.Dice()):
+        model = plain(loss=loss)
+        install(model, say=silent, event=silent, micro_batch=4)
+
+        assert "another gradient" in refusal(
+            lambda model=model: model.train_on_batch(numbers(16, 32), np.abs(numbers(16, 2))), CannotSplit
+        )
+
+
+@check
+def a_loss_that_drops_samples_before_its_mean_is_refused() -> None:
+    def kept_only(y_true: Any, y_pred: Any) -> Any:
+        return tf.boolean_mask(tf.reduce_sum(tf.square(y_true - y_pred), -1), y_true[:, 0] > 0)
+
+    y = np.abs(numbers(16, 2))  # the first five, which the probe sees, are all kept
+    y[6:8] *= -1
+    model = plain(loss=kept_only)
+    install(model, say=silent, event=silent, micro_batch=4)
+    before = [variable.numpy() for variable in everything(model)]
+
+    message = refusal(lambda: model.train_on_batch(numbers(16, 32), y), CannotSplit)
+
+    assert "same number of values" in message
+    assert all(np.array_equal(a, b.numpy()) for a, b in zip(before, everything(model), strict=True))
+
+
+@check
+def what_cannot_be_made_atomic_is_refused_at_the_start() -> None:
+    class Own(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            return super().train_step(data)
+
+    own = Own([layers.Dense(1)])
+    own.compile("sgd", "mse")
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        mirrored = plain()
+
+    assert "2 replicas" in refusal(lambda: gradients(mirrored, lambda batch: 0.0), CannotSplit)
+    with strategy.scope():  # a model that belongs to nobody yet
+        unbuilt = keras.Sequential([layers.Dense(1)])
+        assert "2 replicas" in refusal(lambda: gradients(unbuilt, lambda batch: 0.0), CannotSplit)
+    assert "compute_loss" in refusal(lambda: install(own, say=silent, event=silent), CannotSplit)
+    assert "2 replicas" in refusal(lambda: install(mirrored, say=silent, event=silent), CannotSplit)
+    assert "compile" in refusal(
+        lambda: install(keras.Sequential([layers.Dense(1)]), say=silent, event=silent), CannotSplit
+    )
+
+
+@check
+def a_guard_over_two_replicas_trains_as_keras_does_and_says_that_it_does_not_split() -> None:
+    models, said = [], StringIO()
+    for guarded in (False, True):
+        with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+            model = plain()
+        with TemporaryDirectory() as folder, redirect_stderr(said):
+            callbacks = [buoy.keras.Guard(folder, save=100)] if guarded else []
+            model.fit(
+                numbers(32, 32), numbers(32, 2), batch_size=8, shuffle=False, verbose=0, callbacks=callbacks
+            )
+        models.append(model)
+
+    assert same(*models)
+    assert "steps are not split" in said.getvalue() and "more than one replica" in said.getvalue()
+
+
+@check
+def a_layer_that_writes_its_own_weights_trains_as_keras_does() -> None:
+    said: list[str] = []
+    models = []
+    for guarded in (False, True):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential(
+            [keras.Input((8,)), layers.SpectralNormalization(layers.Dense(4)), layers.Dense(1)]
+        )
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        if guarded:
+            install(model, say=said.append, event=silent)
+        model.fit(numbers(32, 8), numbers(32, 1), batch_size=8, verbose=0, shuffle=False)
+        models.append(model)
+
+    assert same(*models)
+    assert len(said) == 1 and "are off for this model" in said[0]
+
+
+@check
+def an_error_of_the_users_own_leaves_the_state_as_it_was() -> None:
+    seen: list[int] = []
+
+    class Fussy(layers.Layer):
+        def call(self, x: Any) -> Any:
+            seen.append(1)
+            if len(seen) == 8:  # in a later micro-batch
+                raise ValueError("a typo of mine")
+            return x
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((8,)), layers.Dense(8), layers.Dropout(0.5), Fussy(), layers.Dense(1)]
+    )
+    model.compile("adam", "mse", run_eagerly=True)
+    install(model, say=silent, event=silent)
+    model.train_on_batch(numbers(9, 8), numbers(9, 1))
+    transaction = install(model, say=silent, event=silent, micro_batch=2)
+    before = [variable.numpy() for variable in everything(model)]
+    seen.clear()
+
+    message = refusal(lambda: model.train_on_batch(numbers(9, 8), numbers(9, 1)), ValueError)
+
+    assert "a typo of mine" in message
+    assert transaction.steps == 0
+    assert all(np.array_equal(a, b.numpy()) for a, b in zip(before, everything(model), strict=True))
