@@ -110,6 +110,15 @@ def test_the_size_is_kept_with_the_checkpoint() -> None:
     assert resumed.transaction.steps == 2
 
 
+def test_a_bound_that_was_given_anew_counts_more_than_the_log() -> None:
+    bench = Bench(micro_batch=2)
+    known = bench.transaction.state_dict()["sizer"]
+    bench.transaction.replay([{"step": 5, "samples": 4, "sizer": known}])
+    bench.backward()
+
+    assert bench.transaction.sizes[0]["samples"] == 2
+
+
 def test_when_one_sample_does_not_fit_the_error_says_what_owns_the_memory() -> None:
     bench = Bench()
     before = bench.state()

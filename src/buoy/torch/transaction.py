@@ -186,7 +186,9 @@ class Transaction(Progress):
     def _plan(self, whole: Batch) -> tuple[list[int], MeasuredRamp | None]:
         replayed = self._history.parts(self.steps, whole.samples)
         if replayed is not None:
-            return replayed, None
+            if max(replayed) <= (self._sizer.most or whole.samples):
+                return replayed, None
+            self._history.leave()  # the bound was given anew, and is lower
         memory = memory_of(self._parameters[0].device)
         size, ramp = self._sizer.samples(whole.samples, whole.each, self._free(memory, whole))
         if size >= whole.samples and not ramp:
