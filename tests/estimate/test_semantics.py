@@ -61,6 +61,14 @@ def test_dropout_keeps_one_byte_for_each_value() -> None:
     assert made_by(found, "native_dropout") == {ROWS * WIDTH * 4: 1, ROWS * WIDTH: 1}
 
 
+@pytest.mark.skipif(not hasattr(torch.ops.aten, "_fused_rms_norm"), reason="not one kernel in this torch")
+def test_rms_norm_is_one_kernel_that_keeps_a_value_for_each_row() -> None:
+    found = traced(nn.Sequential(linear(), nn.RMSNorm(WIDTH, device="meta")), steps=1)
+
+    assert made_by(found, "_fused_rms_norm") == {ROWS * WIDTH * 4: 1, ROWS * 4: 1}
+    assert not made_by(found, "rsqrt")
+
+
 def test_autocast_casts_a_weight_once_and_drops_the_cast_when_it_ends() -> None:
     def twice(model: Any, batch: Any) -> Any:
         return model(model(batch[0])).float().sum()

@@ -16,6 +16,8 @@ from torch._subclasses import fake_tensor
 
 CUDA = torch.device("cuda:0")
 META = torch.device("meta")
+# Newer versions of torch have it: the output and one value for each row are all that it keeps.
+CUDA_ONLY = {"aten::_fused_rms_norm"}
 DEVICE_QUESTION = torch.ops.prim.device.default
 
 
@@ -57,8 +59,8 @@ def told_device(args: Any) -> torch.device:
 def _kernels_of_cuda() -> torch.library.Library:
     """Promise CUDA kernels where a CPU-only build has none and would take an operation apart instead.
 
-    Operations such as the backward of SiLU have kernels for CPU and CUDA and a composite one for all others. The
-    promised kernels are never run: fake tensors answer before.
+    Operations such as the backward of SiLU have kernels for CPU and CUDA and a composite one for all others; those of
+    `CUDA_ONLY` have one for CUDA alone. The promised kernels are never run: fake tensors answer before.
     """
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     has = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -66,7 +68,7 @@ def _kernels_of_cuda() -> torch.library.Library:
         if (
             name.startswith("aten::")
             and has(name, "CompositeImplicitAutograd")
-            and has(name, "CPU")
+            and (has(name, "CPU") or name in CUDA_ONLY)
             and not has(name, "CUDA")
         ):
             library.impl(name.removeprefix("aten::"), _never, "CUDA")  # type: ignore[no-untyped-call]
