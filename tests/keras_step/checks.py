@@ -150,6 +150,56 @@ def a_batch_that_does_not_fit_is_split_and_grows_back() -> None:
     assert transaction.sizes[-1]["samples"] is None, "it is whole again"
 
 
+class Small:
+    """A device of so many bytes, as the real allocator counts them; see buoy.keras.memory."""
+
+    shared = False
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._base = limit, 0
+
+    def free(self) -> int:
+        return self._limit - shim.read().live
+
+    def mark(self) -> None:
+        shim.reset_peak()
+        self._base = shim.read().live
+
+    def rise(self) -> int:
+        return shim.read().peak - self._base
+
+    def give_back(self) -> bool:
+        return False
+
+
+@check
+def the_first_size_comes_from_measuring_a_few_samples_and_fills_the_device() -> None:
+    from buoy.keras import functions  # starts TensorFlow
+
+    x, y = tf.constant(numbers(4096, 32)), tf.constant(numbers(4096, 2))
+    for whole in (False, True):
+        said: list[str] = []
+        model = plain(width=512)
+        transaction = install(model, say=said.append, event=silent)
+        budget = shim.read().live + (400 if whole else 10) * 2**20
+        before, functions.memory_of = functions.memory_of, lambda model, size=budget: Small(size)  # type: ignore
+        try:
+            with shim.budget(budget, smallest=65536):
+                model.train_on_batch(x, y)
+                shim.reset_peak()
+                model.train_on_batch(x, y)
+                used, refused = shim.read().peak / budget, shim.read().refused
+        finally:
+            functions.memory_of = before
+
+        assert refused == 0 and transaction.retries == 0
+        if whole:
+            assert not transaction.sizes and not said
+        else:
+            assert transaction.sizes[0]["step"] == 0 and "at a time from now on" in said[0], said
+            assert 0.8 <= used <= 1.0, (used, transaction.sizes, said)
+
+
 @check
 def a_single_sample_that_does_not_fit_is_told_in_words() -> None:
     model = plain(width=512)

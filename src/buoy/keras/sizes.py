@@ -78,10 +78,10 @@ class Sizes:
         memory = step.memory(data) if self._measures else None
         if memory is None or (not memory.shared and wanted * each <= self._sizer.passed):
             return max(even(rows, wanted))
-        if self._sizer.fit is None and step.rehearses_whole:
+        if self._sizer.fit is None and step.rehearses_whole and wanted == rows:
             self._bound(step, memory, data, rows, each)
         size, unsure = self._sizer.samples(rows, each, memory.free())
-        if (unsure or size < wanted) and memory.give_back():
+        if (unsure or count(rows, size) > count(rows, wanted)) and memory.give_back():
             size, unsure = self._sizer.samples(rows, each, memory.free())
         if unsure:
             size = self._learn(self._reading(step, memory, data, rows, each, size), number, rows, each, size)
