@@ -2,37 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-PROGRAM = Path(__file__).parent / "programs" / "ranks.py"
-KINDS = ["plain", "unused", "accumulation", "batchnorm", "bug", "empty"]
-Ranks = Callable[[str], list[dict[str, Any]]]
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    """What each of two ranks says at the end; all kinds in one start."""
-    folder = tmp_path_factory.mktemp("ranks")
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--rdzv-backend",
-        "c10d",
-    ]
-    command += ["--rdzv-endpoint", "localhost:0", str(PROGRAM), str(folder), *KINDS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return lambda kind: [json.loads((folder / f"{kind}-{rank}.json").read_text()) for rank in (0, 1)]
+from tests.recovery.conftest import Ranks
 
 
 @pytest.mark.parametrize("kind", ["plain", "unused", "accumulation"])

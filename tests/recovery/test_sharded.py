@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-PROGRAM = Path(__file__).parent / "programs" / "sharded.py"
+from tests.recovery.conftest import Ranks
+
 Answers = list[dict[str, dict[str, str]]]
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+def answers(ranks: Ranks) -> Answers:
     """What each rank was told; the ranks trained on afterwards."""
-    folder = tmp_path_factory.mktemp("sharded")
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--rdzv-backend",
-        "c10d",
-    ]
-    command += ["--rdzv-endpoint", "localhost:0", str(PROGRAM), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    return ranks("sharded")
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -1,15 +1,11 @@
-"""Two ranks under torchrun whose models are sharded: what `buoy.Run` says to them, as JSON, one file a rank."""
+"""Sharded models on the ranks of `ranks.py`: what `buoy.Run` says to each."""
 
 from __future__ import annotations
 
-import datetime
-import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -19,9 +15,6 @@ import buoy
 from buoy.errors import BuoyError
 from buoy.torch.transaction import Transaction
 
-FOLDER = sys.argv[1]
-torch.set_num_threads(1)
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
 BATCH = torch.ones(4, 6)
 
 
@@ -86,8 +79,7 @@ def trial(kind: str, build: Callable[[], nn.Module]) -> dict[str, str]:
 
 
 KINDS = {"fsdp": fsdp, "fsdp inside": fsdp_inside, "fsdp2": fsdp2, "zero": zero}
-answers = {kind: trial(kind, build) for kind, build in KINDS.items()}
-with open(f"{FOLDER}/{dist.get_rank()}.json", "w") as file:
-    json.dump(answers, file)
-dist.barrier()
-dist.destroy_process_group()
+
+
+def trials() -> dict[str, dict[str, str]]:
+    return {kind: trial(kind, build) for kind, build in KINDS.items()}
