@@ -38,10 +38,14 @@ def describe(run: str) -> dict[str, Any]:
         pass
     entries = [entry for entry in Store(run).list() if entry.complete]
     newest = entries[0] if entries else None
+    attempts = len(numbers)
+    if not numbers:  # recorded by a notebook's kernel, which lives on when this training is done
+        attempts = len((read_json(os.path.join(run, "run.json")) or {}).get("recorded") or ())
+        status = "finished" if newest and newest.about.get("finished") else status
     return {
         "run": run,
         "name": os.path.basename(run),
-        "attempts": len(numbers),
+        "attempts": attempts,
         "status": status,
         "step": step,
         "checkpoints": len(entries),
