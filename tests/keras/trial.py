@@ -37,6 +37,7 @@ MORE_KILLS = {
     "pydataset": [13],
     "pydataset-threads": [11],
     "loader": [11],
+    "loop-shrunk": [8],
     "mirrored": [11],
     "mirrored-pipeline": [11],
 }

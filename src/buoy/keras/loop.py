@@ -13,6 +13,8 @@ from buoy.keras import rng, state
 from buoy.keras.data import BITWISE, Feed, feed_for
 from buoy.keras.epochs import Position
 from buoy.keras.holdings import check_all, stored_training
+from buoy.keras.size_log import SizeLog
+from buoy.keras.tape import Gradients
 from buoy.training.keeper import Keeper, say
 
 
@@ -52,6 +54,7 @@ class Loop:
         self._position = Position.of(stored["position"]) if stored is not None else Position()
         self._seed = rng.run_seed(seed, stored)
         self._tracked: dict[str, Any] = {}
+        self._steps: dict[str, Gradients] = {}
         self._feed: tuple[Any, Feed] | None = None
         self._metrics: dict[str, float] = {}
         self._waiting_rng = self._checkpoint is not None
@@ -67,20 +70,32 @@ class Loop:
         return self._checkpoint is not None
 
     def track(self, **objects: Any) -> None:
-        """Name what belongs to the run: built models, optimizers, metrics, variables, seed generators.
+        """Name what belongs to the run: built models, optimizers, metrics, variables, seed generators, and what
+        `buoy.keras.gradients` made.
 
         On resume all of them are loaded at once, or none and an error that names what does not fit.
         """
-        here = {name: state.state_of(value) for name, value in objects.items()}
-        taken = [name for name in here if name in self._tracked or name in ("training", "rng")]
+        taken = [
+            name for name in objects if name in {**self._tracked, **self._steps, "training": 0, "rng": 0}
+        ]
         if taken:
             raise UsageError(f"the name {taken[0]!r} is taken", expected="a name of its own for each object")
+        steps = {name: value for name, value in objects.items() if isinstance(value, Gradients)}
+        objects = {name: value for name, value in objects.items() if name not in steps}
+        here = {name: state.state_of(value) for name, value in objects.items()}
         if self._checkpoint is not None:
             stored = {name: self._stored(name) for name in here if name in self._checkpoint.names}
             check_all(here, stored)
             for name, variables in here.items():
                 state.assign(variables, stored[name])
         self._tracked.update(objects)
+        for name, step in steps.items():
+            log = SizeLog(self._keeper.folder, step, f"micro-batches.{name}.jsonl")
+            if self._checkpoint is None:
+                log.begin()
+            elif name in self._checkpoint.names:
+                log.load(self._stored(name))
+        self._steps.update(steps)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are left of `count`; the last checkpoint is made after the last one."""
@@ -148,7 +163,8 @@ class Loop:
         data = self._feed[1].state(self._position.offset) if self._feed is not None else self._data_state
         training = {"by": "Loop", "position": self._position.as_dict(), "seed": self._seed, "data": data}
         held = {name: state.state_of(value) for name, value in self._tracked.items()}
-        return {**held, "training": training, "rng": rng.capture()}
+        sizes = {name: step.state_dict() for name, step in self._steps.items()}
+        return {**held, **sizes, "training": training, "rng": rng.capture()}
 
     def _feed_of(self, dataset: Any) -> Feed:
         if self._feed is not None and self._feed[0] is dataset:

@@ -16,8 +16,8 @@ NAME = "micro-batches.jsonl"
 class SizeLog:
     """Follows a transaction's sizes."""
 
-    def __init__(self, folder: str, transaction: Any) -> None:
-        self._path = os.path.join(folder, NAME)
+    def __init__(self, folder: str, transaction: Any, name: str = NAME) -> None:
+        self._path = os.path.join(folder, name)
         self._transaction = transaction
         transaction.on_change(self._write)
 

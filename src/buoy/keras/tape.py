@@ -35,7 +35,7 @@ def gradients(
     reduction: str = "mean",
     micro_batch: int | None = None,
     inexact: tuple[str, ...] = (),
-) -> Callable[[Any], tuple[Any, list[Any]]]:
+) -> Gradients:
     """A function from a batch to (loss, gradients of `model.trainable_variables`) that survives running out of memory.
 
     `loss_fn(batch)` gives the loss of the samples it is handed: a mean or a sum over them, or (sum, weight) for a mean
@@ -56,11 +56,24 @@ def gradients(
     refuse_replicas(getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy())
     there = recorder.current()
     retry = Retry(_say, there.event if there is not None else lambda *args, **values: None, micro_batch)
-    step = _Gradients(model, loss_fn, reduction, inexact)
-    return lambda batch: retry.run(step, batch)
+    return Gradients(retry, _Step(model, loss_fn, reduction, inexact))
 
 
-class _Gradients:
+class Gradients:
+    """What `gradients` makes: called with a batch. `buoy.keras.Loop.track(step=...)` keeps the sizes it has found."""
+
+    def __init__(self, retry: Retry, step: _Step) -> None:
+        self._retry, self._step = retry, step
+        self.state_dict, self.load_state_dict = retry.state_dict, retry.load_state_dict
+        self.replay, self.on_change = retry.replay, retry.on_change
+
+    def __call__(self, batch: Any) -> tuple[Any, list[Any]]:
+        """(loss, gradients) of the whole batch."""
+        found: tuple[Any, list[Any]] = self._retry.run(self._step, batch)
+        return found
+
+
+class _Step:
     """The step that is repeated (retry.Step): it computes gradients, then writes BatchNorm statistics and seeds."""
 
     rehearses_whole = True
