@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import importlib.util
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -226,7 +229,33 @@ def image_model(name: str) -> nn.Module:
         "vit_small_patch16_224": ViTSmall,
         "vit_base": lambda: ViTBase16(1000),
     }
-    return models[name]()
+    return models[name]() if name in models else _installed(name)
 
 
-__all__ = ["classify", "image_model", "language_model", "token_loss"]
+def _installed(name: str) -> nn.Module:
+    """The model of that name from timm or torchvision, where they are installed; else a KeyError."""
+    if importlib.util.find_spec("timm") is None or importlib.util.find_spec("torchvision") is None:
+        raise KeyError(name)
+    let_torchvision_load()
+    libraries: Any = importlib.import_module("torchvision.models"), importlib.import_module("timm")
+    with torch.device("cpu"):  # some of them read values while they are built
+        if name in libraries[0].list_models():
+            model: nn.Module = libraries[0].get_model(name)
+        elif name in libraries[1].list_models():
+            model = libraries[1].create_model(name)
+        else:
+            raise KeyError(name)
+    return model
+
+
+@functools.cache
+def let_torchvision_load() -> torch.library.Library:
+    """Name the operations that its wheel cannot load beside a CPU-only torch; they go when the result goes."""
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library
+
+
+__all__ = ["classify", "image_model", "language_model", "let_torchvision_load", "token_loss"]

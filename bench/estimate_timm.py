@@ -40,7 +40,9 @@ def main() -> dict[str, Any]:
             f"skipped: {' and '.join(missing)} not installed (pip install timm torchvision, in another environment)"
         )
         return {"skipped": missing}
-    _without_kernels()
+    from bench.estimate_models import let_torchvision_load
+
+    let_torchvision_load()
     found = []
     for name, batch, true, fake in sample():
         try:
@@ -133,17 +135,6 @@ def report(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _hash(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")
-
-
-def _without_kernels() -> None:
-    """Let torchvision be imported beside a CPU-only torch: its wheel's own operations then do not load."""
-    import torch
-
-    library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
-    globals()["_torchvision"] = library  # kept: its operations go when it goes
 
 
 if __name__ == "__main__":
