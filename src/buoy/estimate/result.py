@@ -15,7 +15,7 @@ ALLOCATORS: dict[str, ModuleType] = {"native": native, "expandable": expandable,
 
 # How far each engine's figure may be off: divided or multiplied by one and this. Fake tensors: the recorded traces
 # agree within 0.3 % allocated and 1.6 % reserved. Small real steps: not bounded by a recording. Graphs: the order in
-# which TensorFlow runs them is its own; ours was -10 to +14 % from its CPU allocator's peak on 14 models, on a GPU
+# which TensorFlow runs them is its own; ours was -10 to +20 % from its CPU allocator's peak on 14 models, on a GPU
 # nobody measured it for us. XLA on a CPU took 0.9 to 2.9 times the uncompiled step.
 DOUBT = {
     "fake": (0.005, 0.03), "real": (0.15, 0.2), "graph": (0.2, 0.2), "graph on a GPU": (0.35, 0.35), "xla": (2.0, 2.0),

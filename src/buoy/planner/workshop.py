@@ -17,11 +17,9 @@ from typing import Any
 from buoy.errors import BuoyError
 from buoy.estimate import child
 from buoy.estimate.events import Trace
-from buoy.estimate.request import EstimateError, Refusal, Request
-from buoy.machine import host
+from buoy.estimate.request import Refusal, Request
 from buoy.planner import stage
 from buoy.planner.forked import forked
-from buoy.units import format_bytes, format_duration
 
 LIVE = "buoy_planned"
 """The name under which a forked child finds the objects that this process gave."""
@@ -134,7 +132,7 @@ class Workshop:
     def _order(self, request: Request, changes: tuple[str, ...], count_flops: bool = False) -> str:
         """Have it done; the path of the result."""
         result = self._new_result()
-        memory = _half_of_memory()
+        memory = child.most_memory()
         order = {"request": request.to_json(), "changes": changes, "result": result, "memory": memory,
                  "timeout": self._timeout, "count_flops": count_flops, "framework": request.framework}  # fmt: skip
         if self._live is not None:
@@ -157,7 +155,7 @@ class Workshop:
             self._stage = subprocess.Popen(
                 [sys.executable, "-m", "buoy.planner.stage", self._folder.name],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
-                stderr=subprocess.DEVNULL, env=_environment(),
+                stderr=subprocess.DEVNULL, env=child.environment(),
             )  # fmt: skip
         process = self._stage
         assert process.stdin is not None and process.stdout is not None
@@ -182,59 +180,7 @@ class Workshop:
         return os.path.join(self._folder.name, f"{self._count}.json.gz")
 
     def _why(self, code: int | None, result: str, memory: int) -> BuoyError:
-        try:
-            with open(result + child.REFUSED, encoding="utf-8") as file:
-                return Refusal(**json.load(file)).error()
-        except (OSError, ValueError, TypeError):
-            pass
-        last = self._last_words()
-        if code is None:
-            return EstimateError(
-                "the code to be traced did not come to its end",
-                received=f"no result after {format_duration(self._timeout)}; it said last: {last}",
-                expected="a build function that returns a model and a batch, and a step that ends",
-                hint="let build() return only what one step needs: no training, no download, no server",
-            )
-        if code < 0:
-            return EstimateError(
-                "the tracing process was killed",
-                received=f"{signal.Signals(-code).name}; it said last: {last}",
-                expected=f"a step that can be traced within {format_bytes(memory)} of memory",
-                hint="build the model without loading weights or data; or trace a smaller batch",
-            )
-        return EstimateError(
-            "the code to be traced ended the process",
-            received=f"exit code {code}; it said last: {last}",
-            expected="a build function that returns",
-            hint="remove sys.exit() and os._exit() from what build() calls",
-        )
-
-    def _last_words(self) -> str:
-        try:
-            with open(self._said, "rb") as file:
-                text = file.read()[-2000:].decode("utf-8", "replace")
-        except OSError:
-            return "nothing"
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1][:300] if lines else "nothing"
-
-
-def _environment() -> dict[str, str]:
-    quiet = {
-        "CUDA_VISIBLE_DEVICES": "",  # a GPU that is here is not touched
-        "HF_HUB_OFFLINE": "1",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "TRANSFORMERS_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONUNBUFFERED": "1",
-        "BUOY_TRACING": "1",
-    }
-    return {**os.environ, **quiet}
-
-
-def _half_of_memory() -> int:
-    total = host.memory().total
-    return max(child.LEAST_MEMORY, total // 2) if total else 4 * child.LEAST_MEMORY
+        return child.failure(code, result, self._said, limit=memory, timeout=self._timeout)
 
 
 def refusal_of(error: BuoyError) -> dict[str, Any]:
