@@ -58,6 +58,8 @@ def execute(arguments: list[str]) -> int:
         if script is not None:
             sys.stderr.write(f"buoy: running {script} in a child process up to its first optimizer step\n")
             found = workshop.run_script(script, passed, request.framework)
+            if found.get("says"):
+                sys.stderr.write(f"buoy: {found['says']}\n")
             request = replace(
                 request, accumulate=found["accumulate"], autocast=request.autocast or found["autocast"]
             )

@@ -89,12 +89,14 @@ def explain(error: BaseException, request: Request) -> Refusal:
     if isinstance(error, SystemExit):
         return Refusal("the code to be traced ends the process", f"{said}{where}", "a build function that returns",
                        "remove sys.exit() from what build() calls", details)  # fmt: skip
-    if isinstance(error, OSError) and (
+    refused = isinstance(error, OSError) and (
         "downloads nothing" in str(error) or type(error).__name__ == "URLError"
-    ):
+    )
+    if refused or "URL fetch failure" in str(error):  # the second is how Keras says it
         return Refusal("the code to be traced wants to download something", f"{said}{where}",
                        "a build function that needs no network",
-                       "build the model from its config; weights are not needed", details)  # fmt: skip
+                       "build the model from its config, weights are not needed; download data once before planning",
+                       details)  # fmt: skip
     shapes = getattr(error, "__notes__", [])
     return Refusal("the code to be traced failed", f"{said}{where}" + "".join(f"; {note}" for note in shapes),
                    "a build function and a step that run", "run build() and one step on the CPU yourself",

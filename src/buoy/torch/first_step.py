@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def run(path: str, arguments: list[str], timeout: float) -> dict[str, Any]:
     script = _Script()
     sys.argv = [path, *arguments]
     sys.path.insert(0, os.path.dirname(path))
-    with script, _deadline(timeout):
+    with script, _without_gpu(script.compiled), _deadline(timeout):
         try:
             runpy.run_path(path, run_name="__main__")
         except _Reached:
@@ -73,7 +74,14 @@ def run(path: str, arguments: list[str], timeout: float) -> dict[str, Any]:
             hint="give a function that returns model and batch: `buoy plan train.py:build`",
         )
     _found = script
-    return {"accumulate": max(1, script.backwards), "autocast": script.autocast}
+    own = not isinstance(script.optimizer, torch.optim.Optimizer)
+    return {
+        "accumulate": max(1, script.backwards),
+        "autocast": script.autocast,
+        "says": "the script changes its weights itself: counted without an optimizer's memory"
+        if own
+        else None,
+    }
 
 
 def build() -> dict[str, Any]:
@@ -91,10 +99,12 @@ class _Script(TorchFunctionMode):
         self.made: dict[int, _From] = {}
         self.kept: list[Any] = []  # tensors are known by id: they must stay
         self.loss: _From | None = None
-        self.optimizer: torch.optim.Optimizer | None = None
+        self.optimizer: torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | None = None
         self.backwards = 0
         self.autocast: str | None = None
+        self.compiled: list[bool] = []
         self._asked: str | None = None
+        self._weights: set[int] = set()
         self._depth = 0
         self._undo: list[Callable[[], object]] = []
 
@@ -142,15 +152,30 @@ class _Script(TorchFunctionMode):
             undo()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
+        args, named = _on_host(args, dict(kwargs or {}))
+        if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
+            return args[0]
         if func is torch.Tensor.backward:
             self.backwards += 1
             self.loss = self.made.get(id(args[0]))
+            self._give_gradients()
             return None  # nothing is trained; the gradients' memory is the tracer's to find
+        if self._weights and func.__name__.endswith("_") and args[0].data_ptr() in self._weights:
+            # `p.data.add_(p.grad, alpha=-lr)`: an update without an optimizer
+            self.optimizer = partial(torch.optim.SGD, lr=0.1, foreach=False)
+            raise _Reached
         result = func(*args, **named)
         if not self._depth and torch.is_grad_enabled() and self._derived((args, named)):
             self._note(func, args, named, result)
         return result
+
+    def _give_gradients(self) -> None:
+        """Zeros, for scripts that use them themselves."""
+        modules = [call.function for call in self.calls if isinstance(call.function, nn.Module)]
+        for parameter in {p for module in modules for p in module.parameters() if p.requires_grad}:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            self._weights.add(parameter.data_ptr())
 
     def step(self) -> dict[str, Any]:
         """The calls that lead to the loss, as what a build function returns."""
@@ -161,6 +186,7 @@ class _Script(TorchFunctionMode):
             module = self.calls[index].function
             if isinstance(module, nn.Module):
                 holder.add_module(self._name(module, holder), module)
+        _remembered_as_buffers(holder)
         batch, constants = self._given(needed, holder)
         parameters = {id(parameter): parameter for parameter in holder.parameters()}
         owned = {name: holder.get_parameter(name) for name, _ in holder.named_parameters()}
@@ -188,6 +214,8 @@ class _Script(TorchFunctionMode):
                 results[index] = call.function(*args, **kwargs)
             return _at(results[last.call], last.path)  # type: ignore[no-any-return]
 
+        if self.compiled:
+            torch.compile(holder)  # said while building: estimated as if it were not
         return {"model": holder, "batch": batch, "optimizer": self.optimizer, "loss": loss}
 
     def _note(self, function: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
@@ -246,6 +274,51 @@ class _Script(TorchFunctionMode):
         if self.loss is not None:
             self.optimizer = optimizer
             raise _Reached
+
+
+def _on_host(args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Where the script asks for a GPU it gets the host: no GPU is touched, and the tracer puts everything on one."""
+
+    def host(value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return torch.device("cpu") if value.type == "cuda" else value
+        return "cpu" if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")) else value
+
+    if "device" in named:
+        named["device"] = host(named["device"])
+    return tuple(host(value) for value in args), named
+
+
+@contextlib.contextmanager
+def _without_gpu(compiled: list[bool]) -> Iterator[None]:
+    """What scripts ask of CUDA beside its tensors; and nothing is compiled, as it is estimated eager."""
+
+    def eager(model: Any = None, **_: Any) -> Any:
+        compiled.append(True)
+        return model if model is not None else lambda function: function
+
+    quiet: dict[tuple[Any, str], Any] = {
+        (torch.cuda, name): lambda *args, **kwargs: None
+        for name in ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats")
+    }
+    quiet[torch, "compile"] = eager
+    before = {place: getattr(*place) for place in quiet}
+    for (owner, name), ours in quiet.items():
+        setattr(owner, name, ours)
+    try:
+        yield
+    finally:
+        for (owner, name), theirs in before.items():
+            setattr(owner, name, theirs)
+
+
+def _remembered_as_buffers(holder: nn.Module) -> None:
+    """Tensors that a module keeps as plain attributes, such as a mask made in its first call, go where it goes."""
+    for module in holder.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, torch.Tensor):
+                delattr(module, name)
+                module.register_buffer(name, value, persistent=False)
 
 
 def _tensors(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:

@@ -33,7 +33,7 @@ def of(request: Any) -> dict[str, float]:
     half = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in model.parameters())
     linear = [layer.weight for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
     return {
-        "step": float(_STEP * counter.get_total_flops()),
+        "step": float(_STEP * counter.get_total_flops() * request.accumulate),
         "half": float(half),
         "linear": float(sum(weight.numel() * weight.element_size() for weight in linear)),
     }
