@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from buoy.errors import BuoyError
 from buoy.flight.attempt import Attempt, find_attempt
-from buoy.training import planned
 
 if TYPE_CHECKING:
     from buoy.notebook.extension import Extension
@@ -87,6 +86,7 @@ class Magic:
 
     def _plan(self, words: list[str]) -> Any:
         from buoy.notebook.planning import plan
+        from buoy.training import planned
 
         made = plan(self._extension.shell, words)
         if self._extension.recorder is not None:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from buoy.planner.model import FITS
 from buoy.planner.rehearsal import is_rehearsal
 
 if TYPE_CHECKING:
     from buoy.estimate.result import Interval
     from buoy.planner.model import Answer, Plan
+
+_FITS = "fits"  # as planner.model has it, which would load the whole estimate at the start of every run
 
 
 def record(plan: Plan | None, event: Callable[..., object]) -> None:
@@ -51,7 +52,7 @@ def compare(
 def _answer(plan: Plan, answer: Answer) -> dict[str, Any]:
     ram = next((need for need in answer.needs if need.name == "host RAM"), None)
     peak, samples = _peak(plan, answer)
-    on_host = ram if answer.memory_verdict == FITS or not answer.target.is_cpu else None
+    on_host = ram if answer.memory_verdict == _FITS or not answer.target.is_cpu else None
     return {
         "on": answer.target.id,
         "device": answer.target.device.id,
@@ -66,7 +67,7 @@ def _answer(plan: Plan, answer: Answer) -> dict[str, Any]:
 
 def _peak(plan: Plan, answer: Answer) -> tuple[Interval | None, int | None]:
     """The peak of the training as the plan would have it run, and with how many samples at once that is."""
-    if answer.memory_verdict == FITS:
+    if answer.memory_verdict == _FITS:
         return answer.peak, plan.batch
     split = next((remedy for remedy in plan.remedies if remedy.id == "micro-batch"), None)
     if split is None or plan.remedies_for != answer.target.id:
