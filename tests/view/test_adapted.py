@@ -30,7 +30,7 @@ def test_the_plan_stands_beside_what_came(tmp_path: Path) -> None:
         8 * GIB <= rows["device memory, 16 samples at once"]["real"] <= 9 * GIB
     )  # the highest sample of the GPU
     assert rows["host RAM"]["real"] > 2 * GIB
-    assert rows["reserved by PyTorch"]["real"] == 8 * GIB
+    assert rows["reserved by the framework"]["real"] == 8 * GIB
     assert (rows["samples at once"]["planned"], rows["samples at once"]["real"]) == (16, 8)
     assert "Plan and reality" in page
     assert "8.0 GiB to 10.0 GiB" in page
@@ -47,6 +47,21 @@ def test_a_plan_for_another_device_is_not_compared(tmp_path: Path) -> None:
     assert told["on"] is None
     assert [row["what"] for row in told["rows"]] == ["samples at once"]
     assert "which is not where it ran" in report.page(history.read(str(tmp_path / "cats")))
+
+
+def test_a_card_that_tensorflow_took_whole_says_nothing_of_the_plan(tmp_path: Path) -> None:
+    folder = make_attempt(tmp_path / "cats", 120.0)
+    add_events(folder, plan(framework="tensorflow"))
+    (tmp_path / "cats" / "plans.jsonl").write_text(
+        json.dumps({"foreseen": [7 * GIB, 8 * GIB, 9 * GIB], "allocated": 6 * GIB}) + "\n"
+    )
+
+    page = report.page(history.read(str(tmp_path / "cats")))
+    rows = {row["what"]: row for row in report.as_json(history.read(str(tmp_path / "cats")))["plan"]["rows"]}
+
+    assert rows["device memory, 16 samples at once"]["real"] is None
+    assert rows["allocated by the framework"]["real"] == 6 * GIB
+    assert "6.0 GiB: less than planned" in page
 
 
 def test_each_adaptation_is_told_with_its_time_and_marked(tmp_path: Path) -> None:

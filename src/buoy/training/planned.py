@@ -23,6 +23,7 @@ def record(plan: Plan | None, event: Callable[..., object]) -> None:
         event(
             "plan",
             source=plan.source,
+            framework="tensorflow" if "tensorflow" in plan.facts else "torch",
             batch=plan.batch,
             micro_batch=plan.micro_batch,
             fits=plan.fits,

@@ -29,7 +29,9 @@ def comparison(history: History) -> dict[str, Any] | None:
     if answer is not None and answer.get("device") != CPU:
         samples = answer.get("samples")
         with_these = f", {samples} samples at once" if isinstance(samples, int) else ""
-        rows.append(_row(f"device memory{with_these}", answer.get("peak"), _highest(lives, "gpu")))
+        # TensorFlow takes the whole card beforehand: what the card tells is then no reading of the training's need.
+        seen = None if event.get("framework") == "tensorflow" else _highest(lives, "gpu")
+        rows.append(_row(f"device memory{with_these}", answer.get("peak"), seen))
     if answer is not None:
         rows.append(_row("host RAM", answer.get("host_ram"), _highest(lives, "process")))
     rows += _reserved(history.kept)
@@ -118,14 +120,15 @@ def _highest(lives: list[Life], series: str) -> float | None:
 
 
 def _reserved(folder: str) -> list[dict[str, Any]]:
-    """What PyTorch's own counter said at the end of a run that came to its end."""
+    """What the framework's own counter said at the end of a run that came to its end."""
     kept = [line for line in read_lines(os.path.join(folder, "plans.jsonl")) if isinstance(line, dict)]
     if not kept:
         return []
-    foreseen, real = kept[-1].get("foreseen"), kept[-1].get("reserved")
+    measure = "reserved" if "reserved" in kept[-1] else "allocated"
+    foreseen, real = kept[-1].get("foreseen"), kept[-1].get(measure)
     if not isinstance(foreseen, list) or len(foreseen) != 3 or not isinstance(real, int):
         return []
-    return [_row("reserved by PyTorch", [foreseen[0], foreseen[2]], real)]
+    return [_row(f"{measure} by the framework", [foreseen[0], foreseen[2]], real)]
 
 
 def _micro_batch(event: dict[str, Any], kept: str) -> dict[str, Any]:
