@@ -23,7 +23,7 @@ class Reading:
     """What was measured."""
 
     samples: int
-    """That fit at once; at least 1."""
+    """That fit at once; never less than what was just computed."""
     slope: float
     """Bytes per sample."""
     besides: float
@@ -59,10 +59,10 @@ def climb(measure: Measure, start: int, most: int, room: Callable[[], float]) ->
         safe = max(1, int(free * _MARGIN / each))
         end = _end(points, slopes, free)
         if end is not None and end <= 2 * size:
-            return _on_the_line(points, slopes, max(1, min(end, most)))
+            return _on_the_line(points, slopes, max(size, min(end, most)))
         larger = min(2 * size, safe, most)
         if larger < size * _WORTH:
-            return Reading(max(1, min(safe, most)), each, 0.0, bound=False)
+            return Reading(max(size, min(safe, most)), each, 0.0, bound=False)
         size = larger
 
 

@@ -48,15 +48,8 @@ class Rehearsal:
         given = loose(data)
         if given is None:
             raise ValueError("not every part of the batch is an array of samples")
-        leaves = keras.tree.flatten(given)
-        traced = next(
-            (
-                each
-                for spec, known, each in self._traced
-                if known == function and keras.tree.flatten(spec) == leaves
-            ),
-            None,
-        )
+        known = (each for spec, of, each in self._traced if of == function and _serves(spec, given))
+        traced = next(known, None)
         if traced is None:
             # A function of its own: another graph in the cache of the step's would change which one the step uses.
             own = tf.function(function, autograph=False)
@@ -95,6 +88,8 @@ def bytes_at_most(traced: Any) -> int | None:
     for operation in traced.graph.get_operations():
         if operation.type in _INSIDE:
             return None
+        if operation.type == "Empty":  # the reserve, which is given back before anything is written
+            continue
         for output in operation.outputs:
             if not output.shape.is_fully_defined():
                 return None
@@ -105,6 +100,16 @@ def bytes_at_most(traced: Any) -> int | None:
 def repeatable(traced: Any) -> bool:
     """Whether computing it once more is unnoticed: no hidden generator moves on, no Python of the user's is called."""
     return not hidden_operations(traced, _ASIDE)
+
+
+def _serves(spec: Any, given: Any) -> bool:
+    """Whether a graph for these arrays takes those."""
+    pairs = zip(keras.tree.flatten(spec), keras.tree.flatten(given), strict=False)
+    return all(
+        a is b
+        or (a is not None and b is not None and a.dtype == b.dtype and a.shape.is_compatible_with(b.shape))
+        for a, b in pairs
+    )
 
 
 def _has_rows(leaf: Any) -> bool:
