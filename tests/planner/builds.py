@@ -45,3 +45,57 @@ def endless():
     import time
 
     time.sleep(600)
+
+
+def raising():
+    raise KeyError("no such flag")
+
+
+def prompting():
+    return input("which model? ")
+
+
+def forking():
+    import os
+
+    if os.fork() == 0:
+        import time
+
+        time.sleep(300)
+    return 7
+
+
+def on_cuda():
+    model = nn.Linear(64, 10).cuda()
+    return model.to("cuda:0"), (torch.zeros(8, 64, device="cuda"), torch.zeros(8, dtype=torch.long).cuda())
+
+
+class Custom(nn.Module):
+    """Calls an operation that nobody wrote a meta kernel for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.planner_tests.doubled(self.layer(x))
+
+
+def custom_operation():
+    library = torch.library.Library("planner_tests", "DEF")
+    library.define("doubled(Tensor x) -> Tensor")
+    library.impl("doubled", lambda x: x * 2, "CPU")
+    builds_kept.append(library)
+    return Custom(), (torch.zeros(4, 8), torch.zeros(4, dtype=torch.long))
+
+
+builds_kept: list[object] = []
+
+
+def bert_medium():
+    """A size of a known family: its next smaller sibling is bert-small."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    size = {"num_hidden_layers": 8, "num_attention_heads": 8, "hidden_size": 512, "intermediate_size": 2048}
+    tokens = torch.zeros(2, 16, dtype=torch.long)
+    return BertForMaskedLM(BertConfig(**size)), {"input_ids": tokens, "labels": tokens}

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 import buoy
+from buoy.estimate.request import EstimateError
 from buoy.planner.advice import changes_for
 from buoy.planner.model import FITS, NOT, Plan
 from buoy.planner.plan import parse_source
+from buoy.planner.remedies import NOT_APPLICABLE
 from buoy.planner.workshop import Workshop
 
 torch = pytest.importorskip("torch")
@@ -64,7 +66,7 @@ def test_what_helps_depends_on_what_owns_the_peak(by_activations: Plan, by_param
 def test_advice_that_does_nothing_is_named_with_its_reason(by_activations: Plan) -> None:
     pruning = next(remedy for remedy in by_activations.remedies if remedy.id == "pruning")
 
-    assert pruning.saving(by_activations.answers[0].peak) < 0
+    assert pruning.saving(by_activations.answers[0].peak) < 0 and pruning.basis == "traced"
     assert "mask" in pruning.note
     assert "these take nothing from this peak" in str(by_activations)
 
@@ -139,3 +141,39 @@ def test_nonsense_is_refused_and_what_never_ends_is_ended() -> None:
         workshop.trace(parse_source(f"{BUILDS}:endless"))
     assert "did not come to its end" in str(error.value)
     assert time.monotonic() - begun < 60
+
+
+def test_bad_builds_are_named_and_leave_nothing_behind() -> None:
+    words = {
+        "raising": "KeyError: 'no such flag'", "prompting": "asks for input", "forking": "returned nonsense",
+        "custom_operation": "planner_tests.doubled",
+    }  # fmt: skip
+    files = set(os.listdir("/tmp"))
+    with Workshop(timeout=60) as workshop:
+        for name, expected in words.items():
+            with pytest.raises(buoy.BuoyError) as error:
+                workshop.trace(parse_source(f"{BUILDS}:{name}"))
+            assert expected in str(error.value), name
+        assert workshop.trace(parse_source(f"{BUILDS}:on_cuda")).facts["parameters"] == 650
+    assert not [name for name in set(os.listdir("/tmp")) - files if name.startswith("buoy-plan")]
+
+
+def test_the_next_smaller_sibling_is_named_and_traced() -> None:
+    pytest.importorskip("transformers")
+    with Workshop() as workshop:
+        request = parse_source(f"{BUILDS}:bert_medium")
+        whole, smaller = workshop.trace(request), workshop.trace(request, ("smaller_model",))
+        with pytest.raises(EstimateError) as error:
+            workshop.trace(parse_source(f"{BUILDS}:parameters"), ("smaller_model",))
+
+    assert 0 < smaller.facts["parameters"] < whole.facts["parameters"] - 4 * 3 * 1024**2
+    assert "bert-small instead" in smaller.notes
+    assert error.value.message in NOT_APPLICABLE
+
+
+def test_what_the_next_tier_would_buy_is_shown(by_activations: Plan) -> None:
+    better = by_activations.next_tier
+
+    assert better is not None and better.target.id == "colab-l4"
+    assert (better.largest or 0) > (by_activations.answers[0].largest or 0)
+    assert "1.71 compute units an hour (of 2026-03-10)" in str(by_activations)

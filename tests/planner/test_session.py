@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+from importlib import resources
+
 import pytest
 
 from buoy.errors import UsageError
+from buoy.estimate.devices import all_devices
 from buoy.estimate.events import Trace
+from buoy.estimate.siblings import all_siblings
 from buoy.planner.model import FITS, NOT, TIGHT, UNKNOWN, Need, worst
 from buoy.planner.session import Session, batch_bytes, held, needs
 from buoy.planner.targets import target, targets
@@ -111,3 +116,28 @@ def test_sizes_are_read_as_text_files_and_folders(tmp_path) -> None:  # type: ig
         Session.of({"workers": -1})
     with pytest.raises(UsageError):
         Session.of({"worker": 2})  # type: ignore[typeddict-unknown-key]
+
+
+def test_caches_shuffle_buffers_and_copies_are_counted_with_their_reasons(trace: Trace) -> None:
+    trace.facts["batch"] = 8  # samples of 1 MiB
+    plain = named(Session(data=GIB), trace)
+    cached = named(Session(data=GIB, samples=3000, cache="ram", shuffle=1000), trace)["host RAM"]
+    on_disk = named(Session(data=GIB, samples=3000, cache="disk", augmented=1), trace)["disk"]
+
+    assert cached.parts["cache of samples"] == 3000 * MIB and "cache()" in cached.why["cache of samples"]
+    assert cached.high - plain["host RAM"].high == 3000 * MIB + 2.5 * 1000 * MIB
+    assert on_disk.high - plain["disk"].high == 2 * 3000 * MIB + GIB
+    with pytest.raises(UsageError):
+        Session.of({"cache": "ram"})
+
+
+def test_every_peak_rate_is_of_a_known_card_and_says_who_published_it() -> None:
+    text = resources.files("buoy.planner").joinpath("rates.csv").read_text(encoding="utf-8")
+    known = {device.id for device in all_devices()}
+    for row in csv.DictReader(text.splitlines()):
+        assert row["id"] in known and row["source"] and row["date"], row
+
+
+def test_every_smaller_sibling_is_itself_a_row() -> None:
+    for sibling in all_siblings():
+        assert not sibling.smaller or any(other.name == sibling.smaller for other in all_siblings()), sibling

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 import buoy
-from buoy.errors import BuoyError
+from buoy.errors import BuoyError, UsageError
 from buoy.estimate import devices
+from buoy.machine import limits
 from buoy.planner import calibration, truth
 from buoy.planner.model import Plan
+from buoy.planner.targets import target
 
 torch = pytest.importorskip("torch")
 
@@ -85,3 +87,35 @@ def test_measured_constants_are_used_from_then_on(tmp_path: Path) -> None:
     assert calibration.applied(devices.by_id("t4")).memory == 15_000_000_000
     assert calibration.applied(devices.by_id("t4")).context[0] == 150_000_000
     assert calibration.applied(devices.by_id("l4")) == devices.by_id("l4")
+
+
+def test_a_card_that_no_table_knows_is_planned_for_once_it_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card = {"name": "NVIDIA GeForce GTX 1080 Ti", "total": 11_700_000_000}
+    here = replace(limits.read(), gpus=(card,))
+    monkeypatch.setattr(limits, "read", lambda *args: here)
+    with pytest.raises(UsageError) as error:
+        target("this")
+    assert "buoy plan --calibrate" in str(error.value)
+
+    calibration.keep(
+        card["name"], {**card, "beside": 200 << 20, "capability": 61, "multiprocessors": 28, "threads": 2048}
+    )
+
+    found = target("this").device
+    assert found.name == card["name"] and found.memory == card["total"] and found.context[0] == 200 << 20
+    plan = buoy.plan(
+        torch.nn.Linear(64, 10), (torch.zeros(8, 64), torch.zeros(8, dtype=torch.long)), on="this"
+    )
+    assert plan.answers[0].memory_verdict == "fits"
+    kept = truth.keep(plan, {**card, "reserved": plan.answers[0].estimate.reserved.likely}, None, print)
+    assert kept is not None and kept["inside"]
+
+
+def test_tensorflows_peak_is_compared_with_what_was_to_be_allocated(plan: Plan) -> None:
+    foreseen = plan.answers[0].estimate.allocated
+
+    kept = truth.keep(plan, {**T4, "allocated": foreseen.likely}, None, print)
+
+    assert kept is not None and kept["allocated"] == foreseen.likely and kept["inside"]
