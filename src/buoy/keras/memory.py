@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ import tensorflow as tf
 from buoy.machine.host_memory import HostMemory, host_memory
 
 _PATIENCE = 0.1  # seconds for which a reading is good
-_USABLE = 0.9  # of what TensorFlow's pool holds unused: the rest are gaps
+_USABLE = 0.8  # of what the pool holds unused: regions do not join, and scratch of oneDNN is not counted
 
 
 class Memory(Protocol):
@@ -39,7 +40,7 @@ def memory_of(model: Any) -> Memory | None:
     if name.startswith("GPU"):
         limit = _limit(device)
         return GpuMemory(name, limit) if limit is not None else None
-    return SessionMemory() if name.startswith("CPU") else None
+    return session_memory() if name.startswith("CPU") else None
 
 
 class GpuMemory:
@@ -77,9 +78,9 @@ class SessionMemory:
         self._host: HostMemory = host_memory()
         self._counts = _counts()
         self._base = self._base_resident = 0
-        self._highest = 0
+        self._highest = _allocated(_CPU)["peak"] if self._counts else 0
         """The most that the pool ever had live."""
-        self._beside = (self._host.used() or 0) - (_allocated(_CPU)["current"] if self._counts else 0)
+        self._beside = (self._host.used() or 0) - self._highest
         """Resident when it was first looked at, and not TensorFlow's."""
         self._read_at, self._free = 0.0, None
 
@@ -134,6 +135,15 @@ class SessionMemory:
 
 
 _CPU = "CPU:0"
+_session: tuple[int, SessionMemory] | None = None
+
+
+def session_memory() -> SessionMemory:
+    """This process's one reader: a second training must know what the first one has left in the pool."""
+    global _session
+    if _session is None or _session[0] != os.getpid():
+        _session = (os.getpid(), SessionMemory())
+    return _session[1]
 
 
 def _allocated(name: str) -> dict[str, int]:
