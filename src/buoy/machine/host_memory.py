@@ -72,11 +72,10 @@ class HostMemory:
         From the first time on, large blocks are mapped and unmapped one by one. That costs some time, but no gaps
         are left between them, which a small session has no room for.
         """
-        if self._libc is not None:
-            if not self._maps_large_blocks:
-                self._libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
-                self._libc.mallopt(_M_TRIM_THRESHOLD, _LARGE)
-                self._maps_large_blocks = True
+        if self._libc is not None and not self._maps_large_blocks:
+            self._libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
+            self._libc.mallopt(_M_TRIM_THRESHOLD, _LARGE)
+            self._maps_large_blocks = True
         self.trim()
 
     def trim(self) -> None:
