@@ -119,3 +119,36 @@ def test_tensorflows_peak_is_compared_with_what_was_to_be_allocated(plan: Plan) 
     kept = truth.keep(plan, {**T4, "allocated": foreseen.likely}, None, print)
 
     assert kept is not None and kept["allocated"] == foreseen.likely and kept["inside"]
+
+
+def test_a_lightning_guard_keeps_what_its_training_took(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lightning = pytest.importorskip("lightning")
+    from buoy.lightning import Guard
+    from buoy.torch import real_peak
+
+    class Line(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch, index):  # type: ignore[no-untyped-def]
+            return self.layer(batch).square().mean()
+
+        def configure_optimizers(self):  # type: ignore[no-untyped-def]
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    monkeypatch.setattr(
+        real_peak, "read", lambda: {**T4, "reserved": 2 * plan.answers[0].estimate.reserved.high}
+    )
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "accelerator": "cpu",
+    }
+    trainer = lightning.Trainer(max_steps=2, callbacks=[Guard(tmp_path / "run", plan=plan)], **quiet)
+    trainer.fit(Line(), torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=4))
+
+    assert [record["inside"] for record in truth.known(str(tmp_path / "run"))] == [False]
