@@ -22,6 +22,7 @@ from buoy.microbatch.oom import is_oom
 from buoy.torch.release import release
 
 _TRIES = 3
+_PATIENCE = 32  # steps
 _SMALLER = "a smaller optimizer (SGD, Adafactor), or fewer trained parameters"
 
 
@@ -65,6 +66,7 @@ class _AtomicStep:
         self._committed = 0
         self._separable = _is_separable(optimizer)
         self._need: int = 0
+        self._short = 0  # steps in a row without room for copies
         # Somebody else's wrapper does more than the class's step: it is only ever called whole.
         self._foreign = "step" in vars(optimizer) and not hasattr(plain, "_wrapped_by_lr_sched")
 
@@ -189,16 +191,22 @@ class _AtomicStep:
     def _has_room_for_copies(self) -> bool:
         """Ask now for what the largest parameter's copies will need, rather than find out half-way."""
         need = _need_with_copies(self._optimizer)
-        for _ in range(_TRIES):
+        # Collecting garbage takes longer than a step: where it did not help, it is not asked for at every one.
+        tries = 1 if self._short % _PATIENCE else _TRIES
+        for number in range(tries):
             error: BaseException
             try:
                 torch.empty(need, dtype=torch.uint8, device=_device(self._optimizer))
+                self._short = 0
                 return True
             except Exception as caught:
                 if not is_oom(caught):
                     raise
                 error = caught
-            release(error)
+            if number < tries - 1:
+                release(error)
+            del error
+        self._short += 1
         return False
 
 

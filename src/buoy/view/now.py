@@ -123,8 +123,9 @@ def _time(life: Life, about: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _micro_batch(folder: str) -> int | None:
-    used = [line["samples"] for line in sizes(folder) if isinstance(line.get("samples"), int)]
-    return used[-1] if used else None
+    """The size in use; None while batches are done whole."""
+    used = [line["samples"] for line in sizes(folder) if "samples" in line]
+    return used[-1] if used and isinstance(used[-1], int) else None
 
 
 def _checkpoint(folder: str) -> dict[str, Any] | None:
