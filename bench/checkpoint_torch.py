@@ -34,6 +34,7 @@ from buoy.torch.tensors import as_tensor  # noqa: E402
 
 WIDTH = int(os.environ.get("BENCH_WIDTH", "832"))
 LAYERS = 12
+OURS = 5
 Done = Callable[[], bool]
 
 
@@ -276,9 +277,12 @@ def main() -> None:
         chance.shuffle(order)
         for name in order:
             path = folder / "other"
-            measured = yardsticks(training, folder, touched)
-            result = idle(methods, name, path)
-            _tidy(methods, path)
+            for again in reversed(range(OURS if turn and name == "buoy" else 1)):
+                measured = yardsticks(training, folder, touched)
+                result = idle(methods, name, path)
+                _tidy(methods, path)
+                if again:  # of our own more samples: it is held to its figure, the others only compared
+                    found["idle"].setdefault(name, []).append({**result, "memcpy": measured["memcpy"]})
             slowed = training_meanwhile(methods, name, path) if turn else None
             _tidy(methods, path)
             if not turn:

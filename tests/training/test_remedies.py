@@ -97,3 +97,15 @@ def test_a_copy_of_a_checkpointed_model_computes_with_its_own_weights(copied: ob
 
     assert torch.equal(twin(x), before)
     assert not model(x).any()
+
+
+def test_mixed_precision_that_cannot_act_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    run = buoy.Run(remedies="amp")
+    run.track(model=model, optimizer=optimizer)
+    for _ in range(2):
+        model(torch.randn(2, 4)).square().mean().backward()
+        optimizer.step()
+
+    assert capsys.readouterr().err.count("this loop calls `.backward()` itself") == 1

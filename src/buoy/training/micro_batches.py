@@ -24,6 +24,7 @@ class MicroBatches:
         self._settings = settings
         self._transaction: Any = None
         self._logged = 0
+        self._is_checked = False
         self._new: list[object] = []
 
     def begin_early(self) -> None:
@@ -45,6 +46,17 @@ class MicroBatches:
         if len(self._transaction.sizes) != self._logged:
             self._write_log()
         return loss
+
+    def stepped(self) -> None:
+        """An optimizer has stepped: say so once if what was asked for could not act on that step."""
+        if self._is_checked:
+            return
+        self._is_checked = True
+        if "amp" in self._remedies() and not self._transaction.steps:
+            self._settings["say"](
+                'remedies="amp" acts inside `run.backward(batch, loss_fn)`; this loop calls `.backward()` itself, so '
+                "nothing is in mixed precision"
+            )
 
     def state(self) -> dict[str, Any] | None:
         """For the checkpoint; None where `backward` was never used."""

@@ -430,6 +430,7 @@ class Run:
     def _on_step(self) -> None:
         self.step += 1
         self._position.stepped()
+        self._micro.stepped()
 
     def _on_other_step(self) -> None:
         self._position.stepped()
