@@ -69,7 +69,9 @@ def save_here(folder: Path, step: int, calls: Any) -> None:
                "fields": {"step": step, "about": encode("about", about(step), as_tensor).tree}}  # fmt: skip
     commit.os = calls
     try:
-        commit.write_checkpoint(request, image, json.dumps(encoded.tree).encode(), lambda size, began: 1 << 20)
+        commit.write_checkpoint(
+            request, image, json.dumps(encoded.tree).encode(), lambda size, began: 1 << 20
+        )
     finally:
         commit.os = os
 

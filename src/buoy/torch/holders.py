@@ -29,7 +29,11 @@ def holders(
         "buffers": (b for module in modules for b in module.buffers()),
         "optimizer state": (v for o in optimizers for state in o.state.values() for v in state.values()),
     }
-    kinds: dict[str, heap.Size] = {"other tensors": _tensor, "NumPy arrays": heap.array, "data frames": heap.data_frame}
+    kinds: dict[str, heap.Size] = {
+        "other tensors": _tensor,
+        "NumPy arrays": heap.array,
+        "data frames": heap.data_frame,
+    }
     return heap.by_owner(owners, _tensor, kinds)
 
 
