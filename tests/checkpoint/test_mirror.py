@@ -103,6 +103,10 @@ def test_a_damaged_copy_is_named_and_the_one_before_is_brought_back(tmp_path: Pa
     out, err = train(tmp_path / "run", tmp_path / "drive", PLAIN)
     assert out.startswith("from 40\n"), err
     assert "step 45 in the mirror is damaged" in err and "model/weights" in err
+    again = Store(str(tmp_path / "drive" / "run")).newest(
+        pytest.fail
+    )  # the one made anew has taken its place
+    assert again is not None and again.step == 45
 
 
 def test_a_drive_that_is_pulled_away_costs_one_warning_and_is_used_again_when_it_is_back(
@@ -205,13 +209,15 @@ def test_old_copies_go_truncated_where_the_trash_counts(
         ("sthree://bucket", "unknown kind of mirror", "s3://"),
         ("/proc/nowhere", "the mirror cannot be written", "mounted"),
         ("/content/drive/MyDrive/runs", "Google Drive is not mounted", "drive.mount"),
+        ("HERE", "the mirror is the run folder itself", "mirror="),
+        ("HERE/run", "the mirror is the run folder itself", "mirror="),
     ],
 )
 def test_a_mirror_that_cannot_work_is_refused_at_the_start(
     where: str, words: str, hint: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError) as refused:
-        Mirror(str(tmp_path / "run"), where, Keep())
+        Mirror(str(tmp_path / "run"), where.replace("HERE", str(tmp_path)), Keep())
 
     assert words in str(refused.value) and hint in str(refused.value.hint)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from buoy.checkpoint.store import Store
-from tests.processes import events
+from tests.processes import attempt, events, read, wait_until
 
 HEAD = """
 import os, sys, time
@@ -245,3 +245,22 @@ def test_checkpoints_go_where_they_were_asked_for_when_buoy_run_records_elsewher
     assert done.returncode == 0 and kept(tmp_path / "run") == [3]
     assert f"checkpoints go to {tmp_path / 'run'}, the recording to {tmp_path / 'log'}" in done.stderr
     assert [event["step"] for event in events(tmp_path / "log") if event["kind"] == "save"] == [3]
+
+
+def test_the_verdict_points_to_no_checkpoint_of_an_earlier_run(tmp_path: Path) -> None:
+    """A notebook trains one run after the other, within one recording."""
+    code = f"""
+import os, buoy
+from tests.training.loop import train
+os.chdir({str(tmp_path)!r})
+buoy.watch("recording")
+train("first", steps=10, save=5, pause=0.0)
+def each(step):
+    if step == 4: os.kill(os.getpid(), 9)
+train("second", steps=10, save="24h", pause=0.0, each=each)
+"""
+    subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    path = attempt(tmp_path / "recording") / "verdict.json"
+    verdict = wait_until(lambda: read(path) if path.exists() else None, "the verdict")
+
+    assert verdict["mechanism"] and "first" not in str(verdict["cause"]["next"])

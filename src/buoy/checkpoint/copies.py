@@ -30,6 +30,11 @@ class Copy:
         self.complete = True
 
     @property
+    def key(self) -> tuple[str, float | None]:
+        """Which one it is, among those of the same name that several lives of a run may make."""
+        return self.name, self.time
+
+    @property
     def age(self) -> tuple[int, float]:
         """The newest is the greatest."""
         return self.step, self.time or 0.0
@@ -76,6 +81,6 @@ def remote_copies(home: Home) -> list[Copy]:
             fields = unseal(home.read(name, MANIFEST, MOST_MANIFEST_BYTES), name)
             if all(sizes.get(file) == size_of(fields, file) for file in (STATE, VALUES)):
                 found.append(Copy(name, fields, sum(sizes.values())))
-        except (BuoyError, ValueError):
-            continue  # damaged there: no reason to trust it, nor to copy over it
+        except (BuoyError, ValueError, FileNotFoundError):
+            continue  # damaged there: no reason to trust it, nor to copy over it; or removed since it was listed
     return sorted(found, key=lambda copy: copy.age, reverse=True)

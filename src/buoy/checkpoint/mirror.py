@@ -69,6 +69,8 @@ class Mirror:
         self._started = False
         _check(self.where)
         if self.log_folder is not None:
+            _check_is_elsewhere(self.where, self._run, self._name)
+        if self.log_folder is not None:
             mount = mount_point(self.where)
             self._mount = mount if mount != mount_point(self._run) and mount != "/" else None
 
@@ -122,9 +124,9 @@ class Mirror:
                 f"step {status['newest']} is {again}{_safe(status)} the mirror {self.shown}, {lag} after it was made"
             )
 
-    def finish(self, newest: int | None, say: Say, wait: bool = True) -> None:
-        """Wait until the newest checkpoint is there, for as long as it moves; the copying goes on without us."""
-        if not self._started or newest is None:
+    def finish(self, newest: int, made: float | None, say: Say, wait: bool = True) -> None:
+        """Wait until the newest checkpoint, made then, is there, for as long as it moves; it goes on without us."""
+        if not self._started:
             return
         until = time.monotonic() + (_FINISH_SECONDS if wait else 0.0)
         moved, done = time.monotonic(), -1
@@ -133,7 +135,10 @@ class Mirror:
             while time.monotonic() < until:
                 status = self.status()
                 copying = status.get("copying") or {}
-                if status.get("newest") is not None and status["newest"] >= newest and not copying:
+                is_there = status.get("newest") is not None and status["newest"] >= newest
+                if is_there and status["newest"] == newest and made is not None:
+                    is_there = status.get("newest_made") == made  # not one of that step from an earlier life
+                if is_there and not copying:
                     say(f"step {status['newest']} is {_safe(status)} the mirror {self.shown}")
                     return
                 if copying.get("done", 0) != done:
@@ -259,6 +264,17 @@ def _pump(stream: Any, lines: queue.Queue[bytes]) -> None:
     for line in stream:
         lines.put(line)
     lines.put(b"")
+
+
+def _check_is_elsewhere(where: str, run: str, name: str) -> None:
+    here, there = os.path.realpath(run), os.path.realpath(os.path.join(where, name))
+    if os.path.commonpath([here, there]) == here:
+        raise UsageError(
+            "the mirror is the run folder itself",
+            received=f"mirror={where!r} for the run {run}",
+            expected="a second place: another disk, a mounted drive, a URL",
+            hint="`mirror='/content/drive/MyDrive/runs'`",
+        )
 
 
 def _check(where: str) -> None:

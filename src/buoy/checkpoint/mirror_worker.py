@@ -12,6 +12,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import select
 import sys
 import time
@@ -25,7 +26,7 @@ if __name__ == "__main__":  # started by path: make `import buoy` find the packa
 from buoy.checkpoint.commit import remove_folder, sync_folder
 from buoy.checkpoint.copies import Copy, local_copies, names_in, remote_copies
 from buoy.checkpoint.homes import GiveUp, Home, UrlHome, is_drive, is_url, open_home
-from buoy.checkpoint.manifest import MANIFEST, STATE, VALUES, pieces_of, size_of
+from buoy.checkpoint.manifest import MANIFEST, STATE, VALUES, pieces_of
 from buoy.checkpoint.reader import open_checkpoint
 from buoy.checkpoint.retention import Keep, surplus, to_make_room
 from buoy.errors import BuoyError
@@ -85,6 +86,8 @@ class Worker:
         self._keep = Keep(**orders["keep"])
         self._home: Home | None = None
         self._there: dict[str, Copy] = {}
+        self._sent: set[tuple[object, str]] = set()
+        """(checkpoint, file) that are there whole, by our own doing: not sent again after trouble."""
         self._settled: list[str] | None = None
         """What the run folder held when there was nothing left to do: looking again costs one listing."""
         where = str(orders["where"])
@@ -113,7 +116,7 @@ class Worker:
                 done, pause = False, self._retry
                 self._retry = min(_RETRY_MOST, 2 * self._retry)
                 self._home, self._there, self._settled = None, {}, None
-                self._status.set(trouble=_in_words(error), copying=None)
+                self._status.set(trouble=_in_words(error, self._orders["where"]), copying=None)
             if self._training_ended() and (done or self._hopeless()):
                 self._last_log()
                 return
@@ -139,7 +142,7 @@ class Worker:
         here = local_copies(self._run)
         everything = {**self._there, **{copy.name: copy for copy in here}}
         unwanted = {copy.name for copy in surplus(list(everything.values()), self._keep)}
-        missing = [copy for copy in here if copy.name not in self._there and copy.name not in unwanted]
+        missing = [copy for copy in here if not self._has(copy) and copy.name not in unwanted]
         if not missing:
             self._forget(self._home)
             self._settled = names
@@ -165,11 +168,16 @@ class Worker:
                 self._still_wanted(copy, newest)
 
         try:
-            sizes = home.sizes().get(copy.name, {})
+            if (
+                copy.name in self._there
+            ):  # of an earlier life, and maybe the damaged one that it could not go on from
+                home.remove(copy.name)
+                del self._there[copy.name]
             for file in (STATE, VALUES):
-                if sizes.get(file) != size_of(copy.fields, file):
+                if (copy.key, file) not in self._sent:
                     pieces = pieces_of(copy.fields, file)
                     home.put(os.path.join(folder, file), copy.name, file, pieces, progress)
+                    self._sent.add((copy.key, file))
             with open(os.path.join(folder, MANIFEST), "rb") as opened:
                 manifest = opened.read()
             home.write(copy.name, MANIFEST, manifest)
@@ -187,12 +195,17 @@ class Worker:
         self._status.set(copying=None, copy_seconds=time.monotonic() - began)
         self._tell_there()
 
+    def _has(self, copy: Copy) -> bool:
+        """Whether this very checkpoint is there: another life may have made one of the same name."""
+        there = self._there.get(copy.name)
+        return there is not None and there.key == copy.key
+
     def _still_wanted(self, copy: Copy, newest: bool) -> None:
         """An old one gives way to a new one; what was sent of it is gone on from later."""
         if newest:
             return
         here = local_copies(self._run)
-        if here and here[0].name not in self._there and here[0].name != copy.name:
+        if here and not self._has(here[0]) and here[0].name != copy.name:
             raise GiveUp
 
     def _forget(self, home: Home) -> None:
@@ -329,10 +342,15 @@ def _answer(**values: object) -> None:
     sys.stdout.flush()
 
 
-def _in_words(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return str(error.strerror)
-    return f"{type(error).__name__}: {error}"[:300]
+def _in_words(error: Exception, where: object) -> str:
+    """For people: without the password that the place's own words may repeat."""
+    words = (
+        str(error.strerror)
+        if isinstance(error, OSError) and error.strerror
+        else f"{type(error).__name__}: {error}"
+    )
+    secret = re.search(r"://([^/@]+)@", str(where))
+    return words.replace(secret[1], "***")[:300] if secret is not None else words[:300]
 
 
 def main(mode: str) -> None:
@@ -349,7 +367,7 @@ def main(mode: str) -> None:
         else:
             fetch(orders)
     except Exception as error:  # noqa: BLE001 - told to whoever asked
-        _answer(error=_in_words(error))
+        _answer(error=_in_words(error, orders["where"]))
 
 
 if __name__ == "__main__":

@@ -71,11 +71,13 @@ class Store:
 
     def newest(self, say: Callable[[str], object]) -> Checkpoint | None:
         """The newest checkpoint whose every byte is as written; damaged ones are named, skipped and kept."""
-        for entry in self.list():
+        entries = self.list()
+        for number, entry in enumerate(entries, 1):
             try:
                 return self.open(entry)
             except DamagedCheckpoint as error:
-                say(f"{error.message}: {error.received}; trying the one before")
+                then = "trying the one before" if number < len(entries) else "no good one is left"
+                say(f"{error.message}: {error.received}; {then}")
         return None
 
     def open(self, entry: Entry, progress: Callable[[int], object] | None = None) -> Checkpoint:

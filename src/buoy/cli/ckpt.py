@@ -176,7 +176,14 @@ def _prune(options: argparse.Namespace) -> ExitCode:
         )
         done = options.yes or _confirmed()
         for entry in going if done else ():
-            store.remove(entry)
+            try:
+                store.remove(entry)
+            except OSError as error:
+                raise RunFolderError(
+                    f"step {entry.step} could not be removed",
+                    received=f"{entry.folder}: {error.strerror}",
+                    expected="a folder that may be changed",
+                ) from None
     removed = [entry.step for entry in going] if done else []
     if options.format == "json":
         _print_json(

@@ -67,7 +67,15 @@ def _remove(arguments: list[str]) -> int:
         return int(ExitCode.FOUND)
     import shutil
 
-    shutil.rmtree(chosen.run)
+    try:
+        shutil.rmtree(chosen.run)
+    except OSError as error:
+        raise RunFolderError(
+            "the run could not be removed whole",
+            received=f"{error.filename or chosen.run}: {error.strerror}",
+            expected="a folder that may be changed",
+            hint="what could be removed of it is gone; the rest needs its owner",
+        ) from None
     sys.stderr.write(f"buoy: removed {what}\n")
     return int(ExitCode.OK)
 

@@ -65,8 +65,8 @@ class Keeper:
         allowed = parse_bytes(disk) if disk is not None else None
         given = limit_seconds(time_limit)
         self._mirror = Mirror(self.folder, mirror, wish) if mirror is not None else None
-        self.recorder = self._record(given)
         self.store = Store(self.folder)
+        self.recorder = self._record(given)
         self._saver: Saver = self.store.saver(say, self.recorder.event)
         self._shelf = Shelf(self.store, wish, allowed, self._trouble, self.recorder.event)
         self._signals = Signals(self.recorder, say)
@@ -267,9 +267,9 @@ class Keeper:
             self._shelf.settle()
             self._saver.close()
             if self._mirror is not None:
-                self._mirror.finish(
-                    next((entry.step for entry in self.store.list() if entry.complete), None), say
-                )
+                newest = next((entry for entry in self.store.list() if entry.complete), None)
+                if newest is not None:
+                    self._mirror.finish(newest.step, newest.time, say)
         except Exception as error:  # noqa: BLE001 - what was committed is safe; the training is done
             self._trouble("finish", f"the last checkpoint could not be finished: {error!r}")
 
@@ -300,6 +300,11 @@ class Keeper:
             self._shelf.tidy()
         newest = self._shelf.newest_step()
         stands = f"step {newest} is the newest that is safe" if newest is not None else "nothing is saved yet"
+        if self._ending:  # there is no next try, and nobody looks at the log of what ended well
+            words = f"the end of the training, step {receipt.step}, is not saved: {receipt.error}; {stands}"
+            self.recorder.event("trouble", what=words)
+            say(words)
+            return
         self._trouble(
             "save",
             f"step {receipt.step} is not saved: {receipt.error}; {stands}; "
@@ -323,6 +328,8 @@ class Keeper:
         if attempt is not None and os.path.realpath(attempt.run_folder) != os.path.realpath(self.folder):
             say(f"checkpoints go to {self.folder}, the recording to {attempt.run_folder}")
             joined = watch()
+            there_already = next((entry.folder for entry in self.store.list() if entry.complete), None)
+            joined.event("opened", path=self.folder, newest=there_already)
             if limit is not None:
                 joined.event("time-limit", seconds=limit)
             try:

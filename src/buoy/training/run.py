@@ -288,6 +288,8 @@ class Run:
         """
         from buoy.torch.profile import profile_of
 
+        if type(steps) is not int or steps < 1:
+            raise UsageError("steps is not a number of steps", received=repr(steps), expected="1 or more")
         self._profile = profile_of(steps, self.folder, self._objects.values())
 
     def finish(self) -> None:
