@@ -219,3 +219,12 @@ def test_a_closed_pipe_and_the_help_are_no_trouble(run: Path) -> None:
 
     assert done.stderr == "" and done.stdout.startswith("step 300")
     assert "restore  MIRROR/RUN" in ckpt("--help").stdout
+
+
+def test_nothing_is_restored_under_a_training_that_writes_there(run: Path, tmp_path: Path) -> None:
+    training = Store(tmp_path / "busy").saver(print, lambda kind, **values: None)
+    done = ckpt("restore", run, "--to", tmp_path / "busy")
+    training.close()
+
+    assert done.returncode == 2 and "another process writes the checkpoints" in done.stderr
+    assert Store(tmp_path / "busy").list() == []

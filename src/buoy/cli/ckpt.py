@@ -227,10 +227,15 @@ def _restore(options: argparse.Namespace) -> ExitCode:
         raise UsageError("which run of this mirror?", received=words[0], expected="MIRROR/RUN",
                          hint=f"`buoy ckpt restore {words[0].rstrip('/')}/cats`")  # fmt: skip
     to = os.path.abspath(os.path.expanduser(options.to or os.path.join("runs", name)))
+    mirror = Mirror(to, where, Keep(), name)
     bar = Progress("fetching", 0)
     try:
         os.makedirs(to, exist_ok=True)
-        brought = Mirror(to, where, Keep(), name).bring_back(None, _say, step, bar.show)
+        held = Store(to).saver(_say, lambda kind, **values: None)  # refused while a training writes there
+        try:
+            brought = mirror.bring_back(None, _say, step, bar.show)
+        finally:
+            held.close()
     except OSError as error:
         raise RunFolderError("cannot write the run folder", received=f"{to} ({error.strerror})",
                              expected="a folder that can be written", hint="`--to DIR`") from error  # fmt: skip
