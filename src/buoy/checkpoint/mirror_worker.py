@@ -26,7 +26,7 @@ if __name__ == "__main__":  # started by path: make `import buoy` find the packa
 from buoy.checkpoint.commit import remove_folder, sync_folder
 from buoy.checkpoint.copies import Copy, local_copies, names_in, remote_copies
 from buoy.checkpoint.homes import GiveUp, Home, UrlHome, is_drive, is_url, open_home
-from buoy.checkpoint.manifest import MANIFEST, STATE, VALUES, pieces_of
+from buoy.checkpoint.manifest import MANIFEST, STATE, VALUES, pieces_of, size_of
 from buoy.checkpoint.reader import open_checkpoint
 from buoy.checkpoint.retention import Keep, surplus, to_make_room
 from buoy.errors import BuoyError
@@ -168,13 +168,14 @@ class Worker:
                 self._still_wanted(copy, newest)
 
         try:
-            if (
-                copy.name in self._there
-            ):  # of an earlier life, and maybe the damaged one that it could not go on from
+            # Of an earlier life, and maybe the damaged one that it could not go on from.
+            if copy.name in self._there:
                 home.remove(copy.name)
                 del self._there[copy.name]
+            sizes = home.sizes().get(copy.name, {})
             for file in (STATE, VALUES):
-                if (copy.key, file) not in self._sent:
+                # By our own doing: the size alone would also fit what an earlier life has left there.
+                if (copy.key, file) not in self._sent or sizes.get(file) != size_of(copy.fields, file):
                     pieces = pieces_of(copy.fields, file)
                     home.put(os.path.join(folder, file), copy.name, file, pieces, progress)
                     self._sent.add((copy.key, file))
