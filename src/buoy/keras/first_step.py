@@ -11,9 +11,8 @@ import contextlib
 import inspect
 import os
 import runpy
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +21,7 @@ import tensorflow as tf
 from keras.src.trainers import data_adapters
 
 from buoy.estimate.events import Trace
+from buoy.estimate.patience import in_time
 from buoy.estimate.request import EstimateError, Request
 from buoy.estimate.trace_keras import trace_model, trace_step
 from buoy.keras.remedies import smaller_model
@@ -62,7 +62,7 @@ def run(path: str, arguments: list[str], timeout: float) -> dict[str, Any]:
     sys.argv = [path, *arguments]
     sys.path.insert(0, os.path.dirname(path))
     try:
-        with script, _deadline(timeout):
+        with script, in_time(timeout, "training step"):
             runpy.run_path(path, run_name="__main__")
     except _Reached:
         _found = script.step
@@ -231,21 +231,3 @@ def _sized(batch: Any, size: int | None) -> Any:
     if size is not None and now is None:
         raise EstimateError("the step is given no batch whose size could be changed", received="no tensor")
     return tf.nest.map_structure(spec, batch)
-
-
-@contextlib.contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
-    def late(*_: object) -> None:
-        raise EstimateError(
-            "the script did not come to its first training step", received=f"still running after {seconds:.0f} s",
-            expected="a script that trains soon",
-            hint="give it longer with --timeout, or a function: `buoy plan train.py:build`",
-        )  # fmt: skip
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import runpy
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from buoy.estimate.patience import in_time
 from buoy.estimate.request import EstimateError
 
 _found: _Script | None = None
@@ -56,7 +56,7 @@ def run(path: str, arguments: list[str], timeout: float) -> dict[str, Any]:
     script = _Script()
     sys.argv = [path, *arguments]
     sys.path.insert(0, os.path.dirname(path))
-    with script, _without_gpu(script.compiled), _deadline(timeout):
+    with script, _without_gpu(script.compiled), in_time(timeout, "optimizer step"):
         try:
             runpy.run_path(path, run_name="__main__")
         except _Reached:
@@ -348,22 +348,3 @@ def _at(value: Any, path: tuple[Any, ...]) -> Any:
     for key in path:
         value = value[key]
     return value
-
-
-@contextlib.contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
-    def late(*_: object) -> None:
-        raise EstimateError(
-            "the script did not come to its first optimizer step",
-            received=f"still running after {seconds:.0f} s",
-            expected="a script that trains soon",
-            hint="give it longer with --timeout, or a function: `buoy plan train.py:build`",
-        )
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
