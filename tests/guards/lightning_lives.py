@@ -16,7 +16,6 @@ import torchmetrics
 from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-import buoy
 from buoy.lightning import Guard
 from tests.guards import lives
 from tests.guards.lives import Stage, fingerprint
@@ -308,7 +307,6 @@ def refusals(folder: str) -> Any:
             super().__init__()
             self.net = torch.nn.Sequential(torch.nn.Linear(8, 9), torch.nn.Linear(9, 1))
 
-    words = []
     _fixed(folder, Model(), Guard(folder), max_epochs=1)
     two = {"a": DataLoader(Fixed(), batch_size=8), "b": DataLoader(Fixed(), batch_size=8)}
     tries = [
@@ -316,25 +314,16 @@ def refusals(folder: str) -> Any:
         lambda: _fixed(folder, Another(), Guard(folder)),
         lambda: trainer(folder, Guard(f"{folder}-2"), max_epochs=1).fit(Model().double(), two),
     ]
-    for attempt in tries:
-        try:
-            attempt()
-        except buoy.BuoyError as error:
-            words.append(str(error))
-        else:
-            words.append("nothing was refused")
-    return words
+    return [lives.refusal(attempt) for attempt in tries]
 
 
 def two_processes(folder: str) -> Any:
     """DDP over gloo: what each rank is told."""
 
     def work(rank: int) -> str:
-        try:
-            _fixed(folder, Model(), Guard(folder), devices=2, strategy="ddp", max_epochs=1)
-        except buoy.BuoyError as error:
-            return str(error)
-        return "nothing was refused"
+        return lives.refusal(
+            lambda: _fixed(folder, Model(), Guard(folder), devices=2, strategy="ddp", max_epochs=1)
+        )
 
     return lives.two_processes(folder, work)
 

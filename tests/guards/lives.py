@@ -20,6 +20,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from buoy.errors import BuoyError
+
 if TYPE_CHECKING:
     import torch
 
@@ -75,6 +77,15 @@ class Stage:
             file.write(f"{step} {json.dumps(values)}\n")
         if step == self._kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def refusal(attempt: Callable[[], object]) -> str:
+    """In which words it was refused."""
+    try:
+        attempt()
+    except BuoyError as error:
+        return str(error)
+    return "nothing was refused"
 
 
 def fingerprint(*modules: torch.nn.Module) -> str:

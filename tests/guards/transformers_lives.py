@@ -23,7 +23,6 @@ from transformers import (
     TrainingArguments,
 )
 
-import buoy
 from buoy.transformers import Guard
 from tests.guards import lives
 from tests.guards.lives import Stage, fingerprint
@@ -255,31 +254,19 @@ def refusals(folder: str) -> Any:
     """What cannot be made safe, and in which words."""
     _train(folder, Guard(folder))
     smaller = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=8, n_layer=1, n_head=2))
-    words = []
     tries = [
         lambda: _train(folder, Guard(folder), auto_find_batch_size=True),
         lambda: _train(folder, Guard(folder), model=smaller),
         lambda: _train(folder, Guard(folder), Guard(f"{folder}-2")),
     ]
-    for attempt in tries:
-        try:
-            attempt()
-        except buoy.BuoyError as error:
-            words.append(str(error))
-        else:
-            words.append("nothing was refused")
-    return words
+    return [lives.refusal(attempt) for attempt in tries]
 
 
 def two_processes(folder: str) -> Any:
     """DDP over gloo: what each rank is told."""
 
     def work(rank: int) -> str:
-        try:
-            _train(folder, Guard(folder), ddp_backend="gloo")
-        except buoy.BuoyError as error:
-            return str(error)
-        return "nothing was refused"
+        return lives.refusal(lambda: _train(folder, Guard(folder), ddp_backend="gloo"))
 
     return lives.two_processes(folder, work)
 
