@@ -142,9 +142,8 @@ def last_save(evidence: Evidence) -> tuple[str, float | None] | None:
     """The last thing the script saved, and how long before the end."""
     saves = [event for event in evidence.events_of("save") if text(event.get("path"))]
     opened = evidence.events_of("opened")
-    if (
-        opened
-    ):  # a notebook trains one run after the other: what an earlier one saved is of no use to the last
+    # A notebook trains one run after the other: what an earlier one saved is of no use to the last.
+    if opened:
         begun = number(opened[-1].get("t")) or 0.0
         saves = [event for event in saves if (number(event.get("t")) or 0.0) >= begun]
         newest = text(opened[-1].get("newest"))
