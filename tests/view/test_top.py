@@ -25,8 +25,11 @@ from tests.view.folders import add_events, make_attempt
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
-def watch(run: Path, until: str, **environment: str) -> tuple[str, int]:
-    """Run `buoy top` on a terminal of 80 x 24 until it has shown this, then Ctrl-C: all it wrote, and its status."""
+def watch(run: Path, until: str | None, **environment: str) -> tuple[str, int]:
+    """Run `buoy top` on a terminal of 80 x 24: all it wrote, and its status.
+
+    Ctrl-C is pressed once it has shown `until`; None waits for it to end by itself.
+    """
     pid, terminal = pty.fork()
     if pid == 0:
         clean = {
@@ -44,7 +47,7 @@ def watch(run: Path, until: str, **environment: str) -> tuple[str, int]:
             written += os.read(terminal, 65536)
         except OSError:  # it has ended
             break
-        if until in written.decode("utf-8", "replace") and not asked:
+        if until is not None and until in written.decode("utf-8", "replace") and not asked:
             asked = True
             os.kill(pid, signal.SIGINT)
     os.close(terminal)
@@ -69,10 +72,11 @@ def test_on_a_terminal_it_redraws_one_screen_and_leaves_it_as_it_was(run: Path) 
     assert "`buoy why` tells what happened" in written
 
 
-def test_in_a_notebooks_shell_it_writes_lines(run: Path) -> None:
-    written, status = watch(run, "kernel-oom", JPY_PARENT_PID="1")
+def test_in_a_notebooks_shell_it_writes_lines_and_ends_with_the_run(run: Path) -> None:
+    written, status = watch(run, None, JPY_PARENT_PID="1")
 
     assert status == 0
+    assert written.count("kernel-oom") == 1
     assert not ESCAPES.search(written)
 
 
