@@ -21,6 +21,7 @@ except buoy.BuoyError as error:
 
 from __future__ import annotations
 
+import sys
 from enum import IntEnum
 
 
@@ -43,6 +44,16 @@ class ExitCode(IntEnum):
     """`run`: the command was found but cannot be executed."""
     NOT_FOUND = 127
     """`run`: the command was not found."""
+
+
+def in_notebook() -> bool:
+    """Whether a person reads this in a notebook: hints then name `%buoy` and `buoy.Run`, not a shell's commands.
+
+    >>> in_notebook()
+    False
+    """
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and ipython.get_ipython() is not None
 
 
 class BuoyError(Exception):

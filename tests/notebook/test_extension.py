@@ -97,8 +97,11 @@ def test_a_training_draws_one_card_and_updates_it(start: Start) -> None:
     assert "step 55" in updates[-1]["data"]["text/html"]
     assert "step 55" in updates[-1]["data"]["text/plain"]
 
-    kernel.run("%buoy off")
-    assert kernel.run("for _ in range(25):\n    current().step(); time.sleep(0.1)") == []
+    train = "for _ in range(25):\n    current().step(); time.sleep(0.1)"
+    assert "no more cards in this kernel" in html(kernel.run("%buoy off"))
+    assert kernel.run(train) == []
+    kernel.run("%reload_ext buoy")
+    assert "step 105" in html(kernel.run(train))
 
 
 def test_magics_answer_in_words(start: Start) -> None:
@@ -112,4 +115,23 @@ def test_magics_answer_in_words(start: Start) -> None:
     assert "undefined_thing_of_mine" in html(kernel.run("%buoy check"))
     assert "srcdoc" in html(kernel.run("%buoy report"))
     assert "none of buoy&#x27;s verbs" in html(kernel.run("%buoy sing"))
+    for verb in ("why typo", "top --once", "check train.py", "report extra", "off now"):
+        refused = html(kernel.run(f"%buoy {verb}"))
+        assert f"`%buoy {verb.split()[0]}` takes nothing more" in refused
+        assert f"received: `%buoy {verb}`" in refused
     assert 'class="buoy-card"' in html(kernel.run("import buoy; buoy.why()"))
+
+
+def test_hints_in_a_kernel_speak_of_what_a_notebook_can_do(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("in the way")
+    kernel = start()
+
+    said = "".join(item["text"] for item in kernel.run("%load_ext buoy"))
+    asked = html(kernel.run("%buoy why"))
+    raised = kernel.run("import buoy; buoy.why()")[0]["evalue"]
+
+    assert "nothing is recorded" in said and "`buoy.watch(DIR)`" in said
+    assert "`buoy.Run(&quot;runs/cats&quot;)`" in asked
+    assert "`%load_ext buoy` records this notebook" in raised
+    for text in (said, asked, raised):
+        assert "--run" not in text and "buoy run" not in text

@@ -143,6 +143,19 @@ def test_a_restart_command_is_not_offered_where_there_is_none(attempt: Attempt, 
     assert "--restart" in " ".join(attempt.verdict().cause.next)
 
 
+@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("launcher", ["ipykernel_launcher.py", "/usr/lib/python3/colab_kernel_launcher.py"])
+def test_a_notebooks_person_is_sent_to_no_shell(attempt: Attempt, cause: str, launcher: str) -> None:
+    staged(attempt, cause)
+    attempt.attempt.update(mode="watch", command=["python", launcher, "-f", "kernel-1.json"])
+    verdict = attempt.verdict()
+    advice = " ".join(verdict.cause.next)
+
+    assert verdict.cause.id == cause
+    assert "buoy run" not in advice
+    assert "--run" not in advice and "--restart" not in advice and "--mirror" not in advice
+
+
 @pytest.mark.parametrize("raw", [exited(2), 13])
 def test_what_the_program_said_itself_is_not_repeated(attempt: Attempt, raw: int) -> None:
     """An argparse error, or a pipe whose reader had enough: one line and a hint."""

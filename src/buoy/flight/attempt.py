@@ -11,7 +11,7 @@ import stat
 import time
 from collections import namedtuple
 
-from buoy.errors import RunFolderError
+from buoy.errors import RunFolderError, in_notebook
 
 RUN_SCHEMA = "buoy.run/1"
 ATTEMPT_SCHEMA = "buoy.attempt/1"
@@ -30,7 +30,7 @@ def new_attempt(run_folder: str) -> Attempt:
             "cannot write the run folder",
             received=f"{run_folder} ({error.strerror or error})",
             expected="a folder on a local disk that this user can write",
-            hint="choose another with `--run DIR`",
+            hint=_name_another(),
         ) from error
 
 
@@ -62,8 +62,14 @@ def _refuse_foreign(run_folder: str) -> None:
         "the run folder cannot be used",
         received=f"{run_folder} ({what})",
         expected="a folder of this user",
-        hint="choose another with `--run DIR`",
+        hint=_name_another(),
     )
+
+
+def _name_another() -> str:
+    if in_notebook():
+        return "choose another with `buoy.Run(DIR)` or `buoy.watch(DIR)`"
+    return "choose another with `--run DIR`, or in Python with `buoy.Run(DIR)` or `buoy.watch(DIR)`"
 
 
 def _next_attempt(run_folder: str) -> Attempt:
@@ -118,14 +124,14 @@ def find_attempt(run: str | None = None, number: int | None = None) -> Attempt:
             "this run has no attempt yet",
             received=run_folder,
             expected="a run that was started at least once",
-            hint="`buoy run -- python train.py` starts one",
+            hint=_begin_one(),
         )
     if number is not None and number not in numbers:
         raise RunFolderError(
             "no such attempt",
             received=f"attempt {number} of {run_folder}",
             expected=f"attempt 1 to {numbers[-1]}" if len(numbers) > 1 else f"attempt {numbers[0]}",
-            hint=f"`buoy why {run_folder}` takes the last",
+            hint=f"`{f'buoy.why({run_folder!r})' if in_notebook() else f'buoy why {run_folder}'}` takes the last",
         )
     chosen = numbers[-1] if number is None else number
     return Attempt(run_folder, os.path.join(run_folder, "attempts", f"{chosen:04d}"), chosen)
@@ -171,8 +177,8 @@ def _find_run(run: str | None) -> str:
         raise RunFolderError(
             "no such run folder",
             received=run,
-            expected="a folder that `buoy run` or `buoy.watch()` made",
-            hint="`ls runs` shows what is there",
+            expected="a folder that holds a run",
+            hint=_begin_one() if in_notebook() else "`buoy runs` shows what is there",
         )
     run_folder, attempts, _ = start.rpartition(os.sep + "attempts")  # a person may point at one attempt
     for named in (start, run_folder if attempts else start):
@@ -185,9 +191,25 @@ def _find_run(run: str | None) -> str:
             "no run found",
             received=start,
             expected="a run folder, or a folder with `runs/` in it",
-            hint="name one: `buoy why runs/train`; `buoy run -- python train.py` makes one",
+            hint=_begin_one() if in_notebook() else f"name one: `buoy why runs/train`; {_begin_one()}",
         )
     return max(runs, key=_last_touched)
+
+
+def _begin_one() -> str:
+    if in_notebook():
+        return '`%load_ext buoy` records this notebook; so does a training with `buoy.Run("runs/cats")`'
+    return "`buoy run -- python train.py` makes one"
+
+
+def is_kernel(command: object) -> bool:
+    """Whether a recorded command is that of a notebook's kernel: Jupyter's `ipykernel_launcher`, Colab's own.
+
+    >>> is_kernel(["python", "/usr/lib/colab_kernel_launcher.py", "-f", "kernel-1.json"])
+    True
+    """
+    words = command if isinstance(command, list) else []
+    return any("ipykernel" in str(word) or "kernel_launcher" in str(word) for word in words)
 
 
 def _children(folder: str) -> list[str]:

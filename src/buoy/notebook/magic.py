@@ -9,7 +9,7 @@ from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from buoy.errors import BuoyError
+from buoy.errors import BuoyError, UsageError
 from buoy.flight.attempt import Attempt, find_attempt
 
 if TYPE_CHECKING:
@@ -23,6 +23,16 @@ _HELP = """\
 %buoy report   one page about the run, written to its folder and shown here
 %buoy profile  where the time of the next three steps goes and what holds memory, told when they are done
 %buoy off      no more cards in this kernel"""
+
+
+_TAKE_WORDS = ("plan", "profile")
+_IN_PYTHON = {
+    "why": 'another run\'s: `buoy.why("runs/cats")`',
+    "top": "another run's: `!buoy top runs/cats --once`",
+    "check": 'a file: `buoy.check("train.py")`',
+    "report": "another run's: `!buoy report runs/cats`",
+}
+"""What to write for anything but this notebook's run."""
 
 
 class Magic:
@@ -50,6 +60,13 @@ class Magic:
             shown = _HELP if not words else f"`{words[0]}` is none of buoy's verbs here\n{_HELP}"
             return show_text(shown)
         try:
+            if words[1:] and words[0] not in _TAKE_WORDS:
+                raise UsageError(
+                    f"`%buoy {words[0]}` takes nothing more",
+                    received=f"`%buoy {' '.join(words)}`",
+                    expected=f"`%buoy {words[0]}`, about this notebook's own run",
+                    hint=_IN_PYTHON.get(words[0]),
+                )
             return verb(words[1:])
         except BuoyError as error:
             return show_text(str(error))
@@ -140,4 +157,7 @@ class Magic:
         profile(self._extension.shell.user_ns, words)
 
     def _off(self, words: list[str]) -> None:
+        from buoy.notebook.extension import show_text
+
         self._extension.stop()
+        show_text("no more cards in this kernel; it is still recorded. `%reload_ext buoy` brings them back")

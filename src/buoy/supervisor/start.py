@@ -9,7 +9,7 @@ import sys
 import time
 
 from buoy import __version__
-from buoy.flight.attempt import ATTEMPT_SCHEMA, Attempt, open_new, write_json
+from buoy.flight.attempt import ATTEMPT_SCHEMA, Attempt, is_kernel, open_new, write_json
 from buoy.flight.privacy import mask_arguments
 from buoy.machine import host, procfs
 
@@ -35,7 +35,7 @@ def _script_name(command: list[str]) -> str:
     for position, word in enumerate(command):
         if word.endswith((".py", ".sh", ".ipynb")) and " " not in word and "\n" not in word:
             name = os.path.splitext(os.path.basename(word))[0]
-            return "notebook" if name == "ipykernel_launcher" else _plain(name)
+            return "notebook" if is_kernel([name]) else _plain(name)
         if word == "-m" and module is None and position + 1 < len(command):
             module = command[position + 1].rpartition(".")[2]
     return _plain(module or os.path.basename(command[0]))

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from typing import TextIO
 
+from buoy.errors import in_notebook
 from buoy.lint.engine import Report
 from buoy.lint.model import Diagnostic
 
@@ -51,7 +52,7 @@ def location(item: Diagnostic) -> str:
 
 
 def summary(report: Report) -> str:
-    """The last line: how many of each, and what `--fix` would mend."""
+    """The last line: how many of each, and what `--fix` would mend (of files: a notebook's cells are in memory)."""
     files = f"{report.files} file{'s' if report.files != 1 else ''}"
     hidden = f" ({report.hidden} known from the baseline)" if report.hidden else ""
     if not report.diagnostics:
@@ -62,6 +63,8 @@ def summary(report: Report) -> str:
         for kind in ("error", "warning", "note")
         if count[kind]
     )
+    if in_notebook():
+        return f"{words} in {files}{hidden}"
     safe = sum(1 for item in report.diagnostics if item.fix and item.fix.safety == "safe")
     unsafe = sum(1 for item in report.diagnostics if item.fix and item.fix.safety == "unsafe")
     mend = f"; `--fix` mends {safe}" if safe else ""

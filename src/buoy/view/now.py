@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from buoy.checkpoint.store import Store
+from buoy.errors import in_notebook
 from buoy.flight.attempt import Attempt
 from buoy.flight.forecast import Forecast
 from buoy.units import format_bytes, format_duration
@@ -170,7 +171,7 @@ def lines(now: dict[str, Any], bar: int = _BAR, events: int = 4) -> list[str]:
         for event in now["events"][max(0, len(now["events"]) - events) :]
     ]
     if now["status"] not in _ALIVE:
-        text.append("`buoy why` tells what happened")
+        text.append(f"`{'%' if in_notebook() else ''}buoy why` tells what happened")
     return text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from buoy.errors import in_notebook
 from buoy.estimate.result import Interval
 from buoy.planner.model import FITS, NOT, TIGHT, Answer, Need, Plan, Remedy
 from buoy.units import format_bytes, format_duration
@@ -90,6 +91,8 @@ def html(plan: Plan) -> str:
 
 def hint(plan: Plan) -> str:
     """The one thing to do next."""
+    if plan.fits and in_notebook():
+        return 'it fits; `buoy.Run("runs/cats")` or `buoy.keras.Guard("runs/cats")` keeps it alive'
     if plan.fits:
         script = plan.source.rpartition(":")[0] if ":" in plan.source else plan.source
         script = script if script.endswith(".py") else "train.py"

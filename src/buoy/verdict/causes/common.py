@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from buoy.flight.attempt import is_kernel
 from buoy.units import format_duration
 from buoy.verdict.evidence import Evidence, ProcessDeath, ProcessNotes
 from buoy.verdict.exceptions import ExceptionFinding, classify
@@ -180,12 +181,17 @@ def how_to_continue(evidence: Evidence) -> str:
     return f"`kill -CONT {evidence.pid}` lets it go on; so does `fg` in the shell where Ctrl-Z stopped it"
 
 
+def was_notebook(evidence: Evidence) -> bool:
+    """Whether it was a notebook's kernel: a shell's command is no answer to the person in front of it."""
+    return is_kernel(evidence.attempt.get("command"))
+
+
 def _can_be_restarted(evidence: Evidence) -> bool:
     """Whether a command was recorded that does the same again: a notebook and `python -c` have none."""
     words = evidence.attempt.get("command")
     if evidence.attempt.get("mode") != "watch" or not isinstance(words, list):
         return True
-    return len(words) > 1 and words[1] != "-c" and not any("ipykernel" in str(word) for word in words)
+    return len(words) > 1 and words[1] != "-c" and not was_notebook(evidence)
 
 
 def _pasteable(evidence: Evidence) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from buoy.verdict.causes.common import Raised, died_before, raised, status_reading, weaker
+from buoy.verdict.causes.common import Raised, died_before, raised, status_reading, was_notebook, weaker
 from buoy.verdict.evidence import Evidence, ProcessDeath
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.status import signal_name
@@ -32,7 +32,7 @@ def judge(evidence: Evidence) -> Cause | None:
             return Cause(
                 "exit-code",
                 Claim(f"It ended itself with exit code {said}", "likely", (reading,)),
-                next=_next(said),
+                next=_next(evidence, said),
             )
     if not code:
         return None
@@ -55,7 +55,9 @@ def judge(evidence: Evidence) -> Cause | None:
         grade = "likely"
         words = f"`{program}` could not {'run' if code == 126 else 'find'} a command (exit code {code})"
     return Cause(
-        "exit-code", Claim(words, grade, (status_reading(evidence),)), next=_next(code, evidence.main is None)
+        "exit-code",
+        Claim(words, grade, (status_reading(evidence),)),
+        next=_next(evidence, code, evidence.main is None),
     )
 
 
@@ -92,9 +94,9 @@ def _recorded_child(evidence: Evidence, ended: Raised) -> ProcessDeath | None:
     return next((child for child in left if died_before(evidence, child, 10.0) is not None), None)
 
 
-def _next(code: int, silent: bool = False) -> tuple[str, ...]:
+def _next(evidence: Evidence, code: int, silent: bool = False) -> tuple[str, ...]:
     steps = ["read the last lines of its output: a program that leaves by itself says there why"]
-    if code > 128:
+    if code > 128 and not was_notebook(evidence):
         steps.append(
             "if a shell or launcher passes on a child's death, start the Python program itself under `buoy run`"
         )

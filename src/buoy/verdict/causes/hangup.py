@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from buoy.verdict.causes.common import go_on, recent_signal, signal_sender, status_reading
+from buoy.verdict.causes.common import go_on, recent_signal, signal_sender, status_reading, was_notebook
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim
 
@@ -20,7 +20,7 @@ def judge(evidence: Evidence) -> Cause | None:
         return None
     if seen:
         readings.append(seen.reading)
-    words = printable_command(evidence)
+    words = "jupyter lab" if was_notebook(evidence) else printable_command(evidence)
     return Cause(
         id="hangup",
         claim=Claim("Its terminal or connection was closed (SIGHUP)", grade, tuple(readings)),  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from buoy.units import format_duration
-from buoy.verdict.causes.common import go_on
+from buoy.verdict.causes.common import go_on, was_notebook
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.values import text
@@ -45,7 +45,9 @@ def judge(evidence: Evidence) -> Cause | None:
         ),
         next=(
             go_on(evidence),
-            "keep checkpoints on a mounted drive; `--mirror DIR` keeps the flight log there too",
+            "keep a copy on a mounted drive: `buoy.Run(..., mirror=DIR)`"
+            if was_notebook(evidence)
+            else "keep checkpoints on a mounted drive; `--mirror DIR` keeps the flight log there too",
         ),
         survivable=True,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from buoy.verdict.causes.common import go_on, status_reading
+from buoy.verdict.causes.common import go_on, status_reading, was_notebook
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim
 from buoy.verdict.oom import examine
@@ -16,7 +16,7 @@ def judge(evidence: Evidence) -> Cause:
     if evidence.never_started and evidence.now.same_machine is not False:
         words = "I cannot tell: it never started, or was cut off before anything was recorded"
         return Cause("unknown", Claim(words, "possible"), next=(
-            "start it again with `buoy run -- COMMAND`", "`buoy why RUN --attempt N` shows an earlier attempt",
+            "start it again, recorded as before", "`buoy why RUN --attempt N` shows an earlier attempt",
         ))  # fmt: skip
     if not evidence.death and not evidence.exit:
         words = "I cannot tell: the record was made on another machine and may still be growing there"
@@ -36,7 +36,7 @@ def judge(evidence: Evidence) -> Cause:
 
 
 def _next(evidence: Evidence) -> tuple[str, ...]:
-    if evidence.status.known:
+    if evidence.status.known or was_notebook(evidence):
         return (go_on(evidence),)
     return (
         "start it with `buoy run -- COMMAND`: the parent process always learns the exact status",
