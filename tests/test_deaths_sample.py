@@ -17,6 +17,7 @@ from tests.deaths.scene import PROGRAMS
 from tests.deaths.trial import run_trial
 
 SAMPLE = (
+    "kernel-server-killed-watch",
     "oom-slow-leak-run",
     "oom-burst-watch",
     "sigkill-as-neighbour-is-oom-killed-run",

@@ -168,6 +168,14 @@ def kill_launcher_then_main(scene: Scene) -> None:
     time.sleep(0.3)
 
 
+def kill_server_then_main(scene: Scene) -> None:
+    """Kill the server, and its kernel before that has looked for it."""
+    scene.wait_ready()
+    scene.wait_sidecar()
+    scene.kill(signal.SIGKILL, scene.process.pid)
+    scene.kill(signal.SIGKILL)
+
+
 def judge_from_outside_then_kill(scene: Scene) -> None:
     """Ask why from outside its container while it runs, then kill it."""
     scene.wait_ready()

@@ -107,6 +107,8 @@ class Kind:
     """Further options of `buoy run`."""
     environment: tuple[tuple[str, str], ...] = ()
     run_folder: str = "{stage}/run"
+    below: bool = False
+    """Whether what is launched starts the process that is recorded: a server its kernel."""
     seconds: float = 30.0
     """Patience with one trial."""
 

@@ -64,7 +64,7 @@ class Scene:
         else:
             variables["DEATHS_WATCH"] = str(self.run_folder)
         self.process = self._spawn([*prefix, *self._command()], variables)
-        if self.kind.launch == "watch" and "pid-namespace" not in self.kind.needs:
+        if self.kind.launch == "watch" and not self.kind.below and "pid-namespace" not in self.kind.needs:
             self._watch_death(self.process.pid)
 
     def _command(self) -> list[str]:

@@ -76,7 +76,9 @@ def _play(kind: Kind, scene: Scene, started: float) -> Outcome:
 
 
 def _code_is_its_own(kind: Kind, scene: Scene) -> bool:
-    """Whether the code the campaign got is the main process's: not that of a killed launcher or a container."""
+    """Whether the code the campaign got is the main process's: not of a killed launcher, a server, a container."""
+    if kind.below:
+        return False
     return "pid-namespace" not in kind.needs and (kind.launch == "watch" or scene.process.returncode >= 0)
 
 

@@ -65,6 +65,10 @@ def staged(attempt: Attempt, cause: str) -> Verdict:
         attempt.child_death(9, name="w" * 200, kernel_log=[oom_line(CHILD)])
     if cause == "cpu-limit":
         attempt.death["cpu"] = {"used": 60.0, "soft_limit": 60, "hard_limit": 60}
+    if cause == "parent-lost":
+        attempt.death["status"]["raw"] = exited(1)
+        attempt.attempt["command"] = ["python", "ipykernel_launcher.py"]
+        attempt.event("parent-death", before=1, pid=CHILD, name="jupyter " * 30, status=9, awaited=True)
     if cause == "time-limit":
         attempt.attempt["time_limit"] = 600.0
     if cause in ("recorder-lost", "machine-lost"):

@@ -20,6 +20,7 @@ from buoy.flight.attempt import read_json, write_json
 from buoy.flight.death import counter_change, exit_status, gather
 from buoy.flight.log import EventLog, SampleLog
 from buoy.flight.mirror import Mirror
+from buoy.flight.parent import Parent
 from buoy.flight.privacy import mask_text
 from buoy.flight.sampler import Sampler
 from buoy.flight.stacks import StackAsker
@@ -60,6 +61,9 @@ class Sidecar:
         self._poll = select.poll()
         self._poll.register(self._pidfd, select.POLLIN)
         self._child_pidfds: dict[int, int] = {}  # descriptor -> pid
+        self._parent = Parent(pid)
+        if self._parent.pidfd >= 0:
+            self._poll.register(self._parent.pidfd, select.POLLIN)
         self._last = time.monotonic()
         self._failed_ticks = 0
         self._longest_gap = 0.0
@@ -138,7 +142,7 @@ class Sidecar:
             if any(descriptor == self._pidfd for descriptor, _ in ready):
                 return True
             for descriptor, _ in ready:
-                self._child_died(descriptor)
+                self._other_died(descriptor)
 
     def _follow_children(self) -> None:
         known = set(self._child_pidfds.values())
@@ -150,6 +154,29 @@ class Sidecar:
                     continue
                 self._child_pidfds[descriptor] = pid
                 self._poll.register(descriptor, select.POLLIN)
+
+    def _other_died(self, descriptor: int, together: bool = False) -> None:
+        """A child or the parent; `together`: seen in the same look as the death itself, so in no known order."""
+        if descriptor == self._parent.pidfd:
+            self._parent_died(together)
+        else:
+            self._child_died(descriptor)
+
+    def _parent_died(self, together: bool) -> None:
+        parent = self._parent
+        assert parent.pid is not None
+        self._poll.unregister(parent.pidfd)
+        status, source = exit_status(parent.pid, parent.pidfd, patience=_CHILD_PATIENCE)
+        lines = self._kernel_log.read_new()
+        self._kernel_lines.extend(lines)
+        self._events.add(
+            "parent-death",
+            **parent.describe(status, source),
+            together=together,
+            counters=counter_change(self._before, self._sampler.counters()),
+            kernel_log=lines,
+        )
+        parent.close()
 
     def _child_died(self, descriptor: int) -> None:
         pid = self._child_pidfds.pop(descriptor)
@@ -176,9 +203,9 @@ class Sidecar:
 
     def _settle(self) -> None:
         _be_quick()
-        for descriptor, _ in self._poll.poll(0):  # children that died in the same moment
+        for descriptor, _ in self._poll.poll(0):  # who died in the same moment
             if descriptor != self._pidfd:
-                self._child_died(descriptor)
+                self._other_died(descriptor, together=True)
         evidence = gather(
             self._sampler, self._pidfd, self._attempt, self._folder, self._before, self._kernel_log,
             self._kernel_lines, self._colab, self._last, self._longest_gap,

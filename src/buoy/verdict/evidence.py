@@ -83,6 +83,16 @@ class ProcessDeath(NamedTuple):
     source: str
 
 
+class ParentDeath(NamedTuple):
+    """The end of the process that had started the training."""
+
+    death: ProcessDeath
+    is_awaited: bool
+    """Whether Jupyter had told the training, a kernel, to end with it."""
+    is_together: bool
+    """Whether both ends were seen in one look: then their order is not known."""
+
+
 class Evidence(NamedTuple):
     """The files of an attempt as values, and what can be seen of its process now."""
 
@@ -246,6 +256,28 @@ class Evidence(NamedTuple):
                 _lines(event.get("kernel_log")), count(event.get("rss")), "events.jsonl",
             ))  # fmt: skip
         return deaths
+
+    @property
+    def parent_death(self) -> ParentDeath | None:
+        """The end of the process that had started this one, if that came first."""
+        event = next(iter(reversed(self.events_of("parent-death"))), None)
+        if event is None:
+            return None
+        death = ProcessDeath(
+            count(event.get("pid")), text(event.get("name")) or "its parent",
+            make_status(integer(event.get("status")), "events.jsonl"),
+            number(event.get("t")), number(event.get("wall")), mapping(event.get("counters")),
+            _lines(event.get("kernel_log")), None, "events.jsonl",
+        )  # fmt: skip
+        return ParentDeath(death, event.get("awaited") is True, event.get("together") is True)
+
+    @property
+    def parent_age(self) -> float | None:
+        """Seconds between the parent's end and this one's; None when one of them is not known."""
+        parent, end = self.parent_death, self.died_t
+        if parent is None or parent.death.t is None or end is None:
+            return None
+        return max(0.0, end - parent.death.t)
 
     @property
     def clock_jumped(self) -> bool:

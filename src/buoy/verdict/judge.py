@@ -8,6 +8,7 @@ from dataclasses import replace
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.causes import IN_ORDER, unknown
 from buoy.verdict.causes.common import recent_signal, standing_hang, status_reading, step_of
+from buoy.verdict.causes.parent_lost import parent_name
 from buoy.verdict.causes.thrashing import standing as standing_thrashing
 from buoy.verdict.evidence import Evidence, ProcessNotes
 from buoy.verdict.exceptions import classify
@@ -20,6 +21,8 @@ from buoy.verdict.values import count, integer, mapping, mappings, number, print
 _MEMORY_CAUSES = ("kernel-oom", "worker-killed", "memory-error", "gpu-oom", "thrashing", "shm-full", "killed",
                   "recorder-lost", "unknown")  # fmt: skip
 _SHARED = "RSS: with shared and file pages that the limit does not count"
+_PARENT_SECONDS = 10.0
+"""A parent that ended longer before has nothing to do with it: whoever logs out leaves trainings behind."""
 _ALIVE = ("still-running", "hang", "thrashing")
 
 
@@ -88,6 +91,12 @@ def _with_history(evidence: Evidence, cause: Cause) -> Cause:
         slow = standing_thrashing(evidence)
         if slow is not None:
             before.append(replace(slow, grade="possible"))
+    parent, age = evidence.parent_death, evidence.parent_age
+    was_first = parent is not None and not parent.is_together and age is not None and age < _PARENT_SECONDS
+    if parent and was_first and cause.id not in (*_ALIVE, "clean-exit", "parent-lost"):
+        reading = Reading(f"{parent_name(parent)}: {parent.death.status}", "events.jsonl", parent.death.wall)
+        words = f"what had started it, {parent_name(parent)}, had ended {format_duration(age)} before"
+        before.append(Claim(words, "certain", (reading,)))
     if cause.id in ("kernel-oom", "native-crash", "python-exception", "bus-error"):
         term = recent_signal(evidence, "SIGTERM")
         if term is not None:

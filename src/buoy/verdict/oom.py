@@ -144,7 +144,7 @@ def _earlier_counts(evidence: Evidence, death: ProcessDeath, which: str, most: i
     latest = death.t - _SAME_MOMENT
     counter = mapping(death.counters.get(which))
     found = [0]
-    for earlier in evidence.child_deaths:
+    for earlier in _others(evidence):
         known = mapping(earlier.counters.get(which))
         if earlier.t is not None and earlier.t <= latest and known.get("path") == counter.get("path"):
             found.append(count(known.get("after")) or 0)
@@ -214,9 +214,15 @@ def _foreign(state: dict[str, Any]) -> str | None:
     return None
 
 
+def _others(evidence: Evidence) -> list[ProcessDeath]:
+    """The recorded deaths around this one: of its children and of what had started it."""
+    parent = evidence.parent_death
+    return [*evidence.child_deaths, *([parent.death] if parent is not None else [])]
+
+
 def _rivals(evidence: Evidence, death: ProcessDeath) -> list[ProcessDeath]:
     """Other processes of the tree that died at the same moment and may be the ones that were counted."""
-    deaths = [*evidence.child_deaths, evidence.own_death]
+    deaths = [*_others(evidence), evidence.own_death]
     return [
         other
         for other in deaths

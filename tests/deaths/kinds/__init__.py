@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from tests.deaths.kind import Kind
-from tests.deaths.kinds import crashes, exceptions, exits, hangs, limits, memory, recorder, signals, trees
+from tests.deaths.kinds import (
+    crashes,
+    exceptions,
+    exits,
+    hangs,
+    kernels,
+    limits,
+    memory,
+    recorder,
+    signals,
+    trees,
+)
 
 ALL: tuple[Kind, ...] = (
     *memory.KINDS,
@@ -15,6 +26,7 @@ ALL: tuple[Kind, ...] = (
     *trees.KINDS,
     *hangs.KINDS,
     *recorder.KINDS,
+    *kernels.KINDS,
 )
 
 BY_NAME = {kind.name: kind for kind in ALL}
