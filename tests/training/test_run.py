@@ -124,12 +124,35 @@ def test_new_and_vanished_names_are_warned_of(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(tmp_path, nn.Linear(4, 1))
-    again = train(tmp_path, nn.Linear(4, 1))
+    """It says so, and how to go on; what the script draws after its loop it draws again."""
+    train(tmp_path, nn.Linear(4, 1), epochs=2)
+    drawn = torch.rand(3)
+    torch.manual_seed(7)
+    capsys.readouterr()
+    again = train(tmp_path, nn.Linear(4, 1), epochs=2)
 
-    assert again.step == 2
-    assert "all 1 epochs are done already" in capsys.readouterr().err
+    assert again.step == 4 and torch.equal(torch.rand(3), drawn)
+    words = capsys.readouterr().err
+    assert f"{tmp_path} is finished at step 4" in words and "a folder of its own" in words
+    assert train(tmp_path, nn.Linear(4, 1), epochs=1).step == 4
     assert train(tmp_path, nn.Linear(4, 1), epochs=3).step == 6
+
+
+def test_fewer_epochs_than_were_done_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(4, 1)
+    run = buoy.Run(tmp_path)
+    run.track(model=model)
+    for epoch in run.epochs(3):
+        for _ in run.batches([torch.ones(4)]):
+            pass
+        if epoch == 1:
+            run.save()
+            break
+    run.finish()
+
+    with buoy.Run(tmp_path) as again:
+        assert list(again.epochs(2)) == []
+    assert "all 2 epochs are done already (step 2)" in capsys.readouterr().err
 
 
 def test_a_second_run_in_the_process_closes_the_first(

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.state import encode
 from buoy.checkpoint.store import Receipt
 from buoy.errors import BuoyError, UsageError
@@ -43,9 +42,7 @@ class Guarding:
         self._rng, self._library = rng, library
         self.keeper = Keeper(os.fspath(folder), **keeper)
         try:
-            keep = keeper.get("keep")
-            best = keep.best.rpartition(":")[2] if isinstance(keep, Keep) and keep.best else None
-            self._saves = Saves(self.keeper, best, say)
+            self._saves = Saves(self.keeper, keeper.get("keep"), say)
             self._from = Resumption(self.keeper, say)
             self.place: dict[str, Any] = dict(self._from.mine)
             """What was saved of the loop's place; empty when nothing is resumed."""

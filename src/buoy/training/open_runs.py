@@ -41,5 +41,5 @@ def _finish_at_exit(reference: weakref.ref[Run], pid: int) -> None:
     if run is None or pid != os.getpid():  # a forked worker is not the training
         return
     if getattr(sys, "last_value", None) is None:  # not after an exception: a step may have been half done
-        run._save_the_end()
+        run._save_the_end(is_known=False)
     run.finish()

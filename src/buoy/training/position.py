@@ -62,9 +62,15 @@ class Position:
         self._settled = True
         self._training: set[int] = set()
 
+    def reopen_what_was_left(self) -> bool:
+        """A loop that the script has just left before its end counts as under way again; whether there is one."""
+        self._open = {**self._left, **self._open}
+        left, self._left = bool(self._left), {}
+        return left
+
     def again(self) -> Position:
         """The same place for a script that comes by the same way once more, in this process."""
-        self._open = {**self._left, **self._open}
+        self.reopen_what_was_left()
         anew = Position(self.describe())
         anew.counts_steps, anew._training = self.counts_steps, self._training
         return anew

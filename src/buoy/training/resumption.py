@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,28 @@ class Resumption:
 
     def __bool__(self) -> bool:
         return bool(self.mine)
+
+    @property
+    def finished(self) -> bool:
+        """The training had come to its end there."""
+        return self._checkpoint is not None and self._checkpoint.about.get("finished") is True
+
+    def announce(self) -> None:
+        """Tell where the run goes on, if it does."""
+        checkpoint = self._checkpoint
+        if checkpoint is None:
+            return
+        if self.finished:
+            folder = os.path.dirname(os.path.dirname(checkpoint.folder))
+            near = os.path.relpath(folder)
+            name = folder if near.startswith("..") else near
+            self._say(
+                f"{name} is finished at step {self.step}: what was done is not done again. More epochs train on; "
+                "a new training needs a folder of its own"
+            )
+            return
+        epoch = checkpoint.about.get("epoch")
+        self._say(f"going on from step {self.step}" + (f", epoch {epoch}" if epoch is not None else ""))
 
     def load(self, things: dict[str, Tracked]) -> None:
         """Load each from the checkpoint, or none if any does not fit."""

@@ -8,23 +8,22 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from buoy.checkpoint.retention import Keep
-from buoy.checkpoint.state import encode
 from buoy.checkpoint.store import Receipt
-from buoy.errors import UsageError
+from buoy.flight.profile import Profiler, Profiling
 from buoy.planner.rehearsal import is_rehearsal
-from buoy.training import open_runs, planned
+from buoy.training import arguments, open_runs, planned
 from buoy.training.batches import Batches
 from buoy.training.follower import Follower
 from buoy.training.keeper import Keeper, say
 from buoy.training.micro_batches import MicroBatches
 from buoy.training.position import Loop, Position
-from buoy.training.resumption import OURS, Resumption
+from buoy.training.randomness import Randomness
+from buoy.training.resumption import Resumption
 from buoy.training.saves import Saves
+from buoy.training.tracking import Tracking
 
 if TYPE_CHECKING:
     from buoy.planner.model import Plan
-    from buoy.torch.profile import Profile
-    from buoy.torch.state import Tracked
 
 
 class Run:
@@ -67,13 +66,14 @@ class Run:
         remedies: tuple[str, ...] | str = (),
         plan: Plan | None = None,
     ) -> None:
-        from buoy.torch import data, distributed, rng
+        from buoy.torch import data, distributed
 
-        self._rng, self._ranks = rng, distributed
-        self._rank, self._world = distributed.world()
-        if is_rehearsal():
-            folder = None
-        self.folder = os.path.abspath(os.path.expanduser(folder)) if folder is not None else None
+        arguments.check(
+            seed=seed, micro_batch=micro_batch, inexact=inexact, remedies=remedies, mirror=mirror, disk=disk
+        )
+        name = arguments.folder_name(folder) if folder is not None and not is_rehearsal() else None
+        self._rank, _ = distributed.world()
+        self.folder = os.path.abspath(os.path.expanduser(name)) if name is not None else None
         """The run folder; None when nothing is kept."""
         open_runs.close_earlier(self.folder, self._say)
         self._keeper: Keeper | Follower | None = None
@@ -83,26 +83,19 @@ class Run:
             self._keeper = Keeper(
                 self.folder, mirror=mirror, time_limit=time_limit, disk=disk, save=save, keep=keep
             )
-        best = keep.best.rpartition(":")[2] if isinstance(keep, Keep) and keep.best else None
-        self._saves = Saves(self._keeper, best, self._say) if self._keeper is not None else None
+        self._saves = Saves(self._keeper, keep, self._say) if self._keeper is not None else None
         self._from = Resumption(self._keeper, self._say)
-        mine = self._from.mine
-        self.resumed = bool(mine)
+        self.resumed = bool(self._from)
         """Whether this process goes on from a checkpoint."""
         self.step = self._from.step
         """Optimizer steps of the run so far (of the first tracked optimizer), or batches when none is tracked."""
         self.batch = 0
         """Batches that the loop has handed out in this pass, those before a resume included."""
-        self._position = Position(mine.get("position"))
-        self._seed: int | None = mine.get("seed", seed)
-        if mine:
-            self._say(f"going on from step {self.step}, epoch {self._position.epoch}")
-            if seed not in (None, self._seed):
-                self._say(f"seed={seed} is not used: this run was begun with {self._seed}")
+        self._position = Position(self._from.mine.get("position"))
+        self._from.announce()
+        self._random = Randomness(self._from, seed, self._say)
         self._feeds = data.Feeds(self._say)
-        self._objects: dict[str, object] = {}
-        self._tracked: dict[str, Tracked] = {}
-        self._hooks: list[Any] = []
+        self._tracking = Tracking(self._from, self._on_step, self._on_other_step)
         self._micro = MicroBatches(
             self.folder,
             self._from.micro_batch,
@@ -122,14 +115,11 @@ class Run:
             if self._keeper is not None:
                 self._keeper.finish()
             raise
-        self._before_loop: Any = mine.get("before_loop") or rng.capture()
-        """Random state where the way to the loop began: what the script draws there it draws again on resume."""
         self._epochs_before = 0
         self._plan = plan
         planned.record(plan, self._event)
-        self._in_epochs = self._looked_over = self._finished = False
-        self._profile: Profile | None = None
-        self._saved_step = self.step if mine else -1
+        self._in_epochs = self._counts_epochs = self._finished = False
+        self._profiling = Profiling(self._say)
         open_runs.opened(self)
 
     def __enter__(self) -> Run:
@@ -166,33 +156,8 @@ class Run:
           expected: something that can be changed in place
           hint: keep it in a dict: `counters = {'best': ...}; run.track(counters=counters)`
         """
-        from buoy.torch.state import on_step, tracked
-        from buoy.torch.tensors import as_tensor
-
-        new: dict[str, Tracked] = {}
-        for name, value in objects.items():
-            if name == OURS or (name in self._objects and self._objects[name] is not value):
-                raise UsageError(
-                    f"the name {name!r} is taken",
-                    received=f"track({name}={type(value).__name__}(...))",
-                    expected="a name of its own for each object",
-                    hint="choose another name",
-                )
-            thing = tracked(name, value)
-            if thing is not None and name not in self._objects:
-                encode(name, thing.state(), as_tensor)  # refused now, by name, rather than at step 10,000
-                new[name] = thing
-        self._from.load(new)
-        self._from.name_what_is_late(new)
-        unknown = [name for name in objects if name not in self._objects]
-        for name in unknown:
-            hook = on_step(objects[name], self._on_other_step if self._hooks else self._on_step)
-            if hook is not None:
-                self._hooks.append(hook)
-                self._position.counts_steps = True
-        self._tracked.update(new)
-        self._objects.update(objects)
-        self._micro.track(*(objects[name] for name in unknown))
+        self._micro.track(*self._tracking.add(objects))
+        self._position.counts_steps = self._tracking.counts_steps
 
     def metric(self, **values: float) -> None:
         """Report figures such as `val_loss=0.3`: they are stored with the checkpoint of this step.
@@ -218,16 +183,21 @@ class Run:
         """
         if self._in_epochs:  # a notebook's cell was interrupted and is run again: go on where it was
             self._position = self._position.again()
-        self._in_epochs = True
+        self._in_epochs = self._counts_epochs = True
         before, first = self._epochs_before, self._position.first_epoch
         if self.resumed and first >= before + count:
-            self._say(f"all {count} epochs are done already (step {self.step}); nothing is left to do")
+            if not self._from.finished:
+                self._say(f"all {count} epochs are done already (step {self.step}); nothing is left to do")
+            self._random.return_to_place()  # what comes after the loop draws as it did the first time
         for epoch in range(max(before, first), before + count):
             self._position.begin_epoch(epoch)
             if self._keeper is not None:
                 self._keeper.recorder.epoch(epoch)
-            self._restore_rng("rng" if not self._position.is_returning else "before_loop")
-            self._before_loop = self._rng.capture()
+            if self._position.is_returning:
+                self._random.return_to_way()
+            else:
+                self._random.return_to_place()
+            self._random.begin_way()
             yield epoch - before
             self._end_epoch(last=epoch + 1 == before + count)
         self._epochs_before += count
@@ -282,15 +252,12 @@ class Run:
     def profile(self, steps: int = 3) -> None:
         """Hand the next steps to torch's own profiler, then print where their time went and what was kept.
 
+        The first two steps are not measured: they warm up. Where the training ends early, what there is is printed.
         The trace for Perfetto and TensorBoard is written to `<run>/profiles/`.
 
         >>> Run().profile(steps=2)
         """
-        from buoy.torch.profile import profile_of
-
-        if type(steps) is not int or steps < 1:
-            raise UsageError("steps is not a number of steps", received=repr(steps), expected="1 or more")
-        self._profile = profile_of(steps, self.folder, self._objects.values())
+        self._profiling.ask(steps)
 
     def finish(self) -> None:
         """Wait until the last checkpoint is safe, and let go of the run folder. Called at exit by itself.
@@ -300,8 +267,8 @@ class Run:
         if self._finished:
             return
         self._finished = True
-        for hook in self._hooks:
-            hook.remove()
+        self._profiling.close()
+        self._tracking.let_go()
         if not self._rank:
             planned.compare(self._plan, self.folder, self._say)
         if self._keeper is not None:
@@ -315,17 +282,14 @@ class Run:
             return None
         mine = {
             "position": self._position.describe(epoch_done=epoch_done),
-            "rng": self._rng.capture(),
-            "before_loop": self._before_loop,
-            "seed": self._seed,
+            **self._random.state(),
             "micro_batch": self._micro.state(),
         }
-        self._saved_step = self.step
         return self._saves.save(
-            self._tracked,
+            self._tracking.things,
             mine,
             step=self.step,
-            epoch=self._position.epoch,
+            epoch=self.epoch if self._counts_epochs else None,
             reason=reason,
             pin=pin,
             finished=finished,
@@ -333,22 +297,33 @@ class Run:
 
     def _safe_point(self, *, epoch_done: bool = False, finished: bool = False) -> None:
         """Save if anybody wants that; every rank comes here."""
-        if self._profile is not None and not self._profile.between_steps():
-            self._say(str(self._profile.summary))
-            self._profile = None
+        self._profiling.between_steps(self.step, self._new_profile)
         if self._saves is None:
             return
         reason, pin = self._saves.due(self.step, "finished" if finished else "")
         if reason:
             self._save(reason, pin=pin, epoch_done=epoch_done, finished=finished)
 
+    def _new_profile(self) -> Profiler:
+        from buoy.torch.profile import profile_of
+
+        return profile_of(self.folder, self._tracking.objects.values())
+
     def _end_epoch(self, *, last: bool) -> None:
         # At the very end a gradient that still waits for a step is of no use to anybody.
         if self.step and (last or self._position.is_settled):
             self._safe_point(epoch_done=True, finished=last)
+        if last:
+            self._profiling.close()
 
-    def _save_the_end(self) -> None:
-        if self.step != self._saved_step and self._position.is_settled and not self._position.has_open_loops:
+    def _save_the_end(self, *, is_known: bool = True) -> None:
+        """The last checkpoint; not `is_known` where a loop that was left early may have been left by `sys.exit()`."""
+        if not self.step or self._from or self._saves is None or not self._position.is_settled:
+            return  # nothing was trained here, or a step is half done
+        if not is_known and self._position.reopen_what_was_left():
+            if self._saves.step != self.step:
+                self._save("exit")
+        elif not self._position.has_open_loops and self._saves.finished_step != self.step:
             self._save("finished", epoch_done=self._in_epochs, finished=True)
 
     # -- inside the loop --------------------------------------------------------------------------------------
@@ -358,14 +333,14 @@ class Run:
 
     def _walk(self, loader: Any, loop: Loop) -> Iterator[Any]:
         if loop.done:
-            self._restore_rng("before_loop")
+            self._random.return_to_way()
             return
         from buoy.torch.data import Place
 
         position, exhausted = self._position, False
         try:
             self._arrive()
-            place = Place(self._own_seed(), self._rank, position.epoch, loop.number)
+            place = Place(self._random.seed, self._rank, position.epoch, loop.number)
             counts_batches = not position.counts_steps
             with self._keeper.loop() if self._keeper is not None else nullcontext():
                 feed = self._feeds.open(loader, place, loop.saved)
@@ -395,39 +370,17 @@ class Run:
         finally:
             position.end_loop(loop, exhausted=exhausted)
             if not loop.nested:
-                self._before_loop = self._rng.capture()
+                self._random.begin_way()
 
     def _arrive(self) -> None:
         """The first loop with work to do begins; after a resume this is the saved place."""
-        if not self._looked_over:
-            self._look_over()
+        self._tracking.look_over(self._keeper, self.step)
         if self._position.arrive():
             if self._position.skipped:
                 # What the script did between the loops that were done was done a second time: undo it.
-                self._from.load(self._tracked)
-            self._restore_rng("rng")
+                self._tracking.load_again()
+            self._random.return_to_place()
         self._from.forget()
-
-    def _restore_rng(self, which: str) -> None:
-        if self._from:
-            self._rng.restore(self._from.mine[which], self._say)
-
-    def _look_over(self) -> None:
-        """Everything is tracked: name what is left over, and say what a checkpoint will take."""
-        self._looked_over = True
-        self._from.name_what_is_left(self._tracked)
-        if self._keeper is not None:
-            from buoy.torch.tensors import as_tensor
-
-            items = {name: getattr(thing, "expected", thing.state)() for name, thing in self._tracked.items()}
-            self._keeper.expect(items, as_tensor)
-            if self.step:
-                self._keeper.recorder.step(self.step)
-
-    def _own_seed(self) -> int:
-        if self._seed is None:
-            self._seed = self._rng.initial_seed()
-        return self._seed
 
     def _on_step(self) -> None:
         self.step += 1

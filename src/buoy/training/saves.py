@@ -6,13 +6,26 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.store import Receipt
 from buoy.training.follower import Follower
 from buoy.training.keeper import Keeper
 from buoy.training.resumption import OURS
 from buoy.units import format_duration
 
-_REASONS = ("", "interval", "steps", "user", "epoch", "finished", "alarm", "deadline", "interrupt", "sigterm")
+_REASONS = (
+    "",
+    "interval",
+    "steps",
+    "user",
+    "epoch",
+    "exit",
+    "finished",
+    "alarm",
+    "deadline",
+    "interrupt",
+    "sigterm",
+)
 """From the least urgent to the most: the ranks agree on the most urgent that any of them has."""
 ENDING = ("interrupt", "sigterm")
 _PATIENCE = 120.0
@@ -23,18 +36,24 @@ _SELDOM = 3600.0
 class Saves:
     """What stands between a run and its keeper."""
 
-    def __init__(self, keeper: Keeper | Follower, best: str | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, keeper: Keeper | Follower, keep: Keep | int | None, say: Callable[[str], None]
+    ) -> None:
         from buoy.torch import distributed
 
         self._ranks = distributed
         self._alone = distributed.world()[1] == 1
         self._keeper = keeper
-        self._best = best
+        self._best = keep.metric[0] if isinstance(keep, Keep) and keep.best else None
         self._say = say
         self._wish: tuple[str, str | None] | None = None
         self._metrics: dict[str, float] = {}
         self._waiting_since: float | None = None
         self._told_trouble = False
+        self.step: int | None = None
+        """The step that was last saved by this process."""
+        self.finished_step: int | None = None
+        """The same, if it was saved as the end of the run."""
 
     def wish(self, reason: str, pin: str | None = None) -> None:
         """Save at the next safe point."""
@@ -82,6 +101,7 @@ class Saves:
 
         ranks = self._ranks.gather(mine)  # first: what may fail below must not leave a rank waiting
         self._wish = self._waiting_since = None
+        self.step, self.finished_step = about["step"], about["step"] if about["finished"] else None
         receipt: Receipt | None = None
         try:
             items = {name: thing.state() for name, thing in tracked.items()}

@@ -1,0 +1,89 @@
+"""What belongs to a run: named by the person, refused at once if it cannot be saved, and watched for its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from buoy.checkpoint.state import encode
+from buoy.errors import UsageError
+from buoy.training.follower import Follower
+from buoy.training.keeper import Keeper
+from buoy.training.resumption import OURS, Resumption
+
+if TYPE_CHECKING:
+    from buoy.torch.state import Tracked
+
+
+class Tracking:
+    """The objects of one run, by name."""
+
+    def __init__(
+        self, saved: Resumption, on_step: Callable[[], None], on_other_step: Callable[[], None]
+    ) -> None:
+        """`on_step` hears the first optimizer that is named, `on_other_step` every other one."""
+        self._saved = saved
+        self._on_step, self._on_other_step = on_step, on_other_step
+        self._hooks: list[Any] = []
+        self._looked_over = False
+        self.objects: dict[str, object] = {}
+        """As the person named them."""
+        self.things: dict[str, Tracked] = {}
+        """Those of them that have state of their own, as it is saved and loaded."""
+
+    @property
+    def counts_steps(self) -> bool:
+        """An optimizer is among them."""
+        return bool(self._hooks)
+
+    def add(self, objects: dict[str, object]) -> list[object]:
+        """Name these; each is loaded from the checkpoint, or none if any does not fit. Those that are new."""
+        from buoy.torch.state import on_step, tracked
+        from buoy.torch.tensors import as_tensor
+
+        new: dict[str, Tracked] = {}
+        for name, value in objects.items():
+            if name == OURS or (name in self.objects and self.objects[name] is not value):
+                raise UsageError(
+                    f"the name {name!r} is taken",
+                    received=f"track({name}={type(value).__name__}(...))",
+                    expected="a name of its own for each object",
+                    hint="choose another name",
+                )
+            thing = tracked(name, value)
+            if thing is not None and name not in self.objects:
+                encode(name, thing.state(), as_tensor)  # refused now, by name, rather than at step 10,000
+                new[name] = thing
+        self._saved.load(new)
+        self._saved.name_what_is_late(new)
+        unknown = [value for name, value in objects.items() if name not in self.objects]
+        for value in unknown:
+            hook = on_step(value, self._on_other_step if self._hooks else self._on_step)
+            if hook is not None:
+                self._hooks.append(hook)
+        self.things.update(new)
+        self.objects.update(objects)
+        return unknown
+
+    def load_again(self) -> None:
+        """Everything as it was saved once more."""
+        self._saved.load(self.things)
+
+    def look_over(self, keeper: Keeper | Follower | None, step: int) -> None:
+        """Once, when all is named: tell what of the checkpoint is left over, and what a checkpoint will take."""
+        if self._looked_over:
+            return
+        self._looked_over = True
+        self._saved.name_what_is_left(self.things)
+        if keeper is not None:
+            from buoy.torch.tensors import as_tensor
+
+            items = {name: getattr(thing, "expected", thing.state)() for name, thing in self.things.items()}
+            keeper.expect(items, as_tensor)
+            if step:
+                keeper.recorder.step(step)
+
+    def let_go(self) -> None:
+        """The optimizers step unheard from here on."""
+        for hook in self._hooks:
+            hook.remove()
