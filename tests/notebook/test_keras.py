@@ -36,19 +36,22 @@ def text(shown: list[dict[str, Any]]) -> str:
 def test_a_fit_is_profiled_between_its_batches_and_trains_on(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path, IPYTHONDIR=str(tmp_path / "ipython"), TF_CPP_MIN_LOG_LEVEL="3")
     kernel.run("%load_ext buoy")
-    nothing = html(kernel.run("%buoy profile"))
+    refused = html(kernel.run("%buoy profile many"))
     kernel.run(BUILD)
     asked = text(kernel.run(ASK))
     announced = html(kernel.run("%buoy profile 3"))
     told = text(kernel.run(FIT.format(epochs=1)))
-    later = text(kernel.run(FIT.format(epochs=2)))
+    kernel.run("%buoy profile 1000")
+    short = text(kernel.run(FIT.format(epochs=2)))
+    later = text(kernel.run(FIT.format(epochs=3)))
     kernel.end()
 
-    assert "there is no run to profile" in nothing
+    assert "takes a number of steps" in refused
     assert "`model` is not compiled yet" in asked
     assert "['model `model` as it is compiled', 'batches of 8 as `train_data` makes them']" in asked
-    assert "the next 3 steps are profiled" in announced
+    assert "3 steps of the next training" in announced
     assert "3 steps, " in told
+    assert "(after 2 steps of warm-up)" in told
     shares = {line[2:12].strip(): float(line[13:18]) for line in told.splitlines() if line[18:20] == " %"}
     assert shares["data wait"] > 50  # 8 x 5 ms a batch, beside a step of a millisecond or so
     assert shares["checkpoint"] > 0  # one of the three steps was saved
@@ -56,4 +59,6 @@ def test_a_fit_is_profiled_between_its_batches_and_trains_on(tmp_path: Path) -> 
     assert "of the step's operations: forward" in told
     assert "parameters" in told
     assert list(tmp_path.glob("runs/lines/profiles/*/plugins/profile/*/*.xplane.pb"))
+    assert "3 steps, " in short  # of the five in this epoch
+    assert "the training ended before the 1000 asked for" in short
     assert "steps, " not in later

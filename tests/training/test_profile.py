@@ -3,36 +3,59 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import buoy
 
 torch = pytest.importorskip("torch")
 
 
-def test_steps_are_told_by_phase_and_module_and_the_hooks_are_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def train_with(run: Any, epochs: int = 1, batches: int = 8, wish: dict[int, int] | None = None) -> None:
+    """A small training that asks for a profile of `wish[step]` steps before that step."""
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(torch.randn(8 * batches, 8))
+    run.track(model=model, optimizer=optimizer)
+    for _ in run.epochs(epochs):
+        for (x,) in run.batches(torch.utils.data.DataLoader(data, batch_size=8)):
+            if wish and run.step in wish:
+                run.profile(wish.pop(run.step))
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def optimizer_steps(trace: str) -> int:
+    events = json.loads(Path(trace).read_text())["traceEvents"]
+    return sum(event.get("name") == "Optimizer.step#SGD.step" for event in events)
+
+
+def test_steps_are_told_by_phase_and_module_and_the_hooks_are_gone(tmp_path: Path) -> None:
     from buoy.torch.profile import Profile
 
     model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 4))
     optimizer = torch.optim.AdamW(model.parameters())
     data = torch.utils.data.TensorDataset(torch.randn(96, 64), torch.randn(96, 4))
-    profile = Profile(3, str(tmp_path), [model], [optimizer])
+    profile = Profile(str(tmp_path), [model], [optimizer])
     before = torch.autograd.backward
-    for x, y in torch.utils.data.DataLoader(data, batch_size=16):
-        if profile.summary is None and not profile.between_steps():
-            break
+    profile.prepare()
+    profile.begin()
+    begin = time.perf_counter()
+    for x, y in torch.utils.data.DataLoader(data, batch_size=32):
         torch.nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
-    summary = profile.summary
+    profile.stop()
+    summary = profile.summary(3, time.perf_counter() - begin)
 
-    assert summary is not None
     assert summary.steps == 3
     assert all(summary.phases[phase] > 0 for phase in ("data wait", "forward", "backward", "optimizer"))
     assert sum(summary.phases.values()) == pytest.approx(summary.seconds, rel=0.01)
-    assert summary.saved["2"] >= 16 * 512 * 4  # the last layer keeps its input
+    assert summary.saved["2"] >= 32 * 512 * 4  # the last layer keeps its input
     assert json.loads(Path(str(summary.trace)).read_text())["traceEvents"]
     assert torch.autograd.backward is before
     assert not model._forward_hooks and not model[0]._forward_pre_hooks
@@ -55,23 +78,78 @@ def test_what_holds_memory_is_told_by_owner() -> None:
     assert "optimizer state" in as_text(held)
 
 
-def test_a_run_profiles_its_next_steps_and_trains_on(
+def test_a_run_profiles_its_next_steps_after_a_warm_up_and_trains_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    import buoy
-
-    model = torch.nn.Linear(8, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = torch.utils.data.TensorDataset(torch.randn(64, 8))
-    run = buoy.Run()
-    run.track(model=model, optimizer=optimizer)
-    for (x,) in run.batches(torch.utils.data.DataLoader(data, batch_size=8)):
-        if run.step == 2:
-            run.profile(steps=2)
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    """Across the end of an epoch too, which is no step."""
+    run = buoy.Run(tmp_path / "run")
+    train_with(run, epochs=2, batches=6, wish={1: 4})
     run.finish()
+    told = capfd.readouterr().err
+
+    assert run.step == 12
+    assert "4 steps, " in told
+    assert "(after 2 steps of warm-up)" in told
+    assert [optimizer_steps(str(path)) for path in (tmp_path / "run/profiles").iterdir()] == [4]
+
+
+def test_a_training_that_ends_first_tells_what_was_measured(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = torch.autograd.backward
+    run = buoy.Run(tmp_path / "run")
+    run.profile(steps=1000)
+    train_with(run, batches=20)  # the last epoch's end tells: in a notebook the run is not finished yet
+    told = capfd.readouterr().err
+
+    assert "18 steps, " in told
+    assert "(after 2 steps of warm-up; the training ended before the 1000 asked for)" in told
+    assert [optimizer_steps(str(path)) for path in (tmp_path / "run/profiles").iterdir()] == [18]
+    assert torch.autograd.backward is before
+
+
+@pytest.mark.parametrize(
+    ("batches", "why"),
+    [
+        (1, "the training ended after 1 steps, and 2 are for warming up"),
+        (2, "the training ended after 2 steps, and 2 are for warming up"),
+    ],
+)
+def test_where_nothing_was_measured_that_is_said(
+    capfd: pytest.CaptureFixture[str], batches: int, why: str
+) -> None:
+    before = torch.autograd.backward
+    run = buoy.Run()
+    run.profile()
+    train_with(run, batches=batches)
+    told = capfd.readouterr().err
+
+    assert f"there is no profile: {why}" in told
+    assert "each" not in told
+    assert torch.autograd.backward is before
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU]
+    ):  # another finds its place free
+        pass
+
+
+def test_a_training_under_another_profiler_goes_on_and_says_that_there_is_no_profile(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    before = torch.autograd.backward
+    run = buoy.Run()
+    run.profile()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
+        train_with(run)
+    told = capfd.readouterr().err
 
     assert run.step == 8
-    assert "2 steps, " in capfd.readouterr().err
+    assert "there is no profile: " in told
+    assert torch.autograd.backward is before
+    assert any(event.key == "Optimizer.step#SGD.step" for event in theirs.key_averages())
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5, "3", True])
+def test_a_wish_that_is_no_number_of_steps_is_refused(steps: Any) -> None:
+    with pytest.raises(buoy.BuoyError, match="not a number of steps"):
+        buoy.Run().profile(steps)

@@ -11,6 +11,7 @@ import keras
 from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.store import Checkpoint, Receipt
 from buoy.errors import UsageError
+from buoy.flight.profile import Profiling
 from buoy.keras import callbacks as memory
 from buoy.keras import rng, state
 from buoy.keras.data import BITWISE, SAME_DATA, Exactness, Feed
@@ -19,7 +20,7 @@ from buoy.keras.fit_arguments import callbacks_beside, feed_of, install_transact
 from buoy.keras.fit_hook import teach_fit
 from buoy.keras.holdings import Holdings, stored_training
 from buoy.keras.model_reading import hidden_draws
-from buoy.keras.profile import Profiling
+from buoy.keras.profile import Profile
 from buoy.keras.size_log import SizeLog
 from buoy.machine.cap import set_cap
 from buoy.training import planned
@@ -94,6 +95,7 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
     def profile(self, steps: int = 3) -> None:
         """Hand the next steps to TensorFlow's profiler, then print where their time went and what holds memory.
 
+        The first two steps are not measured: they warm up. Where `fit` ends early, what there is is printed.
         The raw trace for TensorBoard is kept in `<folder>/profiles/`. Call it before `fit`, or from another callback.
         """
         self.profiling.ask(steps)
@@ -226,6 +228,7 @@ class _Fit:
             self._load_state()
             self._remind()
         self._checkpoint = None  # a mapped file keeps its disk space even when it is removed
+        self._guard.profiling.between_steps(self.adapter.position.step, self._new_profile)
 
     def epoch_ends(self, logs: dict[str, Any]) -> None:
         """The position moves to the next epoch first: what is saved now begins there."""
@@ -247,7 +250,10 @@ class _Fit:
         self.wish = None
         if reason is not None:
             self._try_to_save(reason, pin=pin)
-        self._guard.profiling.between_steps(self.adapter.position.step, self._model, self._keeper)
+        self._guard.profiling.between_steps(self.adapter.position.step, self._new_profile)
+
+    def _new_profile(self) -> Profile:
+        return Profile(self._keeper.folder, self._model, self._keeper)
 
     def _try_to_save(self, reason: str, **more: Any) -> None:
         """A checkpoint that cannot be made must not end the training; the one before stands."""

@@ -154,7 +154,7 @@ class Magic:
     def _profile(self, words: list[str]) -> None:
         from buoy.notebook.profiling import profile
 
-        profile(self._extension.shell.user_ns, words)
+        profile(words)
 
     def _off(self, words: list[str]) -> None:
         from buoy.notebook.extension import show_text

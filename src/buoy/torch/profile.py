@@ -5,78 +5,27 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
+from buoy.flight.profile import Summary
 from buoy.torch.holders import holders
 from buoy.torch.state import parts
-from buoy.units import format_bytes, format_duration
 
 _PHASES = ("data wait", "forward", "backward", "optimizer", "other")
 
 
-@dataclass
-class Summary:
-    """What the steps were spent on. Prints itself."""
-
-    steps: int
-    seconds: float
-    phases: dict[str, float] = field(default_factory=dict)
-    """Seconds per phase, all steps together."""
-    saved: dict[str, int] = field(default_factory=dict)
-    """Bytes that each module keeps for the backward pass, at its highest, largest first."""
-    held: dict[str, int] = field(default_factory=dict)
-    """What holds memory now, largest first."""
-    trace: str | None = None
-    """For Perfetto, chrome://tracing and TensorBoard."""
-
-    def __str__(self) -> str:
-        lines = [f"{self.steps} steps, {format_duration(self.seconds / max(1, self.steps))} each"]
-        for phase in _PHASES:
-            spent = self.phases.get(phase, 0.0)
-            share = 100 * spent / self.seconds if self.seconds else 0.0
-            lines.append(f"  {phase:10} {share:5.1f} %  {format_duration(spent / max(1, self.steps))}")
-        if self.saved:
-            lines.append("kept for the backward pass, by module:")
-            lines += [f"  {format_bytes(size):>10}  {name}" for name, size in list(self.saved.items())[:8]]
-        if self.held:
-            lines.append("what holds memory now:")
-            lines += [f"  {format_bytes(size):>10}  {owner}" for owner, size in list(self.held.items())[:6]]
-        if self.trace is not None:
-            lines.append(f"trace for Perfetto or TensorBoard: {self.trace}")
-        return "\n".join(lines)
-
-
 class Profile:
-    """Runs from one safe point to another; `between_steps` is called at each."""
+    """torch.profiler around steps, and clocks of ours around their phases. A `buoy.flight.profile.Profiler`."""
 
     def __init__(
-        self,
-        steps: int,
-        folder: str | None,
-        modules: Iterable[nn.Module],
-        optimizers: Iterable[torch.optim.Optimizer],
+        self, folder: str | None, modules: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer]
     ) -> None:
-        self._wanted, self._folder = steps, folder
+        self._folder = folder
         self._modules, self._optimizers = list(modules), list(optimizers)
-        self._done = -1
         self._undo: list[Callable[[], object]] = []
-        self.summary: Summary | None = None
-
-    def between_steps(self) -> bool:
-        """Begin, count, or end; False once it is over."""
-        self._done += 1
-        if self._done == 0:
-            self._begin()
-        elif self._done >= self._wanted:
-            self._end()
-            return False
-        return True
-
-    def _begin(self) -> None:
         self._spent = dict.fromkeys(_PHASES, 0.0)
         self._kept: dict[str, int] = {}
         self._stack: list[str] = []
@@ -84,22 +33,46 @@ class Profile:
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._profiler = torch.profiler.profile(activities=activities, profile_memory=True)
+        self._is_prepared = self._records = False
+
+    def prepare(self) -> None:
+        """What torch's own schedule does in its warm-up step."""
+        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # a second one would end the first
+            raise RuntimeError("another torch profiler is at work")
+        self._profiler.prepare_trace()
+        self._is_prepared = True
+
+    def begin(self) -> None:
+        """Hook what the phases are read from, and record."""
         self._hook_modules()
         self._hook_optimizers()
         self._hook_backward()
         self._hook_loaders()
-        self._start = time.perf_counter()
-        self._profiler.start()
+        self._record()
 
-    def _end(self) -> None:
-        self._profiler.stop()
-        seconds = time.perf_counter() - self._start
-        for undo in reversed(self._undo):
-            undo()
-        self._spent["other"] = max(0.0, seconds - sum(self._spent.values()))
+    def stop(self) -> None:
+        """Record no more, and take every hook away."""
+        try:
+            if self._is_prepared and not self._records:  # torch's own schedule ends a warm-up in the same way
+                self._record()
+            if self._records:
+                self._is_prepared = self._records = False
+                self._profiler.stop_trace()
+        finally:
+            while self._undo:
+                self._undo.pop()()
+
+    def summary(self, steps: int, seconds: float) -> Summary:
+        """What was measured; writes the trace."""
+        spent: dict[str, float | None] = {**self._spent}
+        spent["other"] = max(0.0, seconds - sum(self._spent.values()))
         saved = dict(sorted(self._kept.items(), key=lambda item: -item[1]))
         held = holders(self._modules, self._optimizers)
-        self.summary = Summary(self._done, seconds, self._spent, saved, held, self._write_trace())
+        return Summary(steps, seconds, spent, held, saved=saved, trace=self._write_trace())
+
+    def _record(self) -> None:
+        self._profiler.start_trace()
+        self._records = True
 
     def _write_trace(self) -> str | None:
         if self._folder is None:
@@ -118,7 +91,8 @@ class Profile:
             if self._stack and not isinstance(tensor, nn.Parameter):
                 name = self._stack[-1]
                 live[name] += tensor.numel() * tensor.element_size()
-                self._kept[name or "(the model itself)"] = max(self._kept.get(name, 0), live[name])
+                shown = name or "(the model itself)"
+                self._kept[shown] = max(self._kept.get(shown, 0), live[name])
             return tensor
 
         def before(name: str) -> Callable[..., None]:
@@ -185,9 +159,7 @@ class Profile:
         self._undo.append(lambda: setattr(torch.autograd, "backward", original))
 
 
-def profile_of(steps: int, folder: str | None, objects: Iterable[object]) -> Profile:
+def profile_of(folder: str | None, objects: Iterable[object]) -> Profile:
     """A profile of the next steps of what a run tracks; the trace goes to its folder."""
     modules, optimizers, _ = parts(objects)
-    return Profile(
-        steps, os.path.join(folder, "profiles") if folder is not None else None, modules, optimizers
-    )
+    return Profile(os.path.join(folder, "profiles") if folder is not None else None, modules, optimizers)

@@ -1,0 +1,159 @@
+"""A few steps under a framework's own profiler: when they begin and end, and in words what they were spent on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from buoy.errors import UsageError
+from buoy.units import format_bytes, format_duration
+
+WARM_UP = 2
+"""Steps that are trained first and not measured: in one the framework sets itself up, in the next its profiler does."""
+_MODULES, _OWNERS = 8, 6
+
+
+@dataclass
+class Summary:
+    """What the steps were spent on. Prints itself."""
+
+    steps: int
+    seconds: float
+    phases: dict[str, float | None] = field(default_factory=dict)
+    """Seconds per phase, all steps together; None where they cannot be told."""
+    held: dict[str, int] = field(default_factory=dict)
+    """What holds memory now, largest first."""
+    saved: dict[str, int] = field(default_factory=dict)
+    """PyTorch: bytes that each module keeps for the backward pass, at its highest, largest first."""
+    operations: dict[str, float] = field(default_factory=dict)
+    """TensorFlow: seconds that the operations of each part of the step took, added up over all threads."""
+    trace: str | None = None
+    """The raw trace: a file for Perfetto, or a folder for TensorBoard."""
+    note: str = ""
+    """Which steps these were."""
+
+    def __str__(self) -> str:
+        each = max(1, self.steps)
+        steps = f"{self.steps} step{'s' if self.steps != 1 else ''}"
+        lines = [f"{steps}, {format_duration(self.seconds / each)} each{self.note and f' ({self.note})'}"]
+        for phase, spent in self.phases.items():
+            share = None if spent is None or not self.seconds else 100 * spent / self.seconds
+            told = "    n/a" if share is None else f"{share:5.1f} %  {format_duration((spent or 0.0) / each)}"
+            lines.append(f"  {phase:10} {told}")
+        whole = sum(self.operations.values())
+        if whole:
+            shares = ", ".join(f"{part} {100 * took / whole:.0f} %" for part, took in self.operations.items())
+            lines.append(f"of the step's operations: {shares} (one graph: the clock cannot tell them apart)")
+        if self.saved:
+            lines.append("kept for the backward pass, by module:")
+            lines += _sizes(self.saved, _MODULES)
+        if self.held:
+            lines.append("what holds memory now:")
+            lines += _sizes(self.held, _OWNERS)
+        if self.trace is not None:
+            lines.append(f"raw trace: {self.trace}")
+        return "\n".join(lines)
+
+
+def _sizes(sizes: dict[str, int], most: int) -> list[str]:
+    return [f"  {format_bytes(size):>10}  {name}" for name, size in list(sizes.items())[:most]]
+
+
+class Profiler(Protocol):
+    """A framework's profiler; each call is made between two steps."""
+
+    def prepare(self) -> None:
+        """The next step is the last that does not count."""
+
+    def begin(self) -> None:
+        """The next step counts."""
+
+    def stop(self) -> None:
+        """Leave nothing behind, whatever was begun."""
+
+    def summary(self, steps: int, seconds: float) -> Summary:
+        """What so many steps were spent on, after `stop`."""
+
+
+class Profiling:
+    """The wish for a profile, and the profile while it lasts. What fails is said, and the training goes on."""
+
+    of_next_training = 0
+    """Steps that `%buoy profile` wants of whichever training of this process takes the next step."""
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self._say = say
+        self._wanted = 0
+        self._profiler: Profiler | None = None
+        self._is_prepared = self._has_begun = False
+        self._first = self._last = 0
+        """Where warming up or measuring began, and the newest step that is whole."""
+        self._began = self._ended = 0.0
+
+    def ask(self, steps: int) -> None:
+        """Profile the next steps, of a training under way or to come."""
+        if type(steps) is not int or steps < 1:
+            raise UsageError("steps is not a number of steps", received=repr(steps), expected="1 or more")
+        self._wanted = steps
+
+    def between_steps(self, step: int, make: Callable[[], Profiler]) -> None:
+        """Begin, go on or end; costs nothing where no profile is wanted. `step`: steps of the run so far."""
+        if not self._wanted:
+            self._wanted, Profiling.of_next_training = Profiling.of_next_training, 0
+        if not self._wanted:
+            return
+        self._last, self._ended = step, time.perf_counter()
+        try:
+            if self._profiler is None:
+                self._is_prepared = self._has_begun = False
+                self._profiler, self._first = make(), step
+            self._go_on(step - self._first, self._profiler)
+        except Exception as error:  # noqa: BLE001 - a second profiler, a full disk: no reason to end a training
+            self._give_up(error)
+
+    def close(self) -> None:
+        """The training is over: tell what was measured, also where it is less than was asked for."""
+        if not self._wanted:
+            return
+        made = self._last - self._first
+        if self._profiler is None:
+            self._give_up("no step came after it was asked for")
+        elif not self._has_begun or not made:
+            made = WARM_UP if self._has_begun else made
+            self._give_up(f"the training ended after {made} steps, and {WARM_UP} are for warming up")
+        else:
+            try:
+                self._tell(self._profiler, f"; the training ended before the {self._wanted} asked for")
+            except Exception as error:  # noqa: BLE001 - the same
+                self._give_up(error)
+
+    def _go_on(self, made: int, profiler: Profiler) -> None:
+        if self._has_begun:
+            if made >= self._wanted:
+                self._tell(profiler)
+            return
+        if made >= WARM_UP - 1 and not self._is_prepared:
+            self._is_prepared = True
+            profiler.prepare()
+        if made >= WARM_UP:
+            self._first, self._has_begun = self._last, True
+            profiler.begin()
+            self._began = time.perf_counter()
+
+    def _tell(self, profiler: Profiler, ended: str = "") -> None:
+        # To the end of the last whole step: a cell that was interrupted is run again much later.
+        profiler.stop()
+        summary = profiler.summary(self._last - self._first, self._ended - self._began)
+        self._profiler, self._wanted = None, 0
+        self._say(str(replace(summary, note=f"after {WARM_UP} steps of warm-up{ended}")))
+
+    def _give_up(self, why: object) -> None:
+        profiler, self._profiler, self._wanted = self._profiler, None, 0
+        try:
+            if profiler is not None:
+                profiler.stop()
+        except Exception:  # noqa: BLE001 - what failed first is told
+            pass
+        self._say(f"there is no profile: {why}")
