@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +40,25 @@ class Kernel:
     def run(self, code: str) -> list[dict[str, Any]]:
         """Run a cell to its end: the messages a front end would show, with their kind."""
         sent = self._client.execute(code)
-        shown: list[dict[str, Any]] = []
-        while True:
-            message = self._client.get_iopub_msg(timeout=60)
-            if message["parent_header"].get("msg_id") != sent:
-                continue
-            kind = message["msg_type"]
-            if kind == "status" and message["content"]["execution_state"] == "idle":
-                return shown
-            if kind not in ("status", "execute_input"):
-                shown.append({"kind": kind, **message["content"]})
+        return shown_by(sent, lambda: self._client.get_iopub_msg(timeout=60))
 
     def end(self) -> None:
         self._client.stop_channels()
         self._manager.shutdown_kernel(now=True)
+
+
+def shown_by(cell: str, receive: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a cell that was sent shows, up to its end; `receive` gives the kernel's next message."""
+    shown: list[dict[str, Any]] = []
+    while True:
+        message = receive()
+        if message["parent_header"].get("msg_id") != cell or message.get("channel", "iopub") != "iopub":
+            continue
+        kind = message["msg_type"]
+        if kind == "status" and message["content"]["execution_state"] == "idle":
+            return shown
+        if kind not in ("status", "execute_input"):
+            shown.append({"kind": kind, **message["content"]})
 
 
 def html(shown: list[dict[str, Any]]) -> str:

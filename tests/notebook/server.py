@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.notebook.kernels import shown_by
 from tests.processes import PATIENCE, wait_until
 
 pytest.importorskip("jupyter_server", reason="jupyter_server is not installed")
@@ -115,17 +116,7 @@ class Notebook:
 
     def run(self, code: str) -> list[dict[str, Any]]:
         """Run a cell to its end: the messages that a front end would show, with their kind."""
-        sent = self.start(code)
-        shown: list[dict[str, Any]] = []
-        while True:
-            message = json.loads(self._socket.recv())
-            if message["parent_header"].get("msg_id") != sent or message["channel"] != "iopub":
-                continue
-            kind = message["msg_type"]
-            if kind == "status" and message["content"]["execution_state"] == "idle":
-                return shown
-            if kind not in ("status", "execute_input"):
-                shown.append({"kind": kind, **message["content"]})
+        return shown_by(self.start(code), lambda: json.loads(self._socket.recv()))
 
     def wait_for_restart(self) -> None:
         """Until the server says that it restarts the kernel by itself; then connect anew, as JupyterLab does."""

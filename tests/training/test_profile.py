@@ -62,7 +62,7 @@ def test_steps_are_told_by_phase_and_module_and_the_hooks_are_gone(tmp_path: Pat
 
 
 def test_what_holds_memory_is_told_by_owner() -> None:
-    from buoy.torch.holders import as_text, holders
+    from buoy.torch.holders import holders
 
     model = torch.nn.Linear(1000, 1000)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -75,7 +75,6 @@ def test_what_holds_memory_is_told_by_owner() -> None:
     assert held["parameters"] == held["gradients"] == 4_004_000
     assert held["optimizer state"] >= 2 * 4_004_000
     assert held["other tensors"] >= stray.numel() * 4
-    assert "optimizer state" in as_text(held)
 
 
 def test_a_run_profiles_its_next_steps_after_a_warm_up_and_trains_on(

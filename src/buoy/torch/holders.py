@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from buoy.machine import heap
-from buoy.units import format_bytes
 
 
 def holders(
@@ -35,14 +34,6 @@ def holders(
         "data frames": heap.data_frame,
     }
     return heap.by_owner(owners, _tensor, kinds)
-
-
-def as_text(held: dict[str, int]) -> str:
-    """One line per owner."""
-    return (
-        "\n".join(f"{format_bytes(size):>10}  {owner}" for owner, size in held.items())
-        or "nothing to speak of"
-    )
 
 
 def _tensor(thing: Any) -> tuple[int, int] | None:
