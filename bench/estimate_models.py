@@ -192,6 +192,10 @@ class TimmBlock(nn.Module):
         return x + self.fc2(functional.gelu(self.fc1(self.norm2(x))))
 
 
+CASED = 28_996
+"""Words of the cased BERT models."""
+
+
 def language_model(name: str) -> Any:
     """A transformer built from its published configuration, without a download."""
     import transformers as t
@@ -201,15 +205,33 @@ def language_model(name: str) -> Any:
         "gpt2-large": lambda: t.GPT2LMHeadModel(
             t.GPT2Config(n_embd=1280, n_layer=36, n_head=20, use_cache=False)
         ),
-        "bert-base": lambda: t.BertForMaskedLM(t.BertConfig()),
+        "bert-base": lambda: t.BertForMaskedLM(t.BertConfig(vocab_size=CASED)),
         "bert-large": lambda: t.BertForMaskedLM(
             t.BertConfig(
-                hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
+                vocab_size=CASED, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16,
+                intermediate_size=4096,
             )
         ),
-        "xlnet-large-cased": lambda: t.XLNetLMHeadModel(t.XLNetConfig()),
-    }
+        "xlnet-large-cased": lambda: t.XLNetForSequenceClassification(t.XLNetConfig(num_labels=2)),
+    }  # fmt: skip
     return configs[name]()
+
+
+def keeping_outputs() -> Callable[[Any, Any], torch.Tensor]:
+    """The loss of a loop with `outputs = model(...)`: the logits stay until the next step has its own."""
+    kept: list[Any] = []
+
+    def loss(model: Any, batch: Any) -> torch.Tensor:
+        given: dict[str, Any] = {"labels": batch[0]}
+        if not hasattr(
+            model, "cls"
+        ):  # XLNet classifies, and its tokenizer gives masks and types beside the words
+            given = {"labels": batch[0][:, 0], "attention_mask": batch[0].float(), "token_type_ids": batch[0]}
+        kept[:] = [model(input_ids=batch[0], **given)]
+        value: torch.Tensor = kept[0].loss
+        return value
+
+    return loss
 
 
 def token_loss(model: Any, batch: Any) -> torch.Tensor:
@@ -258,4 +280,11 @@ def let_torchvision_load() -> torch.library.Library:
     return library
 
 
-__all__ = ["classify", "image_model", "language_model", "let_torchvision_load", "token_loss"]
+__all__ = [
+    "classify",
+    "image_model",
+    "keeping_outputs",
+    "language_model",
+    "let_torchvision_load",
+    "token_loss",
+]

@@ -68,6 +68,22 @@ def mlp(samples: int) -> Trace:
         return step(model, (torch.zeros(samples, WIDTH),))
 
 
+def test_letting_cudnn_try_algorithms_widens_the_peak_and_not_what_must_fit() -> None:
+    """Spectra of 728 x 728 weights over 64 x 33 frequencies, twice: 17.9 GB, whatever the batch."""
+
+    def traced(tries: bool) -> Trace:
+        with torch.device("meta"), torch.backends.cudnn.flags(enabled=True, benchmark=tries):
+            return step(nn.Conv2d(728, 728, 1), (torch.zeros(1, 728, 38, 38),), "a100-40", steps=1)
+
+    plain, tried = (estimate(traced(tries), devices.by_id("a100-40")) for tries in (False, True))
+
+    assert 17.9e9 < tried.reserved.high - tried.reserved.likely < 18.1e9
+    assert plain.reserved.high < 1e9
+    assert (tried.reserved.low, tried.reserved.likely, tried.margin) == (
+        plain.reserved.low, plain.reserved.likely, plain.margin,
+    )  # fmt: skip
+
+
 def test_the_attention_kernel_follows_capability_dtype_mask_and_head_size() -> None:
     assert kernels("a100-40") == {"flash"}
     assert kernels("a100-40", masked=True) == {"efficient"}

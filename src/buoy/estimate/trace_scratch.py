@@ -18,6 +18,8 @@ MOST_THREADS = 512
 LEAST_VALUES, MOST_VALUES = 16, 256
 # Operations that copy these arguments first when their elements do not lie in order.
 CONTIGUOUS = {"native_layer_norm": (0,), "native_layer_norm_backward": (0, 1), "convolution_backward": (0, 1)}
+# Sides up to which cuDNN convolves by Fourier transforms.
+MOST_TRANSFORMED = 256
 ACCUMULATED = 4  # sums of half, bfloat16 and float are kept in float
 
 
@@ -106,6 +108,24 @@ def flash_backward(args: Sequence[Any]) -> Steps:
         shared = query.element_size() * batch * heads * key.shape[2] * size
         steps += [("a", 2, shared), ("a", 3, shared), ("f", 3, 0), ("f", 2, 0)]
     return [*steps, ("f", 1, 0), ("f", 0, 0)]
+
+
+def tried(args: Sequence[Any], out: torch.Tensor) -> int:
+    """The largest workspace that cuDNN may try with `cudnn.benchmark`: a convolution by Fourier transforms.
+
+    It holds the spectra of input, weights and output, and each a second time in the order that the product reads. The
+    weights' is as large for one sample as for many: xception41's 728 x 728 channels of 38 x 38 take 17.9 GB, and with
+    8 samples 17.9 GB more than its tensors were measured.
+    """
+    images, weight, stride, dilation, groups = args[0], args[1], args[3], args[5], args[8]
+    if images.dim() != 4 or groups != 1 or set(stride) != {1} or set(dilation) != {1}:
+        return 0
+    sides = [image + kernel - 1 for image, kernel in zip(images.shape[2:], weight.shape[2:], strict=True)]
+    high, wide = (1 << (side - 1).bit_length() for side in sides)
+    if max(high, wide) > MOST_TRANSFORMED:
+        return 0
+    planes = images.shape[0] * (images.shape[1] + out.shape[1]) + weight.shape[0] * weight.shape[1]
+    return int(2 * planes * high * (wide // 2 + 1) * 8)
 
 
 def _is_strided(tensor: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from buoy.estimate.events import Event, Trace
 from buoy.estimate.trace_fake import DEVICE_QUESTION, told_device
-from buoy.estimate.trace_scratch import scratch
+from buoy.estimate.trace_scratch import scratch, tried
 
 MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm"})
 VIEWS = frozenset({"view", "_unsafe_view", "t", "transpose", "expand", "detach"})
@@ -229,6 +229,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note_convolution(self, args: tuple[Any, ...], out: Any) -> None:
         moved = args[0].untyped_storage().nbytes() + out.untyped_storage().nbytes()
         self.convolutions["convolution"] = max(self.convolutions.get("convolution", 0), moved)
+        if torch.backends.cudnn.benchmark:
+            most = max(self.convolutions.get("convolution_tried", 0), tried(args, out))
+            self.convolutions["convolution_tried"] = most
 
     def _with_in_place_adds(self) -> list[Event]:
         kept: list[Event] = []
