@@ -60,6 +60,34 @@ def test_list_shows_what_there_is_newest_first(run: Path) -> None:
     assert "hint: `buoy ckpt verify" in done.stderr
 
 
+def test_damaged_ones_are_not_counted_as_checkpoints(run: Path) -> None:
+    flip(run, 300, "manifest.json", 12)
+    one = ckpt("list", run)
+    for step in (100, 200):
+        flip(run, step, "manifest.json", 12)
+    none = ckpt("list", run)
+
+    assert one.stdout.startswith(f"{run}: 2 complete, ") and "; 1 damaged\n" in one.stdout
+    assert none.stdout.startswith(f"{run}: 0 good, 3 damaged\n") and "buoy ckpt restore" in none.stderr
+
+
+def test_without_a_word_it_tells_what_it_can_do_and_gives_an_example() -> None:
+    done = ckpt()
+
+    assert done.returncode == 0 and done.stderr == ""
+    assert all(
+        f"\n  {word} " in done.stdout for word in ("list", "verify", "show", "export", "prune", "restore")
+    )
+    assert "for example: buoy ckpt list runs/cats" in done.stdout
+
+
+def test_a_number_is_a_run_where_there_is_such_a_folder(run: Path) -> None:
+    run.rename(run.parent / "7")
+
+    assert ckpt("list", "7", cwd=run.parent).stdout.startswith("7: 3 checkpoints")
+    assert ckpt("show", "7", 200, cwd=run.parent).stdout.startswith("step 200")
+
+
 def test_list_as_json_is_for_programs_and_alone_on_stdout(run: Path) -> None:
     value = json.loads(ckpt("list", run, "--format", "json").stdout)
 
@@ -84,6 +112,7 @@ def test_verify_reads_every_byte_and_exits_1_on_damage_naming_file_and_tensor(ru
     lines = done.stdout.splitlines()
     assert lines[0].startswith("step 300: good") and lines[2].startswith("step 100: good")
     assert lines[1].startswith("step 200: damaged: state.safetensors") and "model/weights" in lines[1]
+    assert "goes on from step 300, the newest good one" in done.stderr
     assert [item["good"] for item in json.loads(as_json.stdout)["checkpoints"]] == [True, False, True]
     assert ckpt("verify", run, 300).returncode == 0 and ckpt("verify", run, 200).returncode == 1
 
@@ -157,12 +186,30 @@ with kept(sys.argv[1]) as keeper:
         (["export", "-o", "w.safetensors", "--only", "counter"], "'counter' has no tensors"),
         (["export", "-o", "/proc/w.safetensors"], "cannot write the weights"),
         (["show", "250"], "the nearest are 200, 300, 100"),
-        (["show", "a", "b"], "one run at a time"),
+        (["show", ".", "checkpoints"], "one run at a time"),
+        (["show", ".", "100", "200"], "one run and one step at a time"),
+        (["show", ".", "-3"], "this is no step"),
+        (["show", "-3"], "this is no step"),
+        (["show", ".", "1.5"], "this is no step"),
+        (["verify", ".", "abc", "--format", "json"], "this is no step"),
+        (["export", ".", "²", "-o", "w.safetensors"], "this is no step"),
+        (["list", ".", "100"], "`buoy ckpt show . 100`"),
+        (["prune", ".", "100", "--yes"], "`--keep N` says how many stay"),
+        (["list", "--keep", "4"], "--keep is for `buoy ckpt prune`"),
+        (["show", "--yes"], "--yes is for `buoy ckpt prune`"),
+        (["prune", "--to", "x"], "--to is for `buoy ckpt restore`"),
+        (["export", "-o", "w.weights.h5", "--only", "model"], "a .weights.h5 file holds the model"),
         (["shwo"], "buoy ckpt --help"),
-        (["prune", "--keep", "0", "--yes"], "cannot keep so few"),
+        (["prune", "--keep", "0", "--yes"], "--keep 0"),
+        (["prune", "--keep", "many", "--yes"], "--keep"),
         (["prune", "--keep", "1"], "add `--yes`"),
+        (["prune", "--keep", "1", "--format", "json"], "1 of 3 (steps 200)"),
+        (["--format", "json"], "buoy ckpt --help"),
         (["restore"], "one mirror to restore from"),
         (["restore", "nowhere/cats"], "no checkpoints in this mirror"),
+        (["restore", ".", "-5"], "this is no step"),
+        (["restore", ".", "abc"], "this is no step"),
+        (["restore", ".", "1", "2"], "one mirror to restore from"),
         (["restore", "s3://bucket"], "which run of this mirror?"),
     ],
 )
@@ -210,6 +257,18 @@ def test_restore_brings_the_newest_good_one_out_of_a_mirror(run: Path, tmp_path:
     assert json.loads(old.stdout)["step"] == 100
     assert none.returncode == 1 and "has no good checkpoint of step 150" in none.stderr
     assert [entry.step for entry in Store(str(tmp_path / "back")).list()] == [200, 100]
+
+
+def test_a_restore_that_brings_nothing_leaves_nothing_behind(run: Path, tmp_path: Path) -> None:
+    none = ckpt("restore", run, "--to", tmp_path / "new" / "back", 150, "--format", "json")
+    for step in (100, 200, 300):
+        flip(run, step, "manifest.json", 12)
+    (tmp_path / "mine").mkdir()
+    damaged = ckpt("restore", run, "--to", tmp_path / "mine" / "back")
+
+    assert none.returncode == damaged.returncode == 1
+    assert json.loads(none.stdout)["step"] is None and "has no good checkpoint of step 150" in none.stderr
+    assert not (tmp_path / "new").exists() and list((tmp_path / "mine").iterdir()) == []
 
 
 def test_a_closed_pipe_and_the_help_are_no_trouble(run: Path) -> None:

@@ -14,7 +14,8 @@ from buoy.machine import host
 from buoy.machine.procfs import ProcessReader
 from buoy.units import format_duration
 
-_NAME = "lock"
+NAME = "lock"
+"""The file in `checkpoints/`."""
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 _POLL = 0.05
 _SILENT = 0.5
@@ -33,7 +34,7 @@ def take(checkpoints: str, say: Callable[[str], object]) -> int:
     A trainer that died may have left a writer that is still finishing its last checkpoint: that is waited for.
     """
     descriptor = os.open(
-        os.path.join(checkpoints, _NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644
+        os.path.join(checkpoints, NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644
     )
     try:
         _take(descriptor, checkpoints, say)

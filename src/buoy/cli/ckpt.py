@@ -8,10 +8,12 @@ import os
 import sys
 from typing import Any
 
+from buoy.checkpoint import lock
 from buoy.checkpoint.mirror_worker import STATUS
 from buoy.checkpoint.reader import Checkpoint
 from buoy.checkpoint.store import Entry, Store
 from buoy.cli.arguments import Parser
+from buoy.cli.ckpt_which import chosen, nothing_in, run_alone, run_and_step, runs_in, short, step_number
 from buoy.errors import BuoyError, ExitCode, RunFolderError, UsageError
 from buoy.flight.attempt import read_json
 from buoy.units import format_bytes
@@ -30,9 +32,17 @@ _USAGE = "buoy ckpt list|verify|show|export|prune|restore [RUN] [STEP] [options]
 _EPILOG = "exit codes: 0 fine, 1 damage found (`verify`) or nothing to bring back (`restore`), 2 error"
 
 
+_OPTIONS = {"export": ("output", "only"), "prune": ("keep", "best", "every", "yes"), "restore": ("to",)}
+"""What each action takes beside --format; the others take nothing."""
+
+
 def execute(arguments: list[str]) -> int:
     """Run the verb."""
-    options = _parser().parse_args(arguments)
+    if not arguments:
+        sys.stdout.write(f"usage: {_USAGE}\n\n{_DESCRIPTION}\n\nfor example: buoy ckpt list runs/cats\n")
+        return ExitCode.OK
+    options = _parser().parse_intermixed_args(arguments)
+    _refuse_what_is_of_another(options)
     actions = {
         "list": _list,
         "verify": _verify,
@@ -44,26 +54,41 @@ def execute(arguments: list[str]) -> int:
     return int(actions[options.action](options))
 
 
+def _refuse_what_is_of_another(options: argparse.Namespace) -> None:
+    """An option that would be ignored is a wish that would be forgotten."""
+    for action, names in _OPTIONS.items():
+        for name in names:
+            if action != options.action and getattr(options, name) not in (None, False):
+                takes = [f"--{own}" for own in (*_OPTIONS.get(options.action, ()), "format")]
+                raise UsageError(f"--{name} is for `buoy ckpt {action}`", received=f"{options.action} --{name}",
+                                 expected=f"{options.action} with {', '.join(takes)}",
+                                 hint="leave it out")  # fmt: skip
+
+
 def _list(options: argparse.Namespace) -> ExitCode:
     from buoy.view import checkpoints as view
 
-    run, _ = _run_and_step(options.words)
+    run = run_alone(options.action, options.words)
     entries, mirror = Store(run).list(), _mirror_status(run)
     if options.format == "json":
         _print_json(view.listed_json(run, entries, mirror))
         return ExitCode.OK
-    sys.stdout.write(view.listed(_short(run), entries, mirror) + "\n")
-    if entries:
-        _hint(f"`buoy ckpt verify {_short(run)}` reads every byte")
+    sys.stdout.write(view.listed(short(run), entries, mirror) + "\n")
+    if any(entry.complete for entry in entries):
+        _hint(f"`buoy ckpt verify {short(run)}` reads every byte")
+    elif entries:
+        _hint(
+            f"`buoy ckpt verify {short(run)}` names the damage; `buoy ckpt restore` brings one out of a mirror"
+        )
     return ExitCode.OK
 
 
 def _verify(options: argparse.Namespace) -> ExitCode:
-    run, step = _run_and_step(options.words)
+    run, step = run_and_step(options.words)
     store = Store(run)
-    entries = [_chosen(run, step)] if step is not None else store.list()
+    entries = [chosen(run, step)] if step is not None else store.list()
     if not entries:
-        raise _nothing_in(run)
+        raise nothing_in(run)
     results: list[dict[str, object]] = []
     for entry in entries:
         damage = _damage(store, entry)
@@ -73,7 +98,16 @@ def _verify(options: argparse.Namespace) -> ExitCode:
             sys.stdout.write(f"step {entry.step}: {words}\n")
     if options.format == "json":
         _print_json({"schema": "buoy.checkpoints/1", "run": run, "checkpoints": results})
-    return ExitCode.OK if all(result["good"] for result in results) else ExitCode.FOUND
+    if all(result["good"] for result in results):
+        return ExitCode.OK
+    good = next((result["step"] for result in results if result["good"]), None)
+    if good is not None:
+        _hint(f"a training that uses this folder goes on from step {good}, the newest good one")
+    elif step is None:
+        _hint("if the run has a mirror: `buoy ckpt restore MIRROR/RUN` brings the newest good one back")
+    else:
+        _hint(f"`buoy ckpt verify {short(run)}` tells which others are good")
+    return ExitCode.FOUND
 
 
 def _damage(store: Store, entry: Entry) -> str | None:
@@ -87,8 +121,8 @@ def _damage(store: Store, entry: Entry) -> str | None:
 def _show(options: argparse.Namespace) -> ExitCode:
     from buoy.view import checkpoints as view
 
-    run, step = _run_and_step(options.words)
-    checkpoint = _open(Store(run), _chosen(run, step))
+    run, step = run_and_step(options.words)
+    checkpoint = _open(Store(run), chosen(run, step))
     if options.format == "json":
         _print_json(view.shown_json(checkpoint))
     else:
@@ -99,10 +133,13 @@ def _show(options: argparse.Namespace) -> ExitCode:
 def _export(options: argparse.Namespace) -> ExitCode:
     if not options.output:
         raise UsageError("no file to export to", expected="`-o FILE`", hint="`-o weights.safetensors`")
-    run, step = _run_and_step(options.words)
-    checkpoint = _open(Store(run), _chosen(run, step))
+    run, step = run_and_step(options.words)
+    checkpoint = _open(Store(run), chosen(run, step))
     path = os.path.expanduser(options.output)
     if path.endswith(".h5"):
+        if options.only:
+            raise UsageError("a .weights.h5 file holds the model", received=f"--only {options.only}",
+                             expected="no --only", hint="export to .safetensors to choose")  # fmt: skip
         _write_h5(checkpoint, path)
         result: dict[str, object] = {"step": checkpoint.step, "file": path, "bytes": os.path.getsize(path)}
         words = f"wrote {path}: the weights of step {checkpoint.step}"
@@ -163,18 +200,20 @@ def _weights_name(checkpoint: Checkpoint) -> str:
 def _prune(options: argparse.Namespace) -> ExitCode:
     from buoy.checkpoint.retention import Keep, surplus
 
-    run, _ = _run_and_step(options.words)
+    run = run_alone(options.action, options.words)
     store = Store(run)
     entries = store.list()
-    going = surplus(entries, Keep(last=options.keep, best=options.best, every=options.every))
+    keep = 3 if options.keep is None else options.keep
+    if keep < 1:
+        raise UsageError("cannot keep so few checkpoints", received=f"--keep {keep}", expected="1 or more",
+                         hint="`--keep 3`")  # fmt: skip
+    going = surplus(entries, Keep(last=keep, best=options.best, every=options.every))
     size = sum(entry.bytes for entry in going)
     steps = ", ".join(str(entry.step) for entry in going)
     done = False
     if going:
-        sys.stderr.write(
-            f"to be removed from {_short(run)}: {len(going)} of {len(entries)} (steps {steps}), {format_bytes(size)}\n"
-        )
-        done = options.yes or _confirmed()
+        what = f"{len(going)} of {len(entries)} (steps {steps}), {format_bytes(size)}"
+        done = options.yes or _confirmed(f"to be removed from {short(run)}: {what}")
         for entry in going if done else ():
             try:
                 store.remove(entry)
@@ -195,11 +234,11 @@ def _prune(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _confirmed() -> bool:
+def _confirmed(what: str) -> bool:
     if not sys.stdin.isatty():
-        raise UsageError("nobody is there to ask", received="standard input is no terminal", expected="a yes",
-                         hint="add `--yes` to remove them")  # fmt: skip
-    sys.stderr.write("remove them? [y/N] ")
+        raise UsageError("nobody is there to ask", received=f"standard input is no terminal; {what}",
+                         expected="a yes", hint="add `--yes` to remove them")  # fmt: skip
+    sys.stderr.write(f"{what}\nremove them? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -211,9 +250,10 @@ def _restore(options: argparse.Namespace) -> ExitCode:
     from buoy.view.progress import Progress
 
     words = list(options.words)
-    step = int(words.pop()) if len(words) > 1 and words[-1].isdigit() else None
+    step = step_number(words.pop()) if len(words) == 2 else None
     if len(words) != 1:
-        raise UsageError("one mirror to restore from", received=" ".join(words) or "nothing", expected="MIRROR/RUN",
+        raise UsageError("one mirror to restore from", received=" ".join(words) or "nothing",
+                         expected="MIRROR/RUN [STEP]",
                          hint="`buoy ckpt restore /content/drive/MyDrive/runs/cats`")  # fmt: skip
     where, _, name = words[0].rstrip("/").rpartition("/")
     if not is_url(words[0]):
@@ -222,13 +262,15 @@ def _restore(options: argparse.Namespace) -> ExitCode:
         if not os.path.isdir(os.path.join(full, "checkpoints")):
             raise RunFolderError("no checkpoints in this mirror", received=words[0],
                                  expected="the folder of a run in a mirror, with checkpoints/ in it",
-                                 hint=_runs_in(full) or _runs_in(where) or "is the drive mounted?")  # fmt: skip
+                                 hint=runs_in(full) or runs_in(where) or "is the drive mounted?")  # fmt: skip
     elif not where.partition("://")[2]:
         raise UsageError("which run of this mirror?", received=words[0], expected="MIRROR/RUN",
                          hint=f"`buoy ckpt restore {words[0].rstrip('/')}/cats`")  # fmt: skip
     to = os.path.abspath(os.path.expanduser(options.to or os.path.join("runs", name)))
     mirror = Mirror(to, where, Keep(), name)
     bar = Progress("fetching", 0)
+    made = _folders_to_make(os.path.join(to, "checkpoints"))
+    brought = None
     try:
         os.makedirs(to, exist_ok=True)
         held = Store(to).saver(_say, lambda kind, **values: None)  # refused while a training writes there
@@ -241,89 +283,37 @@ def _restore(options: argparse.Namespace) -> ExitCode:
                              expected="a folder that can be written", hint="`--to DIR`") from error  # fmt: skip
     finally:
         bar.close()
+        if brought is None:
+            _remove_empty(made)
     if options.format == "json":
         _print_json({"schema": "buoy.checkpoints/1", "run": to, "step": brought})
-    elif brought is None:
+    if brought is None:
         _say(f"{words[0]} has no good checkpoint" + (f" of step {step}" if step is not None else ""))
-    else:
+    elif options.format != "json":
         on = next(entry.step for entry in Store(to).list() if entry.complete) == brought
         after = "; a training that uses this folder goes on from it" if on else ", which has newer ones too"
-        sys.stdout.write(f"step {brought} is in {_short(to)}{after}\n")
+        sys.stdout.write(f"step {brought} is in {short(to)}{after}\n")
     return ExitCode.OK if brought is not None else ExitCode.FOUND
 
 
-def _run_and_step(words: list[str]) -> tuple[str, int | None]:
-    """`runs/cats 1200`, either left out; the folder of one checkpoint means both."""
-    rest, step = list(words), None
-    if rest and not os.path.isdir(rest[-1]) and (number := rest[-1].removeprefix("step-")).isdigit():
-        step = int(number)
-        rest.pop()
-    if len(rest) > 1:
-        raise UsageError("one run at a time", received=" ".join(words), expected="[RUN] [STEP]",
-                         hint="`buoy ckpt --help`")  # fmt: skip
-    if not rest:
-        return _newest_run(), step
-    run = os.path.abspath(os.path.expanduser(rest[0]))
-    parent, name = os.path.split(run)
-    if os.path.basename(parent) == "checkpoints" and name.startswith("step-"):
-        digits = name.removeprefix("step-").partition(".")[0]
-        return os.path.dirname(parent), int(digits) if step is None and digits.isdigit() else step
-    if name == "checkpoints" and os.path.isdir(run):
-        run = parent
-    if not os.path.isdir(run):
-        raise RunFolderError("no such run folder", received=rest[0], expected="a run folder",
-                             hint=_runs_in(parent) or "`ls runs` shows what is there")  # fmt: skip
-    if not os.path.isdir(os.path.join(run, "checkpoints")):
-        raise _nothing_in(run)
-    return run, step
+def _folders_to_make(path: str) -> list[str]:
+    """The folder and those above it that are not there yet, the innermost first."""
+    missing = []
+    while not os.path.lexists(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    return missing
 
 
-def _newest_run() -> str:
-    folders = [*_with_checkpoints("."), *_with_checkpoints("runs")]
-    if os.path.isdir("checkpoints"):
-        folders.append(".")
-    if not folders:
-        raise RunFolderError("no run with checkpoints found", received=os.getcwd(),
-                             expected="a run folder, or a folder with `runs/` in it",
-                             hint="name one: `buoy ckpt list runs/cats`")  # fmt: skip
-    return os.path.abspath(max(folders, key=lambda run: os.stat(os.path.join(run, "checkpoints")).st_mtime))
-
-
-def _with_checkpoints(folder: str) -> list[str]:
+def _remove_empty(folders: list[str]) -> None:
+    """What was made for a checkpoint that did not come, and has nothing else in it."""
     try:
-        return [
-            entry.path
-            for entry in os.scandir(folder)
-            if os.path.isdir(os.path.join(entry.path, "checkpoints"))
-        ]
+        for folder in folders:
+            if os.listdir(folder) == [lock.NAME]:
+                os.unlink(os.path.join(folder, lock.NAME))
+            os.rmdir(folder)
     except OSError:
-        return []
-
-
-def _runs_in(folder: str) -> str | None:
-    names = sorted(os.path.basename(run) for run in _with_checkpoints(folder))
-    return f"there are: {', '.join(names[:8])}" if names else None
-
-
-def _nothing_in(run: str) -> RunFolderError:
-    return RunFolderError("this run has no checkpoint", received=run, expected="a run that saved at least once",
-                          hint=_runs_in(run) or "`buoy.Run` and `buoy.keras.Guard` make them")  # fmt: skip
-
-
-def _chosen(run: str, step: int | None) -> Entry:
-    """The checkpoint of this step, or the newest that looks whole."""
-    entries = Store(run).list()
-    if not entries:
-        raise _nothing_in(run)
-    if step is None:
-        return next((entry for entry in entries if entry.complete), entries[0])
-    found = next((entry for entry in entries if entry.step == step), None)
-    if found is None:
-        near = sorted({entry.step for entry in entries}, key=lambda other: abs(other - step))[:3]
-        raise RunFolderError("no checkpoint of this step", received=f"step {step} of {_short(run)}",
-                             expected="one of the steps that are there",
-                             hint="the nearest are " + ", ".join(map(str, near)))  # fmt: skip
-    return found
+        pass  # it was never made, or somebody has put something there
 
 
 def _open(store: Store, entry: Entry) -> Checkpoint:
@@ -338,11 +328,6 @@ def _open(store: Store, entry: Entry) -> Checkpoint:
 
 def _mirror_status(run: str) -> dict[str, Any]:
     return read_json(os.path.join(run, STATUS)) or {}
-
-
-def _short(path: str) -> str:
-    relative = os.path.relpath(path)
-    return relative if not relative.startswith("..") else path
 
 
 def _print_json(value: dict[str, object]) -> None:
@@ -367,9 +352,7 @@ def _parser() -> Parser:
         "-o", "--output", metavar="FILE", help="export: weights.safetensors or model.weights.h5"
     )
     parser.add_argument("--only", metavar="NAME", help="export: this of what was saved (default: model)")
-    parser.add_argument(
-        "--keep", type=int, default=3, metavar="N", help="prune: keep the last N (default: 3)"
-    )
+    parser.add_argument("--keep", type=int, metavar="N", help="prune: keep the last N (default: 3)")
     parser.add_argument("--best", metavar="METRIC", help="prune: keep the best too: val_loss or max:accuracy")
     parser.add_argument("--every", metavar="6h", help="prune: keep one of each such period too")
     parser.add_argument("--yes", action="store_true", help="prune: do not ask")

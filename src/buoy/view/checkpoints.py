@@ -28,7 +28,7 @@ def listed(run: str, entries: Sequence[Entry], mirror: dict[str, Any], now: floa
         size = format_bytes(entry.bytes or None)
         rows.append((str(entry.step), age, size, _reason(entry.about), _metrics(entry.about), state, copied))
     good = [entry for entry in entries if entry.complete]
-    lines = [f"{run}: {_count(len(good))}, {format_bytes(sum(entry.bytes for entry in good))}", *_table(rows)]
+    lines = [f"{run}: {_summary(good, len(entries) - len(good))}", *_table(rows)]
     lag = lag_in_words(mirror, good[0].step if good else None, now)
     if lag is not None:
         lines.append(lag)
@@ -65,7 +65,8 @@ def shown(checkpoint: Checkpoint) -> str:
     if isinstance(saved, int | float):
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(saved))
         lines.append(f"  saved          {stamp}, {format_duration(max(0.0, time.time() - saved))} ago")
-    lines.append(f"  epoch          {about.get('epoch', 'n/a')}")
+    if about.get("epoch") is not None:
+        lines.append(f"  epoch          {about['epoch']}")
     if metrics := _metrics(about, None):
         lines.append(f"  metrics        {metrics}")
     lines.append(
@@ -106,8 +107,14 @@ def _groups(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
     return groups
 
 
-def _count(number: int) -> str:
-    return f"{number} checkpoint{'' if number == 1 else 's'}"
+def _summary(complete: Sequence[Entry], damaged: int) -> str:
+    """Complete is not yet good, since no byte is verified here; but what is not complete is certainly not good."""
+    if not complete:
+        return f"0 good, {damaged} damaged" if damaged else "no checkpoint yet"
+    size = format_bytes(sum(entry.bytes for entry in complete))
+    if damaged:
+        return f"{len(complete)} complete, {size}; {damaged} damaged"
+    return f"{len(complete)} checkpoint{'' if len(complete) == 1 else 's'}, {size}"
 
 
 def _reason(about: dict[str, Any]) -> str:
