@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -115,6 +116,7 @@ def test_a_store_that_alters_bytes_is_caught_by_its_checksum(
 ) -> None:
     source = tmp_path / "file"
     source.write_bytes(os.urandom(1 << 20))
+    pieces = [(1 << 20, crc32(source.read_bytes()))]
     home = UrlHome(bucket, "run")
     honest = home._fs.info
 
@@ -124,7 +126,7 @@ def test_a_store_that_alters_bytes_is_caught_by_its_checksum(
 
     monkeypatch.setattr(home._fs, "info", altered)
     with pytest.raises(OSError, match="another checksum"):
-        home.put(str(source), "step-000000001", "state.safetensors", [], lambda count: None)
+        home.put(str(source), "step-000000001", "state.safetensors", pieces, lambda count: None)
 
 
 def test_a_copy_that_is_given_up_leaves_no_file(tmp_path: Path, bucket: str) -> None:
@@ -136,7 +138,7 @@ def test_a_copy_that_is_given_up_leaves_no_file(tmp_path: Path, bucket: str) -> 
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        home.put(str(source), "step-000000001", "state.safetensors", [], full)
+        home.put(str(source), "step-000000001", "state.safetensors", [(1 << 20, crc32(bytes(1 << 20)))], full)
     assert home.sizes() == {}
 
 

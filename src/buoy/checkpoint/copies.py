@@ -6,9 +6,18 @@ import os
 from typing import Any
 
 from buoy.checkpoint.homes import Home
-from buoy.checkpoint.manifest import MANIFEST, MOST_MANIFEST_BYTES, STATE, VALUES, size_of, unseal
+from buoy.checkpoint.manifest import (
+    MANIFEST,
+    MOST_MANIFEST_BYTES,
+    STATE,
+    VALUES,
+    NewerCheckpoint,
+    size_of,
+    unseal,
+)
+from buoy.checkpoint.passed_over import HALF, NEWER, Unusable
 from buoy.checkpoint.reader import read_manifest
-from buoy.checkpoint.state import decode
+from buoy.checkpoint.state import BadTree, decode
 from buoy.checkpoint.store import Store
 from buoy.errors import BuoyError
 
@@ -58,7 +67,7 @@ def local_copies(run: str) -> list[Copy]:
             try:
                 fields, _ = read_manifest(entry.folder)
                 found.append(Copy(os.path.basename(entry.folder), fields, entry.bytes))
-            except (OSError, BuoyError, ValueError):
+            except (OSError, BuoyError, ValueError, BadTree):
                 continue
     return found  # the store lists the newest first
 
@@ -73,14 +82,57 @@ def names_in(run: str) -> list[str]:
 
 def remote_copies(home: Home) -> list[Copy]:
     """The complete checkpoints of the second home, newest first."""
-    found = []
+    return survey(home)[0]
+
+
+def survey(home: Home) -> tuple[list[Copy], list[Unusable]]:
+    """The complete checkpoints of the second home by their manifests and sizes, and what is there besides."""
+    found, unusable = [], []
     for name, sizes in home.sizes().items():
-        if MANIFEST not in sizes:
-            continue
         try:
-            fields = unseal(home.read(name, MANIFEST, MOST_MANIFEST_BYTES), name)
-            if all(sizes.get(file) == size_of(fields, file) for file in (STATE, VALUES)):
-                found.append(Copy(name, fields, sum(sizes.values())))
-        except (BuoyError, ValueError, FileNotFoundError):
-            continue  # damaged there: no reason to trust it, nor to copy over it; or removed since it was listed
-    return sorted(found, key=lambda copy: copy.age, reverse=True)
+            looked_at = _look_at(home, name, sizes)
+        except FileNotFoundError:
+            continue  # removed since it was listed
+        if isinstance(looked_at, Copy):
+            found.append(looked_at)
+        else:
+            unusable.append(looked_at)
+    return sorted(found, key=lambda copy: copy.age, reverse=True), unusable
+
+
+def is_half(sizes: dict[str, int]) -> bool:
+    """Whether these files are a copy that was not finished: the manifest comes last, and goes first."""
+    return MANIFEST not in sizes
+
+
+def step_of(name: str) -> int:
+    """The step in a checkpoint's name.
+
+    >>> step_of("step-000000042.2")
+    42
+    """
+    return int(name.removeprefix("step-").partition(".")[0])
+
+
+def _look_at(home: Home, name: str, sizes: dict[str, int]) -> Copy | Unusable:
+    if is_half(sizes):
+        what = f"{MANIFEST} is not there: its copying was not finished"
+        return Unusable(step_of(name), name, what, HALF)
+    try:
+        fields = unseal(home.read(name, MANIFEST, MOST_MANIFEST_BYTES), name)
+        for file in (STATE, VALUES):
+            if sizes.get(file) != size_of(fields, file):
+                return Unusable(
+                    step_of(name), name, _size_words(file, sizes.get(file), size_of(fields, file))
+                )
+        return Copy(name, fields, sum(sizes.values()))
+    except NewerCheckpoint as error:
+        return Unusable(step_of(name), name, f"{MANIFEST}: {error.received}", NEWER)
+    except BuoyError as error:
+        return Unusable(step_of(name), name, error.received or error.message)
+    except (ValueError, BadTree, RecursionError) as error:
+        return Unusable(step_of(name), name, f"{MANIFEST}: {error}")
+
+
+def _size_words(file: str, found: int | None, expected: int) -> str:
+    return f"{file}: it is not there" if found is None else f"{file}: {found} of {expected} bytes are there"

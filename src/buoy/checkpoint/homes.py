@@ -12,7 +12,7 @@ import os
 import re
 import zlib
 from base64 import b64decode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, Protocol
 
 from buoy.checkpoint.commit import remove_folder
@@ -44,6 +44,9 @@ class Home(Protocol):
 
     def put(self, source: str, name: str, file: str, pieces: Pieces, progress: Progress) -> None:
         """Copy a local file there and verify it as far as the place allows."""
+
+    def holds(self, source: str, name: str, file: str, pieces: Pieces) -> bool:
+        """Whether what is there now is this local file, as far as the place lets one tell."""
 
     def get(self, name: str, file: str, target: str, progress: Progress) -> None:
         """Copy a file from there to a new local one."""
@@ -81,12 +84,15 @@ class FolderHome:
         except FileNotFoundError:
             return {}
         for name in filter(_IS_CHECKPOINT.fullmatch, names):
-            with os.scandir(os.path.join(self._folder, name)) as entries:
-                found[name] = {
-                    entry.name: entry.stat(follow_symlinks=False).st_size
-                    for entry in entries
-                    if entry.is_file(follow_symlinks=False)
-                }
+            try:
+                with os.scandir(os.path.join(self._folder, name)) as entries:
+                    found[name] = {
+                        entry.name: entry.stat(follow_symlinks=False).st_size
+                        for entry in entries
+                        if entry.is_file(follow_symlinks=False)
+                    }
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # removed since it was listed, or nothing of ours
         return found
 
     def read(self, name: str, file: str, most: int) -> bytes:
@@ -112,11 +118,11 @@ class FolderHome:
         part = target + ".part"
         try:
             with open(source, "rb") as reading, open(part, "ab") as writing:
-                done = _good_start(part, pieces)
+                done, rest = _good_start(part, pieces)
                 writing.truncate(done)
                 reading.seek(done)
                 progress(done)
-                while chunk := reading.read(CHUNK):
+                for chunk in _as_written(reading, rest, file):
                     writing.write(chunk)
                     progress(len(chunk))
                 writing.flush()
@@ -127,6 +133,15 @@ class FolderHome:
                 _unlink_quietly(part, self._drive)
             raise
         os.replace(part, target)
+
+    def holds(self, source: str, name: str, file: str, pieces: Pieces) -> bool:
+        """Whether every byte there is as the manifest has it."""
+        path = os.path.join(self._folder, name, file)
+        try:
+            done, rest = _good_start(path, pieces)
+            return not rest and os.stat(path).st_size == done
+        except FileNotFoundError:
+            return False
 
     def get(self, name: str, file: str, target: str, progress: Progress) -> None:
         """Copy a file from there to a new local one."""
@@ -187,7 +202,7 @@ class UrlHome:
         """A small file, whole or not at all."""
         with _as_os_error():
             self._fs.pipe_file(self._path(name, file), data)
-            self._verify(name, file, len(data), hashlib.md5(data, usedforsecurity=False).hexdigest(), None)
+            self._verify(name, file, len(data), hashlib.md5(data, usedforsecurity=False).hexdigest())
 
     def put(self, source: str, name: str, file: str, pieces: Pieces, progress: Progress) -> None:
         """Copy a local file there, in parts where it is large, and compare what the store says of it."""
@@ -195,7 +210,7 @@ class UrlHome:
         with _as_os_error(), open(source, "rb") as reading:
             writing = self._fs.open(self._path(name, file), "wb", block_size=_PART)
             try:
-                while chunk := reading.read(CHUNK):
+                for chunk in _as_written(reading, pieces, file):
                     md5.update(chunk)
                     writing.write(chunk)
                     progress(len(chunk))
@@ -203,7 +218,20 @@ class UrlHome:
             except BaseException:
                 _throw_away(writing)  # closing it would publish half a file
                 raise
-            self._verify(name, file, os.stat(source).st_size, md5.hexdigest(), pieces)
+            self._verify(name, file, os.stat(source).st_size, md5.hexdigest())
+
+    def holds(self, source: str, name: str, file: str, pieces: Pieces) -> bool:
+        """Whether size and checksum that the store tells are those of the local file."""
+        md5 = hashlib.md5(usedforsecurity=False)
+        with open(source, "rb") as reading:
+            for chunk in _as_written(reading, pieces, file):
+                md5.update(chunk)
+        with _as_os_error():
+            try:
+                self._verify(name, file, os.stat(source).st_size, md5.hexdigest())
+            except (FileNotFoundError, Altered):
+                return False
+        return True
 
     def get(self, name: str, file: str, target: str, progress: Progress) -> None:
         """Copy a file from there to a new local one."""
@@ -229,21 +257,21 @@ class UrlHome:
     def _path(self, name: str, file: str) -> str:
         return f"{self._folder}/{name}/{file}"
 
-    def _verify(self, name: str, file: str, size: int, md5: str, pieces: Pieces | None) -> None:
+    def _verify(self, name: str, file: str, size: int, md5: str) -> None:
         """By the size, and by the checksum where the store gives one: S3's of one part, Google's `md5Hash`."""
         path = self._path(name, file)
         self._fs.invalidate_cache()
         info = self._fs.info(path)
         _expect_size(int(info.get("size") or 0), size, file)
         if (google := info.get("md5Hash")) and b64decode(str(google)).hex() != md5:
-            raise OSError(errno.EIO, f"{file} arrived with another checksum")
+            raise Altered(errno.EIO, f"{file} arrived with another checksum")
         etag = str(info.get("ETag") or "").strip('"')
         if not self._etag_is_md5 or not _MD5.fullmatch(etag) or etag == md5:
             return
         # With some encryptions the ETag is no checksum: let the bytes themselves decide, once.
         with self._fs.open(path, "rb") as opened:
             if not _reads_as(opened, md5):
-                raise OSError(errno.EIO, f"{file} arrived with another checksum")
+                raise Altered(errno.EIO, f"{file} arrived with another checksum")
         self._etag_is_md5 = False
 
 
@@ -270,16 +298,25 @@ def mount_point(path: str) -> str:
     return path
 
 
-def _good_start(part: str, pieces: Pieces) -> int:
-    """How many bytes of an interrupted copy are as they should be."""
+def _good_start(path: str, pieces: Pieces) -> tuple[int, Pieces]:
+    """How many bytes of a copy are as they should be, and the pieces that are not."""
     done = 0
-    with open(part, "rb") as file:
-        for length, crc in pieces:
+    with open(path, "rb") as file:
+        for number, (length, crc) in enumerate(pieces):
             data = file.read(length)
             if len(data) != length or zlib.crc32(data) != crc:
-                break
+                return done, pieces[number:]
             done += length
-    return done
+    return done, ()
+
+
+def _as_written(reading: IO[bytes], pieces: Pieces, file: str) -> Iterator[bytes]:
+    """A local file's pieces, each compared with its checksum: damage must not be copied and called safe."""
+    for length, crc in pieces:
+        piece = reading.read(length)
+        if zlib.crc32(piece) != crc:
+            raise DamagedSource(errno.EIO, f"{file}: its checksum does not fit")
+        yield piece
 
 
 def _pour(reading: IO[bytes], writing: IO[bytes], progress: Progress) -> None:
@@ -292,7 +329,7 @@ def _pour(reading: IO[bytes], writing: IO[bytes], progress: Progress) -> None:
 
 def _expect_size(found: int, expected: int, file: str) -> None:
     if found != expected:
-        raise OSError(errno.EIO, f"{file} arrived with {found} of {expected} bytes")
+        raise Altered(errno.EIO, f"{file} arrived with {found} of {expected} bytes")
 
 
 def _reads_as(opened: IO[bytes], md5: str) -> bool:
@@ -328,6 +365,14 @@ class _as_os_error:  # noqa: N801 - reads as a statement
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, OSError | GiveUp):
             raise OSError(errno.EIO, f"{type(error).__name__}: {error}"[:300]) from error
+
+
+class Altered(OSError):  # noqa: N818 - says what happened
+    """What arrived is not what was sent."""
+
+
+class DamagedSource(OSError):  # noqa: N818 - says what happened
+    """The local file is not as it was written."""
 
 
 class GiveUp(Exception):  # noqa: N818 - not an error: the copy is no longer wanted

@@ -21,6 +21,7 @@ from typing import Any
 
 from buoy.checkpoint.homes import is_missing_drive, is_url, mount_point
 from buoy.checkpoint.mirror_worker import STATUS
+from buoy.checkpoint.passed_over import PassedOver, Unusable
 from buoy.checkpoint.retention import Keep
 from buoy.errors import BuoyError, UsageError
 from buoy.flight.attempt import read_json
@@ -67,6 +68,8 @@ class Mirror:
         self._told_first = False
         self._in_trouble = False
         self._started = False
+        self._unusable: list[str] = []
+        """Names there that a search found damaged: no longer counted as copies."""
         _check(self.where)
         if self.log_folder is not None:
             _check_is_elsewhere(self.where, self._run, self._name)
@@ -116,6 +119,8 @@ class Mirror:
                 "mirror",
                 f"the mirror {self.shown} takes no checkpoint: {words}; {there}; the training goes on",
             )
+        elif status.get("damaged_here") is not None:
+            trouble("mirror source", f"{status['damaged_here']}: it is not copied to the mirror {self.shown}")
         elif status.get("newest_safe") is not None and (self._in_trouble or not self._told_first):
             again = "again " if self._in_trouble else ""
             self._told_first, self._in_trouble = True, False
@@ -138,12 +143,13 @@ class Mirror:
                 is_there = status.get("newest") is not None and status["newest"] >= newest
                 if is_there and status["newest"] == newest and made is not None:
                     is_there = status.get("newest_made") == made  # not one of that step from an earlier life
-                if is_there and not copying:
+                if is_there and status.get("newest_safe") is not None and not copying:
                     say(f"step {status['newest']} is {_safe(status)} the mirror {self.shown}")
                     return
                 if copying.get("done", 0) != done:
                     moved, done = time.monotonic(), copying.get("done", 0)
-                if status.get("trouble") is not None or time.monotonic() - moved > self.patience:
+                in_trouble = status.get("trouble") or status.get("damaged_here")
+                if in_trouble or time.monotonic() - moved > self.patience:
                     break
                 if not told and time.monotonic() - moved > _LOOK_SECONDS:
                     told = True
@@ -153,7 +159,8 @@ class Mirror:
                 time.sleep(0.05)
         except KeyboardInterrupt:
             pass
-        trouble = self.status().get("trouble")
+        status = self.status()
+        trouble = status.get("trouble") or status.get("damaged_here")
         words = f" ({trouble})" if trouble else ""
         say(
             f"step {newest} is not yet in the mirror {self.shown}{words}; the copying goes on in the background"
@@ -174,13 +181,29 @@ class Mirror:
         progress: Callable[[int, int], object] | None = None,
     ) -> int | None:
         """Fetch the newest good one that is newer than what is here; its step, or None when there is none."""
+        passed = PassedOver(say)
+        brought = self.search(passed, newer_than, step, progress)
+        passed.close()
+        if brought is not None:
+            say(f"step {brought} was brought back from the mirror {self.shown}")
+        return brought
+
+    def search(
+        self,
+        passed: PassedOver,
+        newer_than: int | None,
+        step: int | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> int | None:
+        """The same, as one part of a search that has begun elsewhere."""
         for answer in self._ask("fetch", newer_than=newer_than, step=step):
-            if "say" in answer:
-                say(str(answer["say"]))
+            if "unusable" in answer:
+                found = Unusable(**answer["unusable"])
+                self._unusable.append(found.name)
+                passed.note(found, f"step {found.step} in the mirror is {found.fault} ({found.what})")
             elif "progress" in answer and progress is not None:
                 progress(*answer["progress"])
             elif answer.get("step") is not None:
-                say(f"step {answer['step']} was brought back from the mirror {self.shown}")
                 return int(answer["step"])
         return None
 
@@ -222,7 +245,7 @@ class Mirror:
         path = sys.path if is_url(self.where) else []
         orders = {**orders, "run": self._run, "name": self._name, "where": self.where, "shown": self.shown,
                   "mount": self._mount, "keep": asdict(self._keep), "path": path,
-                  "retry": self.retry_seconds}  # fmt: skip
+                  "unusable": self._unusable, "retry": self.retry_seconds}  # fmt: skip
         try:
             process.stdin.write(json.dumps(orders).encode())
             process.stdin.close()
@@ -240,13 +263,16 @@ def lag_in_words(status: dict[str, Any], newest_here: int | None, now: float) ->
     if not isinstance(newest, int):
         words = f"nothing in the mirror {home} yet"
     else:
-        age = f" {format_duration(max(0.0, now - safe))} ago" if isinstance(safe, int | float) else ""
+        if isinstance(safe, int | float):
+            is_there, age = _safe(status), f" {format_duration(max(0.0, now - safe))} ago"
+        else:
+            is_there, age = "in", " by its size, not compared yet"
         behind = (
             f", {newest_here - newest} steps behind"
             if newest_here is not None and newest_here > newest
             else ""
         )
-        words = f"step {newest} {_safe(status)} the mirror {home}{age}{behind}"
+        words = f"step {newest} {is_there} the mirror {home}{age}{behind}"
     copying = status.get("copying")
     if isinstance(copying, dict) and copying.get("bytes"):
         words += f"; copying step {copying['step']}: {format_share(copying['done'], copying['bytes'])}"

@@ -17,24 +17,22 @@ import select
 import sys
 import time
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NoReturn
 
 if __name__ == "__main__":  # started by path: make `import buoy` find the package this file belongs to, last
     sys.path[0:1] = []
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from buoy.checkpoint.commit import remove_folder, sync_folder
-from buoy.checkpoint.copies import Copy, local_copies, names_in, remote_copies
-from buoy.checkpoint.homes import GiveUp, Home, UrlHome, is_drive, is_url, open_home
-from buoy.checkpoint.manifest import MANIFEST, STATE, VALUES, pieces_of, size_of
-from buoy.checkpoint.reader import open_checkpoint
+from buoy.checkpoint.copies import Copy, is_half, local_copies, names_in, remote_copies, step_of
+from buoy.checkpoint.homes import DamagedSource, GiveUp, Home, UrlHome, is_drive, is_url, open_home
+from buoy.checkpoint.manifest import MANIFEST, STATE, VALUES, pieces_of, size_of, unseal
+from buoy.checkpoint.mirror_fetch import answer, fetch
 from buoy.checkpoint.retention import Keep, surplus, to_make_room
 from buoy.errors import BuoyError
 from buoy.flight.attempt import write_json
 from buoy.flight.mirror import PERIOD as LOG_PERIOD
 from buoy.flight.mirror import copy_tail
 from buoy.machine.priority import step_back
-from buoy.units import format_bytes
 
 STATUS = "mirror.json"
 STATUS_SCHEMA = "buoy.mirror/1"
@@ -57,7 +55,7 @@ class Status:
         self.values: dict[str, Any] = {
             "schema": STATUS_SCHEMA, "home": shown, "pid": os.getpid(), "there": [], "newest": None,
             "newest_made": None, "newest_safe": None, "copy_seconds": None, "copying": None, "trouble": None,
-            "uploads_later": uploads_later,
+            "damaged_here": None, "uploads_later": uploads_later,
         }  # fmt: skip
 
     def set(self, **values: object) -> None:
@@ -86,6 +84,12 @@ class Worker:
         self._keep = Keep(**orders["keep"])
         self._home: Home | None = None
         self._there: dict[str, Copy] = {}
+        self._unusable = set(orders["unusable"])
+        """Names that were found damaged there when they were read, whatever their sizes say."""
+        self._proven: set[object] = set()
+        """What is there as it should be, by our own doing or by comparing it: only that is called safe."""
+        self._left_out: set[object] = set()
+        """What is damaged here, and what there is no room for beside newer ones there."""
         self._sent: set[tuple[object, str]] = set()
         """(checkpoint, file) that are there whole, by our own doing: not sent again after trouble."""
         self._settled: list[str] | None = None
@@ -111,11 +115,12 @@ class Worker:
                     self._status.set(trouble=None)
                 self._retry = float(self._orders["retry"])
             except GiveUp:
+                self._status.set(copying=None)
                 continue
             except Exception as error:  # noqa: BLE001 - a home that fails is tried again; nobody waits for it
                 done, pause = False, self._retry
                 self._retry = min(_RETRY_MOST, 2 * self._retry)
-                self._home, self._there, self._settled = None, {}, None
+                self._home, self._there, self._proven, self._settled = None, {}, set(), None
                 self._status.set(trouble=_in_words(error, self._orders["where"]), copying=None)
             if self._training_ended() and (done or self._hopeless()):
                 self._last_log()
@@ -132,19 +137,23 @@ class Worker:
             self._home = open_home(
                 str(self._orders["where"]), os.path.basename(self._run), self._orders["mount"]
             )
-            self._there = {copy.name: copy for copy in remote_copies(self._home)}
+            there = [copy for copy in remote_copies(self._home) if copy.name not in self._unusable]
+            self._there = {copy.name: copy for copy in there}
             self._tell_there()
         self._copy_log()
         names = names_in(self._run)
         if names == self._settled:
             self._status.beat()
             return True
-        here = local_copies(self._run)
+        here = [copy for copy in local_copies(self._run) if copy.key not in self._left_out]
+        if here and self._has(here[0]) and here[0].key not in self._proven:
+            self._prove(self._home, here[0])
         everything = {**self._there, **{copy.name: copy for copy in here}}
         unwanted = {copy.name for copy in surplus(list(everything.values()), self._keep)}
         missing = [copy for copy in here if not self._has(copy) and copy.name not in unwanted]
         if not missing:
             self._forget(self._home)
+            self._remove_halves(self._home)
             self._settled = names
             return True
         self._copy(self._home, missing[0], newest=missing[0] is here[0])
@@ -168,33 +177,64 @@ class Worker:
                 self._still_wanted(copy, newest)
 
         try:
-            # Of an earlier life, and maybe the damaged one that it could not go on from.
-            if copy.name in self._there:
-                home.remove(copy.name)
-                del self._there[copy.name]
+            with open(os.path.join(folder, MANIFEST), "rb") as opened:
+                manifest = opened.read()
+            if unseal(manifest, folder) != copy.fields:
+                raise GiveUp  # another one has taken its name since the folder was read
             sizes = home.sizes().get(copy.name, {})
+            if MANIFEST in sizes:
+                # Of an earlier life, and maybe damaged. Its manifest must not stand beside files of this one.
+                home.remove(copy.name)
+                self._there.pop(copy.name, None)
+                sizes = {}
             for file in (STATE, VALUES):
                 # By our own doing: the size alone would also fit what an earlier life has left there.
                 if (copy.key, file) not in self._sent or sizes.get(file) != size_of(copy.fields, file):
                     pieces = pieces_of(copy.fields, file)
                     home.put(os.path.join(folder, file), copy.name, file, pieces, progress)
                     self._sent.add((copy.key, file))
-            with open(os.path.join(folder, MANIFEST), "rb") as opened:
-                manifest = opened.read()
             home.write(copy.name, MANIFEST, manifest)
             if home.read(copy.name, MANIFEST, len(manifest) + 1) != manifest:
                 raise OSError(errno.EIO, "the manifest did not read back as it was written")
-        except FileNotFoundError:
+        except (FileNotFoundError, BuoyError):
             if os.path.isdir(folder):
                 raise
-            raise GiveUp from None  # removed here while it was copied
+            raise GiveUp from None  # removed here while it was copied; what was sent of it goes with the other halves
+        except DamagedSource as error:
+            self._leave_out(copy, str(error.strerror))
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                self._make_room(home, copy)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT) and self._make_room(home, copy):
+                raise GiveUp from None  # tried again at once
             raise
         self._there[copy.name] = copy
-        self._status.set(copying=None, copy_seconds=time.monotonic() - began)
+        self._unusable.discard(copy.name)
+        self._proven.add(copy.key)
+        self._status.set(copying=None, damaged_here=None, copy_seconds=time.monotonic() - began)
         self._tell_there()
+
+    def _prove(self, home: Home, copy: Copy) -> None:
+        """Compare what an earlier life has sent, before anybody is told that it is safe; else it is sent again."""
+        folder = os.path.join(self._run, "checkpoints", copy.name)
+        try:
+            good = all(
+                home.holds(os.path.join(folder, file), copy.name, file, pieces_of(copy.fields, file))
+                for file in (STATE, VALUES)
+            )
+        except DamagedSource as error:
+            self._leave_out(copy, str(error.strerror))
+        except FileNotFoundError:
+            raise GiveUp from None  # removed here meanwhile
+        if good:
+            self._proven.add(copy.key)
+        else:
+            del self._there[copy.name]
+        self._tell_there()
+
+    def _leave_out(self, copy: Copy, what: str) -> NoReturn:
+        """The one here is damaged: what would arrive there would be so too."""
+        self._left_out.add(copy.key)
+        self._status.set(damaged_here=f"step {copy.step} here is damaged ({what})", copying=None)
+        raise GiveUp
 
     def _has(self, copy: Copy) -> bool:
         """Whether this very checkpoint is there: another life may have made one of the same name."""
@@ -216,22 +256,46 @@ class Worker:
             del self._there[copy.name]
             self._tell_there()
 
-    def _make_room(self, home: Home, copy: Copy) -> None:
-        for old in to_make_room(list(self._there.values()), self._keep, copy.bytes):
-            home.remove(old.name)
-            del self._there[old.name]
+    def _make_room(self, home: Home, copy: Copy) -> bool:
+        """Free what this copy needs: two good ones stay there if that will do, else the newest; whether to go on."""
+        there = list(self._there.values())
+        if any(other.age > copy.age for other in there):
+            self._left_out.add(copy.key)  # an older one does not drive out a newer
+            return True
+        halves = [name for name in self._halves(home) if step_of(name) <= copy.step and name != copy.name]
+        going = to_make_room(there, self._keep, copy.bytes) or to_make_room(there, self._keep, copy.bytes, 1)
+        self._left_out.update(old.key for old in going)
+        for name in [*halves, *(old.name for old in going)]:
+            home.remove(name)
+            self._there.pop(name, None)
+        return bool(halves or going)
+
+    def _remove_halves(self, home: Home) -> None:
+        """What nobody will finish: the step was made again, or the checkpoint removed here, while it was copied."""
+        newest = max((copy.step for copy in self._there.values()), default=-1)
+        for name in self._halves(home):
+            if (
+                step_of(name) <= newest
+            ):  # one that is newer than all that is whole is kept: it may be all there is
+                home.remove(name)
+
+    def _halves(self, home: Home) -> set[str]:
+        return {name for name, sizes in home.sizes().items() if is_half(sizes) and name not in self._there}
 
     def _tell_there(self) -> None:
-        newest = max(self._there.values(), key=lambda copy: copy.age, default=None)
+        proven = [copy for copy in self._there.values() if copy.key in self._proven]
+        newest = max(proven or self._there.values(), key=lambda copy: copy.age, default=None)
+        told = self._status.values
         if newest is None:
-            self._status.set(there=[])
+            self._status.set(there=[], newest=None, newest_made=None, newest_safe=None)
             return
-        known = self._status.values["newest"]
+        is_told = told["newest_safe"] is not None and (told["newest"], told["newest_made"]) == (
+            newest.step,
+            newest.time,
+        )
+        safe = (told["newest_safe"] if is_told else time.time()) if proven else None
         self._status.set(
-            there=sorted(self._there),
-            newest=newest.step,
-            newest_made=newest.time,
-            newest_safe=self._status.values["newest_safe"] if known == newest.step else time.time(),
+            there=sorted(self._there), newest=newest.step, newest_made=newest.time, newest_safe=safe
         )
 
     def _copy_log(self, last: bool = False) -> None:
@@ -294,55 +358,6 @@ def keep(orders: dict[str, Any]) -> None:
     Worker(orders).run()
 
 
-def fetch(orders: dict[str, Any]) -> None:
-    """Bring the newest good checkpoint (or the step asked for) back into the run folder, verified."""
-    home = open_home(str(orders["where"]), str(orders["name"]), orders["mount"])
-    checkpoints = os.path.join(str(orders["run"]), "checkpoints")
-    for copy in remote_copies(home):
-        if orders["step"] is not None and copy.step != orders["step"]:
-            continue
-        if orders["newer_than"] is not None and copy.step <= orders["newer_than"]:
-            break
-        os.makedirs(checkpoints, exist_ok=True)
-        part = os.path.join(checkpoints, f".{copy.name}.part-{os.getpid()}")
-        os.mkdir(part)
-        done = 0
-
-        def progress(count: int, total: int = copy.bytes) -> None:
-            nonlocal done
-            done += count
-            _answer(progress=[done, total])
-
-        try:
-            for file in (STATE, VALUES, MANIFEST):
-                home.get(copy.name, file, os.path.join(part, file), progress)
-            open_checkpoint(part)
-            final, count = os.path.join(checkpoints, copy.name), 1
-            while os.path.lexists(final):  # a damaged one of that name may be here: it is not touched
-                count += 1
-                final = os.path.join(checkpoints, f"step-{copy.step:09d}.{count}")
-            sync_folder(part)
-            os.rename(part, final)
-            sync_folder(checkpoints)
-        except BuoyError as error:
-            remove_folder(part)
-            _answer(say=f"step {copy.step} in the mirror is damaged ({getattr(error, 'received', error)})")
-            continue
-        except OSError as error:
-            remove_folder(part)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise OSError(error.errno, f"no room here for its {format_bytes(copy.bytes)}") from error
-            raise
-        _answer(step=copy.step, folder=final)
-        return
-    _answer(step=None)
-
-
-def _answer(**values: object) -> None:
-    sys.stdout.write(json.dumps(values) + "\n")
-    sys.stdout.flush()
-
-
 def _in_words(error: Exception, where: object) -> str:
     """For people: without the password that the place's own words may repeat."""
     words = (
@@ -364,11 +379,11 @@ def main(mode: str) -> None:
     try:
         if mode == "list":
             home = open_home(str(orders["where"]), str(orders["name"]), orders["mount"])
-            _answer(copies=[copy.to_json() for copy in remote_copies(home)])
+            answer(copies=[copy.to_json() for copy in remote_copies(home)])
         else:
             fetch(orders)
     except Exception as error:  # noqa: BLE001 - told to whoever asked
-        _answer(error=_in_words(error, orders["where"]))
+        answer(error=_in_words(error, orders["where"]))
 
 
 if __name__ == "__main__":

@@ -122,14 +122,14 @@ def surplus(entries: Sequence[Entry], keep: Keep) -> list[Entry]:
     return [entry for entry in good if not any(entry is other for other in stays)]
 
 
-def to_make_room(entries: Sequence[Entry], keep: Keep, bytes_needed: int) -> list[Entry]:
-    """What to remove before a write that needs so many bytes more, at least two good ones staying.
+def to_make_room(entries: Sequence[Entry], keep: Keep, bytes_needed: int, safe: int = SAFE) -> list[Entry]:
+    """What to remove before a write that needs so many bytes more, at least `safe` good ones staying.
 
     Sacrificed in this order: what is surplus, the history of `every`, older ones of the last few, the best one.
     Empty when even all of these would not do: then removing them would lose something and gain nothing.
     """
     good = sorted((entry for entry in entries if entry.complete), key=_age)
-    safe = [*good[-SAFE:], *_pinned(good)]
+    stays = [*good[-safe:], *_pinned(good)]
     best = best_of(good, keep)
     history = _history(good, keep)
     order = [*surplus(entries, keep), *history, *good]
@@ -138,7 +138,7 @@ def to_make_room(entries: Sequence[Entry], keep: Keep, bytes_needed: int) -> lis
     for entry in [*(entry for entry in order if entry is not best), *([best] if best else [])]:
         if freed >= bytes_needed:
             break
-        if any(entry is other for other in (*safe, *chosen)):
+        if any(entry is other for other in (*stays, *chosen)):
             continue
         chosen.append(entry)
         freed += entry.bytes

@@ -12,6 +12,7 @@ from buoy.checkpoint import lock
 from buoy.checkpoint.commit import remove_folder, remove_leftovers, sync_folder
 from buoy.checkpoint.lock import WriterBusy
 from buoy.checkpoint.manifest import STATE, VALUES, DamagedCheckpoint, NewerCheckpoint, size_of
+from buoy.checkpoint.passed_over import PassedOver, Unusable
 from buoy.checkpoint.reader import (
     Checkpoint,
     StoredTensor,
@@ -71,13 +72,21 @@ class Store:
 
     def newest(self, say: Callable[[str], object]) -> Checkpoint | None:
         """The newest checkpoint whose every byte is as written; damaged ones are named, skipped and kept."""
+        passed = PassedOver(say)
+        found = self.search(passed)
+        passed.close()
+        return found
+
+    def search(self, passed: PassedOver) -> Checkpoint | None:
+        """The same, as one part of a search that may go on elsewhere."""
         entries = self.list()
         for number, entry in enumerate(entries, 1):
             try:
                 return self.open(entry)
             except DamagedCheckpoint as error:
-                then = "trying the one before" if number < len(entries) else "no good one is left"
-                say(f"{error.message}: {error.received}; {then}")
+                then = "trying the one before" if number < len(entries) else "no good one is left here"
+                what = str(error.received)
+                passed.note(Unusable(entry.step, entry.folder, what), f"{error.message}: {what}; {then}")
         return None
 
     def open(self, entry: Entry, progress: Callable[[int], object] | None = None) -> Checkpoint:

@@ -17,8 +17,9 @@ from math import inf, isfinite
 from subprocess import SubprocessError
 
 from buoy.checkpoint import schedule
-from buoy.checkpoint.mirror import Mirror, MirrorFailed
+from buoy.checkpoint.mirror import Mirror
 from buoy.checkpoint.retention import Keep, as_keep
+from buoy.checkpoint.search import newest_good
 from buoy.checkpoint.state import AsTensor
 from buoy.checkpoint.store import Checkpoint, Receipt, Saver, Store
 from buoy.errors import BuoyError, UsageError
@@ -87,25 +88,21 @@ class Keeper:
         self._told_deadline = False
         self._loops = 0
         self._alarm = self._stopped = self._ending = self._finished = False
-        self._start_mirror()
 
     # -- the start --------------------------------------------------------------------------------------------
 
     def newest(self) -> Checkpoint | None:
-        """The checkpoint to go on from: the newest good one here or in the mirror, brought back if it is there."""
-        here = self.store.newest(say)
-        if self._mirror is None:
-            return here
+        """The checkpoint to go on from, asked for once and first: the newest good one here or in the mirror.
+
+        The mirror's own process begins after that: it must not tidy up what is still being looked for.
+        """
         try:
-            brought = self._mirror.bring_back(here.step if here is not None else None, say)
-        except MirrorFailed as error:
-            if here is None:
-                raise  # to begin anew beside checkpoints that could not be seen is nobody's wish
-            self._trouble(
-                "mirror", f"{error.message} ({error.received}); going on from step {here.step} here"
-            )
-            return here
-        return here if brought is None else self.store.newest(say)
+            found = newest_good(self.store, self._mirror, say, self._trouble)
+        except BaseException:
+            self.finish()
+            raise
+        self._start_mirror()
+        return found
 
     def expect(self, items: Mapping[str, object], as_tensor: AsTensor) -> None:
         """Before the first step: refuse what cannot be saved, and say what the checkpoints will take."""
@@ -127,6 +124,7 @@ class Keeper:
     def loop(self) -> Iterator[None]:
         """Around the iteration over batches: only inside are SIGTERM and Ctrl-C held back until the step is done."""
         self._loops += 1
+        self._look = 0.0  # a notebook may have trained another run in between
         self._signals.arm()
         try:
             yield
@@ -148,6 +146,7 @@ class Keeper:
 
     def _look_closely(self, step: int) -> str | None:
         now = time.monotonic()
+        self.recorder.trains(self.folder, step)
         if self._began is None:
             self._began = now
             self._pace.start(now, step)
@@ -200,7 +199,7 @@ class Keeper:
         items: Mapping[str, object],
         *,
         step: int,
-        epoch: int,
+        epoch: int | None,
         reason: str,
         as_tensor: AsTensor,
         metrics: Mapping[str, float] | None = None,
@@ -237,6 +236,8 @@ class Keeper:
                     raise  # nothing was saved or promised yet: this is the start, and the person's to mend
                 words = " ".join(str(error).split()) if isinstance(error, BuoyError) else repr(error)
                 receipt = Receipt(step, "", 0, time.monotonic() - began, None, words)
+        if finished:
+            self.recorder.trained(self.folder, step, True)
         now = time.monotonic()
         self._saved, self._last_step, self._alarm = now, step, False
         if self._rule.steps is not None:
@@ -261,6 +262,7 @@ class Keeper:
             return
         self._finished = True
         self._signals.disarm()
+        self.recorder.trained(self.folder, self.recorder.beacon.count, False)
         try:
             self._saver.wait()
             self._collect(time.monotonic(), self._last_step)
@@ -329,7 +331,7 @@ class Keeper:
             say(f"checkpoints go to {self.folder}, the recording to {attempt.run_folder}")
             joined = watch()
             there_already = next((entry.folder for entry in self.store.list() if entry.complete), None)
-            joined.event("opened", path=self.folder, newest=there_already)
+            joined.opened(self.folder, there_already)
             if limit is not None:
                 joined.event("time-limit", seconds=limit)
             try:

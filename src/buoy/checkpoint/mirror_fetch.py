@@ -1,0 +1,91 @@
+"""The way back: the newest good checkpoint of the second home, brought into the run folder, every byte verified.
+
+Runs in the mirror's own process and answers with JSON lines on stdout.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from buoy.checkpoint.commit import remove_folder, sync_folder
+from buoy.checkpoint.copies import Copy, survey
+from buoy.checkpoint.homes import Home, open_home
+from buoy.checkpoint.manifest import MANIFEST, STATE, VALUES
+from buoy.checkpoint.passed_over import Unusable
+from buoy.checkpoint.reader import open_checkpoint
+from buoy.errors import BuoyError
+from buoy.units import format_bytes
+
+
+def fetch(orders: dict[str, Any]) -> None:
+    """Bring the newest good checkpoint (or the step asked for) back; what cannot be used on the way is named."""
+    home = open_home(str(orders["where"]), str(orders["name"]), orders["mount"])
+    checkpoints = os.path.join(str(orders["run"]), "checkpoints")
+    for candidate in _newest_first(*survey(home)):
+        if orders["step"] is not None and candidate.step != orders["step"]:
+            continue
+        if orders["newer_than"] is not None and candidate.step <= orders["newer_than"]:
+            break
+        if isinstance(candidate, Unusable):
+            answer(unusable=asdict(candidate))
+            continue
+        try:
+            folder = _bring(home, candidate, checkpoints)
+        except BuoyError as error:
+            what = error.received or error.message
+            answer(unusable=asdict(Unusable(candidate.step, candidate.name, what)))
+            continue
+        answer(step=candidate.step, folder=folder)
+        return
+    answer(step=None)
+
+
+def answer(**values: object) -> None:
+    """One line to whoever asked."""
+    sys.stdout.write(json.dumps(values) + "\n")
+    sys.stdout.flush()
+
+
+def _newest_first(copies: list[Copy], unusable: list[Unusable]) -> list[Copy | Unusable]:
+    """Of one step the whole one comes first: what stands beside it is of no interest then."""
+    everything: list[Copy | Unusable] = [*copies, *unusable]
+    return sorted(everything, key=lambda one: (one.step, isinstance(one, Copy)), reverse=True)
+
+
+def _bring(home: Home, copy: Copy, checkpoints: str) -> str:
+    """The folder that it is now; `DamagedCheckpoint` when a byte is not as it was written."""
+    os.makedirs(checkpoints, exist_ok=True)
+    part = os.path.join(checkpoints, f".{copy.name}.part-{os.getpid()}")
+    os.mkdir(part)
+    done = 0
+
+    def progress(count: int) -> None:
+        nonlocal done
+        done += count
+        answer(progress=[done, copy.bytes])
+
+    try:
+        for file in (STATE, VALUES, MANIFEST):
+            home.get(copy.name, file, os.path.join(part, file), progress)
+        open_checkpoint(part)
+        final, count = os.path.join(checkpoints, copy.name), 1
+        while os.path.lexists(final):  # a damaged one of that name may be here: it is not touched
+            count += 1
+            final = os.path.join(checkpoints, f"step-{copy.step:09d}.{count}")
+        sync_folder(part)
+        os.rename(part, final)
+        sync_folder(checkpoints)
+    except BuoyError:
+        remove_folder(part)
+        raise
+    except OSError as error:
+        remove_folder(part)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OSError(error.errno, f"no room here for its {format_bytes(copy.bytes)}") from error
+        raise
+    return final

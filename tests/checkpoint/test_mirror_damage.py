@@ -1,0 +1,251 @@
+"""Damage and half copies in the second home: named, never taken for a checkpoint, and no silent new beginning."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buoy.checkpoint import mirror_worker
+from buoy.checkpoint.homes import FolderHome, open_home
+from buoy.checkpoint.manifest import MANIFEST, STATE
+from buoy.checkpoint.mirror import Mirror
+from buoy.checkpoint.mirror_worker import Worker
+from buoy.checkpoint.retention import Keep
+from buoy.checkpoint.store import Store
+from tests.checkpoint.ground import about, as_tensor, open_saver, save, state
+from tests.processes import buoy, read
+
+TRAIN = (
+    "import sys; from tests.training.loop import *; train(sys.argv[1], mirror=sys.argv[2], steps=60, pause=0)"
+)
+
+
+def go_on(run: Path, mirror: Path) -> subprocess.CompletedProcess[str]:
+    """A training over this run folder and mirror, in a process of its own."""
+    command = [sys.executable, "-c", TRAIN, str(run), str(mirror)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def mirrored(tmp_path: Path, *steps: int) -> Path:
+    """A mirror that holds these steps of a run whose own machine is gone; the run's folder in it."""
+    save(tmp_path / "drive" / "run", *steps, size=400)
+    (tmp_path / "drive" / "run" / "checkpoints" / "lock").unlink()
+    return tmp_path / "drive" / "run"
+
+
+def place(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:09d}"
+
+
+def cut_short(run: Path, step: int) -> None:
+    os.truncate(place(run, step) / STATE, 512)
+
+
+def flip(run: Path, step: int) -> None:
+    path = place(run, step) / STATE
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def work(run: Path, home: Path, home_of: Callable[..., Any] = open_home, keep: int = 3) -> dict[str, Any]:
+    """The mirror's own process, in this one, for a training that has ended: until nothing is left to do."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    orders = {"run": str(run), "name": "run", "where": str(home), "shown": str(home), "mount": None, "path": [],
+              "keep": {"last": keep, "best": None, "every": None}, "retry": 0.01, "pid": ended.pid,
+              "attempt": None, "unusable": []}  # fmt: skip
+    mirror_worker.open_home = home_of
+    try:
+        Worker(orders).run()
+    finally:
+        mirror_worker.open_home = open_home
+    return dict(read(run / "mirror.json"))
+
+
+def test_a_run_whose_every_copy_is_damaged_does_not_begin_anew_in_silence(tmp_path: Path) -> None:
+    copies = mirrored(tmp_path, 10, 20, 30, 40, 50)
+    before = sorted(path.name for path in (copies / "checkpoints").iterdir())
+    whole = (place(copies, 50) / STATE).stat().st_size
+    for step in (10, 20, 30, 50):
+        cut_short(copies, step)
+    flip(copies, 40)
+    done = go_on(tmp_path / "run", tmp_path / "drive")
+
+    lines = [line for line in done.stderr.splitlines() if line.startswith("buoy:")]
+    assert lines[0] == f"buoy: step 50 in the mirror is damaged ({STATE}: 512 of {whole} bytes are there)"
+    assert "step 40 in the mirror is damaged" in lines[1] and "its checksum does not fit" in lines[1]
+    assert lines[3] == "buoy: and 2 more that cannot be used"
+    assert done.returncode == 1 and "from 0" not in done.stdout
+    assert "no good checkpoint of this run is left (5 damaged)" in done.stderr
+    assert f"step 50: {STATE}: 512 of {whole} bytes are there" in done.stderr
+    assert f"and the mirror {tmp_path / 'drive'}" in done.stderr and "another run folder" in done.stderr
+    assert sorted(path.name for path in (copies / "checkpoints").iterdir()) == before
+
+
+def test_the_command_line_names_them_too(tmp_path: Path) -> None:
+    copies = mirrored(tmp_path, 40)
+    (place(copies, 40) / "values.json").unlink()
+    done = buoy("ckpt", "restore", str(copies), "--to", str(tmp_path / "back"))
+
+    assert done.returncode == 1 and "has no good checkpoint" in done.stderr
+    assert "step 40 in the mirror is damaged (values.json: it is not there)" in done.stderr
+
+
+def test_only_damaged_ones_here_are_no_new_beginning_either(tmp_path: Path) -> None:
+    save(tmp_path / "run", 10, 20, size=400)
+    cut_short(tmp_path / "run", 10)
+    flip(tmp_path / "run", 20)
+    done = go_on(tmp_path / "run", tmp_path / "drive")
+
+    assert done.returncode == 1 and "from 0" not in done.stdout
+    assert "no good checkpoint of this run is left (2 damaged)" in done.stderr
+    assert len(Store(tmp_path / "run").list()) == 2
+
+
+def test_the_newer_one_that_is_passed_over_is_named_wherever_it_is(tmp_path: Path) -> None:
+    copies = mirrored(tmp_path, 20, 30, 40)
+    save(tmp_path / "run", 10, 50, size=400)
+    cut_short(tmp_path / "run", 50)
+    cut_short(copies, 40)
+    (place(copies, 30) / MANIFEST).unlink()
+    done = go_on(tmp_path / "run", tmp_path / "drive")
+
+    assert done.stdout.startswith("from 20\n"), done.stderr
+    assert done.stderr.count("step-000000050: state.safetensors: 512 of") == 1
+    assert "step 40 in the mirror is damaged" in done.stderr
+    assert "step 30 in the mirror is not whole (manifest.json is not there" in done.stderr
+    assert "step 20 was brought back" in done.stderr
+
+
+def test_a_first_copy_that_was_never_finished_is_said_and_is_no_reason_not_to_begin(tmp_path: Path) -> None:
+    copies = mirrored(tmp_path, 10)
+    (place(copies, 10) / MANIFEST).unlink()
+    done = go_on(tmp_path / "run", tmp_path / "drive")
+
+    assert done.stdout.startswith("from 0\n"), done.stderr
+    assert "step 10 in the mirror is not whole" in done.stderr
+    assert "nothing in the mirror was ever whole (1 begun): the training begins at step 0" in done.stderr
+
+
+def test_a_step_made_again_while_it_is_copied_leaves_no_half_copy(tmp_path: Path) -> None:
+    """Made twice, the first one is removed here in the middle of its copy."""
+    run = tmp_path / "run"
+    saver = open_saver(run)
+    saver.save(state(1, 400), about(42), as_tensor, wait=True)
+    again = False
+
+    class Slow(FolderHome):
+        def put(self, source: str, name: str, file: str, *rest: Any) -> None:
+            nonlocal again
+            super().put(source, name, file, *rest)
+            if not again:
+                again = True
+                saver.save(state(2, 400), about(42), as_tensor, wait=True)
+                Store(run).remove(Store(run).list()[1])
+
+    told = work(run, tmp_path / "drive", lambda where, name, mount: Slow(where, name, mount))
+    saver.close()
+
+    assert again and os.listdir(tmp_path / "drive" / "run" / "checkpoints") == ["step-000000042.2"]
+    assert told["there"] == ["step-000000042.2"] and told["copying"] is None
+
+
+def test_half_copies_of_a_life_before_go_once_a_whole_one_is_as_new(tmp_path: Path) -> None:
+    copies = mirrored(tmp_path, 10, 20, 90)
+    for step in (10, 90):
+        (place(copies, step) / MANIFEST).unlink()
+    cut_short(copies, 20)
+    save(tmp_path / "run", 30, size=400)
+    work(tmp_path / "run", tmp_path / "drive")
+
+    # The damaged one was a checkpoint once, and the newest half may be all that is left of its step.
+    kept = ["step-000000020", "step-000000030", "step-000000090"]
+    assert sorted(os.listdir(copies / "checkpoints")) == kept
+
+
+def test_files_of_two_lives_never_stand_under_one_manifest(tmp_path: Path) -> None:
+    """Sizes are the same from life to life: the old manifest would make a half copy look whole."""
+    copies = mirrored(tmp_path, 40)
+    (place(copies, 40) / "values.json").unlink()
+    saver = open_saver(tmp_path / "run")
+    saver.save(state(7, 400), about(40), as_tensor, wait=True)
+    saver.close()
+    seen: list[list[str]] = []
+
+    class Watched(FolderHome):
+        def put(self, source: str, name: str, file: str, *rest: Any) -> None:
+            seen.append(sorted(self.sizes().get(name, {})))
+            super().put(source, name, file, *rest)
+
+    work(tmp_path / "run", tmp_path / "drive", lambda where, name, mount: Watched(where, name, mount))
+
+    assert seen == [[], [STATE]]
+    newest = Store(copies).newest(pytest.fail)
+    assert newest is not None and newest.value("step", lambda stored: None) == 7
+
+
+def test_safe_is_said_only_of_what_was_compared(tmp_path: Path) -> None:
+    """An earlier life has sent it; since then a bit has changed there."""
+    save(tmp_path / "run", 10, 20, size=400)
+    first = work(tmp_path / "run", tmp_path / "drive")
+    copies = tmp_path / "drive" / "run"
+    flip(copies, 20)
+    told: list[object] = []
+
+    class Watched(FolderHome):
+        def put(self, source: str, name: str, file: str, *rest: Any) -> None:
+            told.append(read(tmp_path / "run" / "mirror.json")["newest_safe"])
+            super().put(source, name, file, *rest)
+
+    again = work(tmp_path / "run", tmp_path / "drive", lambda where, name, mount: Watched(where, name, mount))
+
+    assert first["newest"] == again["newest"] == 20 and again["newest_safe"] > first["newest_safe"]
+    assert told == [None, None]
+    assert Store(copies).newest(pytest.fail).step == 20  # type: ignore[union-attr]
+
+
+def test_what_a_search_found_damaged_is_not_told_as_safe_nor_counted(tmp_path: Path) -> None:
+    """Right by its size: only the search has read its bytes."""
+    copies = mirrored(tmp_path, 30, 40, 50)
+    for step in (40, 50):
+        flip(copies, step)
+    done = go_on(tmp_path / "run", tmp_path / "drive")
+
+    assert done.stdout.startswith("from 30\n"), done.stderr
+    assert "step 50 is safe" not in done.stderr and "step 60 is safe in the mirror" in done.stderr
+    assert {"step-000000030", "step-000000060"} <= set(os.listdir(copies / "checkpoints"))
+
+
+def test_damage_here_is_not_copied_and_called_safe(tmp_path: Path) -> None:
+    save(tmp_path / "run", 10, 20, size=400)
+    flip(tmp_path / "run", 20)
+    told = work(tmp_path / "run", tmp_path / "drive")
+
+    assert told["damaged_here"] is None  # a good one was copied after it
+    assert told["there"] == ["step-000000010"] and told["newest"] == 10
+    heard: list[str] = []
+    assert (
+        Mirror(str(tmp_path / "new"), str(tmp_path / "drive"), Keep(), "run").bring_back(None, heard.append)
+        == 10
+    )
+
+
+def test_a_full_mirror_keeps_the_newest_and_takes_the_next(
+    tmp_path: Path, make_disk: Callable[[str], Path]
+) -> None:
+    """Room for two: the older of two goes, since there are good ones here as well."""
+    drive = make_disk("500k")
+    run = tmp_path / "run"
+    for step in (10, 20, 30):
+        save(run, step, size=140_000)
+        told = work(run, drive)
+
+    assert told["newest"] == 30 and told["trouble"] is None
+    assert told["there"] == ["step-000000020", "step-000000030"]
