@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from folders import CHILD, DIED_T, DIED_WALL, GIB, PID, Attempt, exited, note, oom_line
+from folders import CHILD, DIED_T, DIED_WALL, GIB, PID, START_T, Attempt, exited, note, oom_line
 
 import buoy.verdict.causes as causes
 from buoy.cli import main
@@ -199,14 +199,24 @@ def test_another_attempt_at_the_same_time_is_mentioned(
     attempt.write()
     record = {"wall": DIED_WALL - 10, "cause": {"id": "kernel-oom"}}
     (other / "verdict.json").write_text(json.dumps(record))
+    (other / "death.json").write_text(json.dumps({"t": DIED_T - 10}))
+    about = {**attempt.attempt, "number": 1, "t": START_T - 50}
+    (other / "attempt.json").write_text(json.dumps(about))
     run = str(attempt.folder.parents[1])
     assert main(["why", run]) == 0
     shown = capsys.readouterr().out
     assert "attempt 1 ran at the same time and ended with kernel-oom" in shown
     assert "--attempt 1`" in shown
 
-    record["wall"] = DIED_WALL - 700  # it had ended before this one began: an ordinary restart
-    (other / "verdict.json").write_text(json.dumps(record))
+    # Of another boot, neither clock nor pid can be compared.
+    (other / "attempt.json").write_text(json.dumps({**about, "boot_id": "another"}))
+    main(["why", run])
+    assert "at the same time" not in capsys.readouterr().out
+
+    (other / "attempt.json").write_text(json.dumps(about))
+    (other / "death.json").write_text(
+        json.dumps({"t": START_T - 10})
+    )  # before this one began: an ordinary restart
     main(["why", run])
     assert "at the same time" not in capsys.readouterr().out
 

@@ -16,10 +16,11 @@ _DESCRIPTION = (
 def execute(arguments: list[str]) -> int:
     """Run the verb."""
     chosen = _parser().parse_args(arguments)
-    from buoy.flight.attempt import find_attempt
+    from buoy.flight.attempt import find_attempt, find_run
     from buoy.view.history import read
 
-    history = read(find_attempt(chosen.run).run_folder)
+    find_attempt(chosen.run)  # a run without one is an error with a hint
+    history = read(find_run(chosen.run))
     if chosen.format == "json":
         import json
 

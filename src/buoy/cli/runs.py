@@ -16,13 +16,13 @@ def execute(arguments: list[str]) -> int:
     if arguments[:1] == ["rm"]:
         return _remove(arguments[1:])
     chosen = _parser().parse_args(arguments)
-    from buoy.view.runs import SCHEMA, describe, find_runs, table
+    from buoy.view.runs import SCHEMA, listed, table
 
     folder = os.path.abspath(chosen.folder or ".")
     if not os.path.isdir(folder):
         raise RunFolderError("no such folder", received=chosen.folder, expected="a folder that holds runs",
                              hint="`buoy runs` looks here and in `runs/`")  # fmt: skip
-    runs = [describe(run) for run in find_runs(folder)]
+    runs = listed(folder)
     if chosen.format == "json":
         import json
 
@@ -39,22 +39,23 @@ def _remove(arguments: list[str]) -> int:
     parser.add_argument("run", metavar="RUN", help="the run folder")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     chosen = parser.parse_args(arguments)
-    from buoy.flight.attempt import is_run
+    from buoy.flight.attempt import attempt_numbers, is_run
     from buoy.units import format_bytes
     from buoy.view.runs import describe
 
-    if os.path.islink(chosen.run.rstrip("/")) or not is_run(chosen.run):
+    folder = chosen.run.rstrip("/") if os.path.lexists(chosen.run) else os.path.join("runs", chosen.run)
+    if os.path.islink(folder) or not is_run(folder):
         raise RunFolderError(
             "this is no run folder, nothing was removed",
             received=chosen.run,
             expected="a folder (no link) that `buoy run`, `buoy.watch()` or `buoy.Run` made",
             hint="`buoy runs` lists them",
         )
-    run = describe(os.path.abspath(chosen.run))
-    if run["status"] == "running":
+    run = describe(os.path.abspath(folder))
+    if run["alive"] and (attempt_numbers(folder) or not run["finished"]):
         raise UsageError("this run is still being written, nothing was removed", received=chosen.run,
                          expected="a run that has ended", hint="stop the training first")  # fmt: skip
-    what = f"{chosen.run} ({format_bytes(run['bytes'])}, {run['attempts']} attempts, {run['checkpoints']} checkpoints)"
+    what = f"{folder} ({format_bytes(run['bytes'])}, {run['attempts']} attempts, {run['checkpoints']} checkpoints)"
     if run["checkpoints"] and not run["finished"] and not chosen.yes:
         raise UsageError(
             "this run is unfinished, nothing was removed",
@@ -68,11 +69,11 @@ def _remove(arguments: list[str]) -> int:
     import shutil
 
     try:
-        shutil.rmtree(chosen.run)
+        shutil.rmtree(folder)
     except OSError as error:
         raise RunFolderError(
             "the run could not be removed whole",
-            received=f"{error.filename or chosen.run}: {error.strerror}",
+            received=f"{error.filename or folder}: {error.strerror}",
             expected="a folder that may be changed",
             hint="what could be removed of it is gone; the rest needs its owner",
         ) from None

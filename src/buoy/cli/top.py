@@ -25,23 +25,30 @@ _BESIDE_BAR = 58
 def execute(arguments: list[str]) -> int:
     """Run the verb."""
     chosen = _parser().parse_args(arguments)
-    from buoy.flight.attempt import find_attempt
-    from buoy.view.now import lines, state
+    from buoy.view.now import lines
 
+    now = _now(chosen.run)  # a wrong name is an error now, not a line in a live view
     if chosen.format == "json":
         import json
 
-        sys.stdout.write(json.dumps(state(find_attempt(chosen.run))) + "\n")
+        sys.stdout.write(json.dumps(now) + "\n")
         return int(ExitCode.OK)
     if chosen.once:
-        sys.stdout.write("\n".join(lines(state(find_attempt(chosen.run)))) + "\n")
+        sys.stdout.write("\n".join(lines(now)) + "\n")
         return int(ExitCode.OK)
-    find_attempt(chosen.run)  # a wrong name is an error now, not a line in a live view
     try:
         _follow_live(chosen.run) if _is_real_terminal() else _follow_plain(chosen.run)
     except KeyboardInterrupt:
         pass
     return int(ExitCode.OK)
+
+
+def _now(run: str | None) -> dict[str, Any]:
+    """Looked up each time: a restart is a new attempt."""
+    from buoy.flight.attempt import find_attempt, find_run
+    from buoy.view.now import state
+
+    return state(find_attempt(run), find_run(run))
 
 
 def _follow_live(run: str | None) -> None:
@@ -51,14 +58,11 @@ def _follow_live(run: str | None) -> None:
     except ImportError:
         sys.stderr.write("buoy: `pip install rich` gives a live view; plain lines until then\n")
         return _follow_plain(run)
-    from buoy.flight.attempt import find_attempt
-    from buoy.view.now import state
 
     console = Console()
     with Live("", console=console, auto_refresh=False, screen=True) as live:
         while True:
-            now = state(find_attempt(run))  # looked up again: a restart is a new attempt
-            live.update(_frame(now, console.width, console.height), refresh=True)
+            live.update(_frame(_now(run), console.width, console.height), refresh=True)
             time.sleep(_LIVE_SECONDS)
 
 
@@ -84,14 +88,13 @@ def _frame(now: dict[str, Any], columns: int, rows: int) -> Any:
 def _follow_plain(run: str | None) -> None:
     """Where there is no terminal (Colab's `!`), few lines: what is printed there is kept for ever."""
     from buoy.flight.attempt import find_attempt
-    from buoy.view.now import lines, state
+    from buoy.view.now import LIVES, lines
 
     while True:
-        attempt = find_attempt(run)
-        now = state(attempt)
+        now = _now(run)
         sys.stdout.write(" | ".join(" ".join(line.split()) for line in lines(now) if line.strip()) + "\n")
         sys.stdout.flush()
-        if now["status"] not in ("running", "no sample yet") or _is_below(attempt):
+        if now["status"] not in LIVES or _is_below(find_attempt(run)):
             return
         time.sleep(_PLAIN_SECONDS)
 

@@ -16,6 +16,9 @@ from buoy.errors import RunFolderError, in_notebook
 RUN_SCHEMA = "buoy.run/1"
 ATTEMPT_SCHEMA = "buoy.attempt/1"
 
+_PARTS = ("attempts", "checkpoints")
+_RECORDS = ("attempt.json", "events.jsonl", "death.json", "verdict.json")
+
 Attempt = namedtuple("Attempt", "run_folder folder number")
 
 
@@ -111,18 +114,20 @@ def attempt_numbers(run_folder: str) -> list[int]:
 
 def find_attempt(run: str | None = None, number: int | None = None) -> Attempt:
     """The attempt a person means: of this run (the newest run below the working directory), this number (the last)."""
-    run_folder = _find_run(run)
+    run_folder = find_run(run)
     numbers = attempt_numbers(run_folder)
-    elsewhere = _recorded_elsewhere(run_folder) if not numbers else None
-    if elsewhere is not None:
-        return find_attempt(elsewhere.run_folder, number or elsewhere.number)
     if run is not None and number is None:  # the folder of one attempt was named
         name = os.path.basename(os.path.abspath(run))
         number = int(name) if name.isdigit() and os.path.abspath(run) != run_folder else None
-    if not numbers:
+    known = attempts_of(run_folder)
+    if known and (number is None or not numbers):
+        last = known[-1]
+        return last if number is None else find_attempt(last.run_folder, number)
+    if not known:
+        lacking = "; ".join(missing_of(run_folder))
         raise RunFolderError(
-            "this run has no attempt yet",
-            received=run_folder,
+            "this run has no attempt yet" if not lacking else "no attempt of this run can be read",
+            received=f"{run_folder} ({lacking})" if lacking else run_folder,
             expected="a run that was started at least once",
             hint=_begin_one(),
         )
@@ -133,8 +138,18 @@ def find_attempt(run: str | None = None, number: int | None = None) -> Attempt:
             expected=f"attempt 1 to {numbers[-1]}" if len(numbers) > 1 else f"attempt {numbers[0]}",
             hint=f"`{f'buoy.why({run_folder!r})' if in_notebook() else f'buoy why {run_folder}'}` takes the last",
         )
-    chosen = numbers[-1] if number is None else number
-    return Attempt(run_folder, os.path.join(run_folder, "attempts", f"{chosen:04d}"), chosen)
+    return _attempt(run_folder, numbers[-1] if number is None else number)
+
+
+def attempts_of(run_folder: str) -> list[Attempt]:
+    """Every attempt that recorded this run, oldest first: its own, and those of the notebooks that trained it."""
+    own = [_attempt(run_folder, number) for number in attempt_numbers(run_folder)]
+    others = _recorded_elsewhere(run_folder)
+    return sorted([*own, *others], key=_began) if others else own
+
+
+def _attempt(run_folder: str, number: int) -> Attempt:
+    return Attempt(run_folder, os.path.join(run_folder, "attempts", f"{number:04d}"), number)
 
 
 def point_to(run_folder: str, attempt: Attempt) -> None:
@@ -153,26 +168,62 @@ def point_to(run_folder: str, attempt: Attempt) -> None:
         write_json(marker_path, {**marker, "recorded": [*pointers, here]})
 
 
-def _recorded_elsewhere(run_folder: str) -> Attempt | None:
-    """The last attempt of another run that recorded this one, if it is still there."""
+def _recorded_elsewhere(run_folder: str) -> list[Attempt]:
+    """The attempts of other runs that recorded this one, as far as they are still there."""
     pointers = (read_json(os.path.join(run_folder, "run.json")) or {}).get("recorded")
-    for pointer in reversed(pointers if isinstance(pointers, list) else []):
+    found = []
+    for pointer in pointers if isinstance(pointers, list) else []:
         if isinstance(pointer, dict) and isinstance(pointer.get("attempt"), int):
             folder = os.path.normpath(os.path.join(run_folder, str(pointer.get("run"))))
             if pointer["attempt"] in attempt_numbers(folder):
-                number = pointer["attempt"]
-                return Attempt(folder, os.path.join(folder, "attempts", f"{number:04d}"), number)
-    return None
+                found.append(_attempt(folder, pointer["attempt"]))
+    return found
+
+
+def _began(attempt: Attempt) -> float:
+    began = (read_json(os.path.join(attempt.folder, "attempt.json")) or {}).get("wall")
+    return float(began) if isinstance(began, int | float) else 0.0
 
 
 def is_run(folder: str) -> bool:
-    """Whether this folder is a run of ours."""
-    marker = read_json(os.path.join(folder, "run.json"))
-    return marker is not None and str(marker.get("schema", "")).startswith("buoy.run/")
+    """Whether this folder is a run of ours. One whose run.json is torn or lost is told by what lies beside it."""
+    path = os.path.join(folder, "run.json")
+    marker = read_json(path)
+    if marker is not None:
+        return str(marker.get("schema", "")).startswith("buoy.run/")
+    if os.path.lexists(path) and any(os.path.isdir(os.path.join(folder, name)) for name in _PARTS):
+        return True
+    return any(
+        os.path.exists(os.path.join(folder, "attempts", f"{number:04d}", name))
+        for number in attempt_numbers(folder)[-3:]
+        for name in _RECORDS
+    )
 
 
-def _find_run(run: str | None) -> str:
+def missing_of(run_folder: str) -> list[str]:
+    """What of a run cannot be read, in words; empty when all is there."""
+    lacking = []
+    path = os.path.join(run_folder, "run.json")
+    if read_json(path) is None:
+        lacking.append("run.json is damaged" if os.path.lexists(path) else "run.json is missing")
+    attempts = os.path.join(run_folder, "attempts")
+    try:
+        os.listdir(attempts)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        lacking.append(f"attempts cannot be read ({error.strerror})")
+    numbers = attempt_numbers(run_folder)
+    if numbers and read_json(os.path.join(attempts, f"{numbers[-1]:04d}", "attempt.json")) is None:
+        lacking.append(f"attempt.json of attempt {numbers[-1]} cannot be read")
+    return lacking
+
+
+def find_run(run: str | None = None) -> str:
+    """The run folder that a person means: by its path or by the name below `runs/`, else the newest from here."""
     start = os.path.abspath(run or ".")
+    if run is not None and not os.path.isdir(start):
+        start = os.path.abspath(os.path.join("runs", run))
     if run is not None and not os.path.isdir(start):
         raise RunFolderError(
             "no such run folder",

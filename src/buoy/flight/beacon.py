@@ -20,6 +20,7 @@ SIZE = 4096
 PHASES = ("start", "train", "eval", "checkpoint", "data", "done")
 
 _STEP = struct.Struct("<Qddd")  # step, step_t, step_seconds, data_wait
+_COUNT = struct.Struct("<Q")
 _STEP_AT = 64
 _PLACE = struct.Struct("<qQd")  # epoch, phase, phase_t
 _PLACE_AT = _STEP_AT + _STEP.size
@@ -58,6 +59,12 @@ class Beacon:
             self._phase = 1
             self._place()
 
+    def at(self, number: int) -> None:
+        """Another training begins, or goes on, at this step; that is no step of its own."""
+        self.count = number
+        self._last = 0.0
+        _COUNT.pack_into(self._page, _STEP_AT, number)
+
     def waited(self, seconds: float) -> None:
         """The loop waited this long for data; counted with the next step."""
         self._data_wait += seconds
@@ -72,6 +79,8 @@ class Beacon:
         if name not in PHASES:
             raise ValueError(f"unknown phase {name!r}; expected one of {', '.join(PHASES)}")
         before = PHASES[self._phase]
+        if name == "done":
+            self._last = 0.0  # the pause between two cells is no part of the next step
         self._phase = PHASES.index(name)
         self._place()
         return before

@@ -34,6 +34,9 @@ class Recorder:
     def __init__(self, attempt: Attempt | None) -> None:
         self.attempt = attempt
         """None: nothing could be written, and nobody reads what this recorder is told."""
+        self.turn = 0
+        """How often another training of this process has begun to step."""
+        self._trains: str | None = None
         if attempt is None:
             self.beacon = Beacon(None)
             return
@@ -75,6 +78,30 @@ class Recorder:
             yield
         finally:
             self.beacon.phase(before)
+
+    def opened(self, folder: str, newest: str | None) -> None:
+        """A run with a folder of its own was made in this process; `newest` is the checkpoint it found there."""
+        self.event("opened", run=self._seen_from_here(folder), path=folder, newest=newest)
+
+    def trains(self, folder: str, step: int) -> None:
+        """The run in this folder trains now and is at this step: what is counted from here on is its own."""
+        if folder == self._trains:
+            return
+        left = self.beacon.count
+        self._trains = folder
+        self.turn += 1
+        self.beacon.at(step)
+        self.event("training", run=self._seen_from_here(folder), step=step, left=left)
+
+    def trained(self, folder: str, step: int, finished: bool) -> None:
+        """The training of the run in this folder is over: at its end (`finished`), or given up."""
+        if folder == self._trains or finished:
+            self._trains = None
+            self.event("trained", run=self._seen_from_here(folder), step=step, finished=finished)
+
+    def _seen_from_here(self, folder: str) -> str:
+        """Relative, so that folders that were moved together still find each other."""
+        return os.path.relpath(folder, self.folder) if self.folder is not None else folder
 
     def event(self, kind: str, **values: object) -> None:
         """Write an event to the flight log; never raises."""

@@ -33,17 +33,19 @@ class _StepCounter:
 
     def __init__(self, recorder: Recorder) -> None:
         self._beacon = recorder.beacon
-        self._before_epoch = 0
+        self._counted = 0
 
     def training_begins(self) -> None:
-        self._before_epoch = self._beacon.count
+        self._counted = 0
 
     def epoch_begins(self, epoch: int) -> None:
-        self._before_epoch = self._beacon.count
+        self._counted = 0
         self._beacon.epoch(int(epoch))
 
     def batch_ends(self, batch: int) -> None:
-        self._beacon.step(self._before_epoch + int(batch) + 1)
+        done = int(batch) + 1
+        self._beacon.step(self._beacon.count + done - self._counted)
+        self._counted = done
 
 
 def _before(owner: Any, name: str, action: Callable[..., Any]) -> None:

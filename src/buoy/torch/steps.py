@@ -23,13 +23,16 @@ def _count_optimizer_steps(recorder: Recorder) -> None:
 
     beacon = recorder.beacon
     leader: int | None = None
+    turn = 0
     others: set[int] = set()
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
         # Several optimizers (a GAN, one per parameter) make one step together: only the leader's is counted.
         # Another one that steps twice while the leader rests has taken over.
-        nonlocal leader
+        nonlocal leader, turn
         this = id(optimizer)
+        if turn != recorder.turn:  # another run of a notebook begins: its first step counts
+            leader, turn = None, recorder.turn
         if this == leader or leader is None or this in others:
             leader = this
             others.clear()

@@ -1,31 +1,75 @@
-"""Two attempts of one run at the same time: who asks about the last may mean the other."""
+"""Other attempts of a run: who asks about the last may mean another one."""
 
 from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import replace
 
-from buoy.flight.attempt import attempt_numbers, read_json
+from buoy.flight.attempt import Attempt, attempts_of, read_json
+from buoy.verdict.evidence import load
+from buoy.verdict.judge import judge
 from buoy.verdict.model import Verdict
+from buoy.verdict.own_story import FINISHED, LEFT, NOT_BEGUN, of_run
 from buoy.verdict.values import mapping, number, printable, text
 
 _MOST = 8
 """Attempts that are looked at, newest first."""
+_NO_NEWS = ("clean-exit", "still-running", FINISHED, LEFT, NOT_BEGUN)
 
 
-def lived_beside(verdict: Verdict, run: str) -> str | None:
-    """A line about another attempt that ended during or after this one and did not end well."""
-    if verdict.wall is None or verdict.ran_for is None:
+def beside(verdict: Verdict, found: Attempt, run: str) -> Verdict:
+    """The verdict on the last attempt, with a word about another that may be meant.
+
+    Where the last one runs well and the one before it died, that death is what is asked for.
+    """
+    others = [other for other in attempts_of(run) if other != found]
+    if verdict.cause.id == "still-running":
+        return _before(verdict, others, run) or verdict
+    if verdict.beside is not None:
+        return verdict
+    return replace(verdict, beside=_lived_beside(verdict, found, others[-_MOST:], run))
+
+
+def _before(running: Verdict, others: list[Attempt], run: str) -> Verdict | None:
+    """The death of the attempt before, if it died."""
+    if not others:
         return None
-    began = verdict.wall - verdict.ran_for
-    for other in reversed(attempt_numbers(verdict.run)[-_MOST:]):
-        if other == verdict.attempt:
+    evidence = load(others[-1].folder)
+    verdict = of_run(judge(evidence), evidence, run)
+    if verdict.cause.id in _NO_NEWS:
+        return None
+    return replace(
+        verdict, beside=f"attempt {running.attempt} is running now; this is about the one before it"
+    )
+
+
+def _lived_beside(verdict: Verdict, found: Attempt, others: list[Attempt], run: str) -> str | None:
+    """A line about another attempt that ended during or after this one and did not end well."""
+    mine = _life(found)
+    if mine is None:
+        return None
+    for other in reversed(others):
+        theirs = _life(other)
+        record = read_json(os.path.join(other.folder, "verdict.json")) or {}
+        cause = text(mapping(record.get("cause")).get("id"))
+        if theirs is None or cause is None or theirs[0] != mine[0]:
+            continue  # of another boot: neither clocks nor pids can be compared
+        (_, began, ended), (_, other_began, other_ended) = mine, theirs
+        if other_ended <= began or other_began >= ended:
             continue
-        record = read_json(os.path.join(verdict.run, "attempts", f"{other:04d}", "verdict.json")) or {}
-        ended, cause = number(record.get("wall")), text(mapping(record.get("cause")).get("id"))
-        if ended is None or cause is None or ended <= began:
-            continue
-        if ended > verdict.wall or (cause != "clean-exit" and verdict.cause.id == "clean-exit"):
+        if other_ended > ended or (cause != "clean-exit" and verdict.cause.id == "clean-exit"):
             name = shlex.quote(printable(run, 60))
-            return f"attempt {other} ran at the same time and ended with {cause}: `buoy why {name} --attempt {other}`"
+            ask = f"`buoy why {name} --attempt {other.number}`"
+            return f"attempt {other.number} ran at the same time and ended with {cause}: {ask}"
     return None
+
+
+def _life(attempt: Attempt) -> tuple[str, float, float] | None:
+    """The boot it lived in, its beginning and its end there; None where one of them was not recorded."""
+    about = read_json(os.path.join(attempt.folder, "attempt.json")) or {}
+    death = read_json(os.path.join(attempt.folder, "death.json")) or {}
+    boot, began, ended = text(about.get("boot_id")), number(about.get("t")), number(death.get("t"))
+    if boot is None or began is None or ended is None:
+        return None
+    return boot, began, ended

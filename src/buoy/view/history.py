@@ -8,12 +8,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from buoy.flight.attempt import attempt_numbers, read_json
+from buoy.flight.attempt import Attempt, attempt_numbers, attempts_of, is_kernel, missing_of, read_json
 from buoy.flight.log import read_lines
+from buoy.flight.trainings import training_of
+from buoy.verdict.evidence import load
+from buoy.verdict.judge import judge
+from buoy.verdict.own_story import of_run, what_became
+from buoy.view.liveness import is_alive
 
 MOST_BYTES = 12 << 20
 """Of one attempt's samples at full rate: ten minutes are about 1 MiB, so this is only met by damage."""
 
+IDLE = "done"
+"""The phase of a notebook's kernel between two cells, and of a script that is about to end."""
+_LEAST_SECONDS = 2.0
+
+Step = tuple[float, float, bool]
+"""Seconds since the attempt began, the step, and whether nothing ran then."""
 Point = tuple[float, float, float]
 """Seconds since the attempt began, lowest and highest value seen there."""
 
@@ -31,6 +42,8 @@ class Life:
     missing: list[str] = field(default_factory=list)
     last: dict[str, Any] = field(default_factory=dict)
     """The newest sample, by field name; empty when there is none."""
+    alive: bool = False
+    """Whether its process lives on this machine."""
 
     @property
     def ended(self) -> bool:
@@ -52,10 +65,14 @@ class History:
     folder: str
     name: str
     lives: list[Life]
+    missing: list[str] = field(default_factory=list)
+    """What of the run itself cannot be read."""
 
     @property
     def kept(self) -> str:
         """Where the checkpoints are."""
+        if not attempt_numbers(self.folder):
+            return self.folder  # recorded by a notebook, kept here
         return checkpoints_of([event for life in self.lives for event in life.events], self.folder)
 
 
@@ -64,7 +81,18 @@ def checkpoints_of(events: list[dict[str, Any]], recorded: str) -> str:
     for event in reversed(events):
         path = event.get("path")
         if event.get("kind") == "save" and event.get("what") == "buoy" and isinstance(path, str):
-            return os.path.dirname(os.path.dirname(path))
+            folder = os.path.dirname(os.path.dirname(path))
+            return folder if os.path.isdir(folder) else _moved(events, recorded, os.path.basename(folder))
+    return recorded
+
+
+def _moved(events: list[dict[str, Any]], recorded: str, name: str) -> str:
+    """A run beside the recording, which was copied here together with it."""
+    for event in events:
+        if event.get("kind") == "opened" and isinstance(event.get("run"), str):
+            folder = os.path.normpath(os.path.join(recorded, event["run"]))
+            if os.path.basename(folder) == name and os.path.isdir(folder):
+                return folder
     return recorded
 
 
@@ -72,14 +100,26 @@ def read(run_folder: str) -> History:
     """Everything the run folder says; what is missing or torn is noted, never raised."""
     marker = read_json(os.path.join(run_folder, "run.json")) or {}
     name = str(marker.get("name") or os.path.basename(os.path.abspath(run_folder)))
-    return History(
-        run_folder, name, [read_life(run_folder, number) for number in attempt_numbers(run_folder)]
-    )
+    lives = []
+    for attempt in attempts_of(run_folder):
+        life = read_life(attempt)
+        if life.verdict is not None and of_its_own(life, attempt, run_folder):
+            evidence = load(attempt.folder)
+            life.verdict = of_run(judge(evidence), evidence, run_folder).to_json()
+        lives.append(life)
+    return History(run_folder, name, lives, missing_of(run_folder))
 
 
-def read_life(run_folder: str, number: int, every: int = 1) -> Life:
+def of_its_own(life: Life, attempt: Attempt, run_folder: str) -> str | None:
+    """How a run ended within a process that went on, as one word; None where its end is the process's."""
+    own = training_of(life.events, attempt.run_folder, run_folder)
+    is_other = os.path.realpath(attempt.run_folder) != os.path.realpath(run_folder)
+    return what_became(own, is_other, is_kernel(life.about.get("command")))
+
+
+def read_life(attempt: Attempt, every: int = 1) -> Life:
     """One attempt of the run; `every`: of the samples at full rate read each n-th, and the last of a file."""
-    folder = os.path.join(run_folder, "attempts", f"{number:04d}")
+    folder, number = attempt.folder, attempt.number
     about = read_json(os.path.join(folder, "attempt.json"))
     life = Life(number, about or {})
     if about is None:
@@ -88,11 +128,14 @@ def read_life(run_folder: str, number: int, every: int = 1) -> Life:
         line for line in read_lines(os.path.join(folder, "events.jsonl")) if isinstance(line, dict)
     ]
     life.verdict = read_json(os.path.join(folder, "verdict.json"))
+    life.alive = not life.ended and is_alive(life.about)
     samples = list(_samples(folder, life, every))
     minutes = list(_minutes(os.path.join(folder, "minutes.jsonl")))
     _measure(life, minutes, samples)
     if not samples and not minutes:
         life.missing.append("samples: nothing was measured in this attempt")
+    if not life.ended and not life.alive:
+        life.missing.append("its end: the log stops without one")
     return life
 
 
@@ -153,7 +196,7 @@ def _measure(life: Life, minutes: list[dict[str, Any]], samples: list[dict[str, 
         life.about["t"] = start
     full_rate_from = times[0] if times else float("inf")
     series: dict[str, list[Point]] = {name: [] for name in _READINGS}
-    steps: list[tuple[float, float]] = []
+    steps: list[Step] = []
     for row in minutes:
         if is_triple(row.get("t")) and row["t"][1] < full_rate_from:
             _add_minute(row, start, series, steps)
@@ -178,22 +221,19 @@ _READINGS = {
 }
 
 
-def _add_minute(
-    row: dict[str, Any], start: float, series: dict[str, list[Point]], steps: list[tuple[float, float]]
-) -> None:
+def _add_minute(row: dict[str, Any], start: float, series: dict[str, list[Point]], steps: list[Step]) -> None:
     middle = (row["t"][0] + row["t"][1]) / 2 - start
     for name, fields in _READINGS.items():
         value = next((row[key] for key in fields if is_triple(row.get(key))), None)
         if value is not None and middle >= 0:
             series[name].append((middle, float(value[0]), float(value[1])))
     if is_triple(row.get("step")):
-        steps.append((row["t"][0] - start, float(row["step"][0])))
-        steps.append((row["t"][1] - start, float(row["step"][1])))
+        idle = IDLE in (row.get("phase") or ())  # a minute with a pause in it tells no step's time
+        steps.append((row["t"][0] - start, float(row["step"][0]), idle))
+        steps.append((row["t"][1] - start, float(row["step"][1]), idle))
 
 
-def _add_sample(
-    row: dict[str, Any], start: float, series: dict[str, list[Point]], steps: list[tuple[float, float]]
-) -> None:
+def _add_sample(row: dict[str, Any], start: float, series: dict[str, list[Point]], steps: list[Step]) -> None:
     moment = float(row["t"]) - start
     if moment < 0:
         return
@@ -202,22 +242,27 @@ def _add_sample(
         if value is not None:
             series[name].append((moment, float(value), float(value)))
     if is_number(row.get("step")):
-        steps.append((moment, float(row["step"])))
+        steps.append((moment, float(row["step"]), row.get("phase") == IDLE))
 
 
-def _step_times(steps: list[tuple[float, float]]) -> list[Point]:
-    """Seconds per step, over stretches of at least two seconds in which a step was done."""
+def _step_times(steps: list[Step]) -> list[Point]:
+    """Seconds per step, over stretches of at least two seconds in which steps were done.
+
+    What came before the first step of a training, or of a notebook's cell, is no part of its time; nor is the pause
+    between two cells.
+    """
     points: list[Point] = []
     since: tuple[float, float] | None = None
-    for moment, step in steps:
-        if since is None or step < since[1]:
-            since = (moment, step)
-        elif moment - since[0] >= 2.0 and step > since[1] and since[1] > 0:
+    stepped = False
+    for moment, step, idle in steps:
+        if since is None or idle or step < since[1]:
+            since, stepped = (moment, step), False
+        elif step > since[1] and not stepped:
+            since, stepped = (moment, step), True
+        elif step > since[1] and moment - since[0] >= _LEAST_SECONDS:
             each = (moment - since[0]) / (step - since[1])
             points.append((moment, each, each))
             since = (moment, step)
-        elif since[1] == 0 and step > 0:
-            since = (moment, step)  # what came before the first step is start-up
     return points
 
 

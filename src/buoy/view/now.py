@@ -8,43 +8,52 @@ from typing import Any
 
 from buoy.checkpoint.store import Store
 from buoy.errors import in_notebook
-from buoy.flight.attempt import Attempt
+from buoy.flight.attempt import Attempt, is_kernel
 from buoy.flight.forecast import Forecast
+from buoy.flight.trainings import training_of
 from buoy.units import format_bytes, format_duration
+from buoy.verdict.own_story import STORIES
 from buoy.verdict.values import printable
 from buoy.view.changes import sizes, words
-from buoy.view.history import Life, checkpoints_of, read_life
+from buoy.view.history import IDLE, Life, checkpoints_of, of_its_own, read_life
+from buoy.view.liveness import may_live
 
 SCHEMA = "buoy.top/1"
 _SILENT_SECONDS = 15.0
-_ALIVE = ("running", "no sample yet", "no news", "clean-exit")
+LIVES = ("running", "idle", "no sample yet")
+"""What may yet change."""
+_NO_DEATH = (*LIVES, "no news", "not known", "clean-exit", *STORIES.values())
 _MOST_EVENTS = 20
 _BAR = 24
 
 
-def state(attempt: Attempt) -> dict[str, Any]:
-    """The numbers; what is not known is None."""
-    life = read_life(attempt.run_folder, attempt.number, every=8)  # about one a second is enough here
+def state(attempt: Attempt, run: str | None = None) -> dict[str, Any]:
+    """The numbers of a run within the attempt that records it, by default its own; what is not known is None."""
+    run = run or attempt.run_folder
+    life = read_life(attempt, every=8)  # about one a second is enough here
     last, about = life.last, life.about
-    kept = checkpoints_of(life.events, attempt.run_folder)
+    is_other = os.path.realpath(run) != os.path.realpath(attempt.run_folder)
+    kept = run if is_other else checkpoints_of(life.events, attempt.run_folder)
+    story = of_its_own(life, attempt, run)
+    own = training_of(life.events, attempt.run_folder, run)
     wall = _number(last.get("wall"))
     age = max(0.0, time.time() - wall) if wall is not None else None
     return {
         "schema": SCHEMA,
-        "run": attempt.run_folder,
-        "name": os.path.basename(attempt.run_folder),
+        "run": run,
+        "name": os.path.basename(run),
         "attempt": attempt.number,
-        "status": _status(life, age),
+        "status": STORIES[story] if story is not None else _status(life, age),
         "sample_age": age,
-        "seconds": life.seconds,
-        "step": _number(last.get("step")),
-        "phase": last.get("phase"),
+        "seconds": life.seconds if last else None,
+        "step": (own.step or 0) if story is not None else _number(last.get("step")),
+        "phase": last.get("phase") if story is None else None,
         "step_seconds": life.series["step_seconds"][-1][1] if "step_seconds" in life.series else None,
         "resources": _resources(life),
         "time": _time(life, about),
         "micro_batch": _micro_batch(kept),
         "checkpoint": _checkpoint(kept),
-        "events": _events(life),
+        "events": _events(life, run if own.opened or own.began else None),
     }
 
 
@@ -54,8 +63,12 @@ def _status(life: Life, age: float | None) -> str:
         return str(cause.get("id", "ended")) if isinstance(cause, dict) else "ended"
     if life.ended:
         return "ended"
-    if age is None:
-        return "no sample yet"
+    if life.alive:
+        idle = life.last.get("phase") == IDLE and is_kernel(life.about.get("command"))
+        return "no sample yet" if age is None else "idle" if idle else "running"
+    # Recorded elsewhere it may still grow, and only its age tells; here its process is gone.
+    if not may_live(life.about) or age is None:
+        return "not known"
     return "running" if age < _SILENT_SECONDS else "no news"
 
 
@@ -137,13 +150,18 @@ def _checkpoint(folder: str) -> dict[str, Any] | None:
     return {"step": entry.step, "bytes": entry.bytes, "age": age}
 
 
-def _events(life: Life) -> list[dict[str, Any]]:
-    """Warnings, adaptations, and the newest checkpoint: the ones before it tell nothing that it does not."""
+def _events(life: Life, run: str | None) -> list[dict[str, Any]]:
+    """Warnings, adaptations, and the newest checkpoint: the ones before it tell nothing that it does not.
+
+    Of the checkpoints only the run's own, where a notebook trains several.
+    """
     told: list[dict[str, Any]] = []
     saved = None
     for event in life.events:
         text = event.get("text") if event.get("kind") == "warning" else words(event)
         if event.get("kind") == "save" and event.get("step") is not None:
+            if run is not None and os.path.basename(_run_of(event)) != os.path.basename(run):
+                continue
             text = f"checkpoint at step {event['step']}"
             told = [each for each in told if each is not saved]
         if text:
@@ -152,12 +170,19 @@ def _events(life: Life) -> list[dict[str, Any]]:
     return told[-_MOST_EVENTS:]
 
 
+def _run_of(save: dict[str, Any]) -> str:
+    """The run folder that a checkpoint was saved in."""
+    return os.path.dirname(os.path.dirname(str(save.get("path") or "")))
+
+
 def lines(now: dict[str, Any], bar: int = _BAR, events: int = 4) -> list[str]:
     """The numbers for people: readable without colour; `bar` is the width of one, `events` how many are told."""
     head = f"{printable(now['name'], 40)} #{now['attempt']}: {now['status']}"
     if now["status"] == "no news":
         head += f" for {format_duration(now['sample_age'])}"
-    text = [f"{head} · {format_duration(now['seconds'])}", _pace(now), ""]
+    if now["seconds"] is not None:
+        head += f" · {format_duration(now['seconds'])}"
+    text = [head, _pace(now), ""]
     for item in now["resources"]:
         note = _warned(item["full_in"])
         text.append(_row(item["name"], item["used"], item["limit"], format_bytes, note, bar))
@@ -170,17 +195,17 @@ def lines(now: dict[str, Any], bar: int = _BAR, events: int = 4) -> list[str]:
         f"  {format_duration(event['at']) if event['at'] is not None else '':>12}  {event['text']}"
         for event in now["events"][max(0, len(now["events"]) - events) :]
     ]
-    if now["status"] not in _ALIVE:
+    if now["status"] not in _NO_DEATH:
         text.append(f"`{'%' if in_notebook() else ''}buoy why` tells what happened")
     return text
 
 
 def _pace(now: dict[str, Any]) -> str:
-    parts = [f"step {now['step']:.0f}" if now["step"] is not None else "no step counted"]
-    if now["phase"] and now["phase"] not in ("start", "train"):
+    parts = [f"step {now['step']:.0f}" if now["step"] else "no step yet"]
+    if now["phase"] and now["phase"] not in ("start", "train", IDLE):
         parts.append(str(now["phase"]))
     each = now["step_seconds"]
-    if each:
+    if each and now["step"]:
         parts.append(f"{1 / each:.3g} steps/s" if each < 1 else f"{format_duration(each)} a step")
     if now["micro_batch"] is not None:
         parts.append(f"micro-batch {now['micro_batch']}")

@@ -22,7 +22,7 @@ def run_card(title: str, attempt: Attempt | None, step: int) -> str:
 
 def _lines(attempt: Attempt, step: int) -> list[str]:
     text = lines({**state(attempt), "step": step})  # the newest sample is a moment old
-    life = read_life(attempt.run_folder, attempt.number, every=8)
+    life = read_life(attempt, every=8)
     history = History(attempt.run_folder, "", [life])
     told = planned.comparison(history)
     if told is not None:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from buoy.checkpoint.store import Store
-from buoy.errors import RunFolderError
-from buoy.flight.attempt import attempt_numbers, find_attempt, is_run, read_json
+from buoy.flight.attempt import Attempt, attempts_of, is_kernel, is_run, missing_of, read_json
+from buoy.flight.beacon import read_beacon
+from buoy.flight.log import read_lines
+from buoy.flight.trainings import training_of
 from buoy.units import format_bytes, format_duration
-from buoy.verdict.values import printable
+from buoy.verdict.evidence import load
+from buoy.verdict.judge import judge
+from buoy.verdict.own_story import FINISHED, NOT_BEGUN, STORIES, what_became
+from buoy.verdict.values import mapping, number, printable
+from buoy.view.liveness import is_alive
 
 SCHEMA = "buoy.runs/1"
 
 
 def find_runs(folder: str) -> list[str]:
-    """Run folders in this folder and in its `runs/`, the newest first."""
+    """Run folders in this folder and in its `runs/`."""
     if is_run(folder):
         return [folder]
     found = []
@@ -25,81 +32,113 @@ def find_runs(folder: str) -> list[str]:
             found += [entry.path for entry in os.scandir(place) if entry.is_dir() and is_run(entry.path)]
         except OSError:
             continue
-    return sorted(found, key=_touched, reverse=True)
+    return found
+
+
+def listed(folder: str) -> list[dict[str, Any]]:
+    """The runs that are to be found here, the newest first."""
+    runs = [describe(run) for run in find_runs(folder)]
+    return sorted(runs, key=lambda run: run["touched"] or 0.0, reverse=True)
 
 
 def describe(run: str) -> dict[str, Any]:
     """One run: how it stands, what it holds."""
-    numbers = attempt_numbers(run)
-    status, step = "never started", None
-    try:
-        status, step = _last_words(find_attempt(run).folder)
-    except RunFolderError:
-        pass
+    attempts = attempts_of(run)
+    last = _last_words(attempts[-1], run) if attempts else _Words("never started")
     entries = [entry for entry in Store(run).list() if entry.complete]
     newest = entries[0] if entries else None
-    attempts = len(numbers)
-    if not numbers:  # recorded by a notebook's kernel, which lives on when this training is done
-        attempts = len((read_json(os.path.join(run, "run.json")) or {}).get("recorded") or ())
-        status = "finished" if newest and newest.about.get("finished") else status
+    is_finished = bool(newest and newest.about.get("finished"))
+    if last.status == NOT_BEGUN and is_finished:  # opened once more, and there was nothing left to do
+        last = last._replace(status=FINISHED, step=newest.step if newest else None)
     return {
         "run": run,
         "name": os.path.basename(run),
-        "attempts": attempts,
-        "status": status,
-        "step": step,
+        "attempts": len(attempts),
+        "status": STORIES.get(last.status, last.status),
+        "step": last.step,
+        "alive": last.alive,
         "checkpoints": len(entries),
         "checkpoint_step": newest.step if newest else None,
-        "finished": bool(newest and newest.about.get("finished")) or (status == "clean-exit" and not entries),
+        "finished": is_finished or (last.status == "clean-exit" and not entries),
         "bytes": _bytes(run),
-        "touched": _touched(run),
+        "touched": last.wall if attempts else _newest_write(run),
+        "missing": missing_of(run),
     }
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """The list for people."""
+    """The list for people; the first column is what the other verbs take, typed from here."""
     heads = ("run", "state", "attempts", "step", "checkpoints", "size", "last seen")
     rows = [heads, *(_row(run) for run in runs)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
-    return "\n".join(
+    lines = [
         "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    ]
+    lines += [f"{shown(run['run'])}: {'; '.join(run['missing'])}" for run in runs if run["missing"]]
+    return "\n".join(lines)
+
+
+def shown(run: str) -> str:
+    """A run folder as one types it here."""
+    path = os.path.relpath(run)
+    path = run if path.startswith(os.pardir) else path
+    return shlex.quote(path) if path.isprintable() else printable(path, 80)
 
 
 def _row(run: dict[str, Any]) -> tuple[str, ...]:
     kept = f"{run['checkpoints']}, newest step {run['checkpoint_step']}" if run["checkpoints"] else "none"
+    seen = run["touched"]
     return (
-        printable(run["name"], 40),
+        shown(run["run"]),
         printable(run["status"], 24),
         str(run["attempts"]),
         "n/a" if run["step"] is None else str(run["step"]),
         kept,
         format_bytes(run["bytes"]),
-        format_duration(max(0.0, time.time() - run["touched"])) + " ago",
+        f"{format_duration(max(0.0, time.time() - seen))} ago" if seen is not None else "n/a",
     )
 
 
-def _last_words(folder: str) -> tuple[str, int | None]:
-    verdict = read_json(os.path.join(folder, "verdict.json"))
-    if verdict is None:
-        alive = time.time() - _newest_write(folder) < 30.0
-        return ("running" if alive else "no verdict yet"), None
-    cause, where = verdict.get("cause"), verdict.get("where")
-    step = where.get("step") if isinstance(where, dict) else None
-    name = str(cause.get("id", "ended")) if isinstance(cause, dict) else "ended"
-    return name, step if isinstance(step, int) else None
+class _Words(NamedTuple):
+    status: str
+    step: int | None = None
+    alive: bool = False
+    """Whether its process lives: a notebook's kernel does after its training is done."""
+    wall: float | None = None
+    """The last sign of life; None when none can be seen."""
 
 
-def _newest_write(folder: str) -> float:
+def _last_words(attempt: Attempt, run: str) -> _Words:
+    """How the run stands, by the last attempt that recorded it: the run's own story before its process's."""
+    about = read_json(os.path.join(attempt.folder, "attempt.json")) or {}
+    events = [
+        event for event in read_lines(os.path.join(attempt.folder, "events.jsonl")) if isinstance(event, dict)
+    ]
+    own = training_of(events, attempt.run_folder, run)
+    is_other = os.path.realpath(run) != os.path.realpath(attempt.run_folder)
+    story = what_became(own, is_other, is_kernel(about.get("command")))
+    verdict = read_json(os.path.join(attempt.folder, "verdict.json"))
+    alive = verdict is None and is_alive(about)
+    if story is not None:
+        return _Words(story, own.step, alive, number((own.ended or {}).get("wall")) or _newest_write(run))
+    wall = _newest_write(attempt.folder)
+    if alive:
+        return _Words("running", _step_now(attempt.folder, about), True, wall)
+    verdict = verdict or judge(load(attempt.folder)).to_json()  # nobody was left to judge it
+    cause, step = mapping(verdict.get("cause")), mapping(verdict.get("where")).get("step")
+    return _Words(str(cause.get("id", "ended")), step if isinstance(step, int) else None, False, wall)
+
+
+def _step_now(folder: str, about: dict[str, Any]) -> int | None:
+    beacon = read_beacon(os.path.join(folder, f"process-{about.get('pid')}", "beacon"))
+    return beacon.step or None if beacon is not None else None
+
+
+def _newest_write(folder: str) -> float | None:
     try:
-        return max((entry.stat().st_mtime for entry in os.scandir(folder)), default=0.0)
+        return max((entry.stat().st_mtime for entry in os.scandir(folder)), default=None)
     except OSError:
-        return 0.0
-
-
-def _touched(run: str) -> float:
-    numbers = attempt_numbers(run)
-    return _newest_write(os.path.join(run, "attempts", f"{numbers[-1]:04d}") if numbers else run)
+        return None
 
 
 def _bytes(folder: str) -> int:

@@ -1,0 +1,50 @@
+"""The trainings within one recording: a notebook's kernel may train several runs, one after the other or in turns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+
+class Training(NamedTuple):
+    """What the recording says of one run's training."""
+
+    opened: bool = False
+    """Whether this run was made within the recording at all."""
+    step: int | None = None
+    """The last step that is known of it, None before the first; of one that goes on the beacon knows more."""
+    began: bool = False
+    is_last: bool = False
+    """Whether it is the one that trained last: the recording's own step is its."""
+    finished: bool = False
+    ended: dict[str, Any] | None = None
+    """The event that ended its part: its own end, or another run's beginning."""
+
+
+def training_of(events: Iterable[dict[str, Any]], recording: str, run: str) -> Training:
+    """What became of the run in the folder `run` within the recording of the run folder `recording`."""
+    name = os.path.relpath(os.path.abspath(run), os.path.abspath(recording))
+    found = Training()
+    last: str | None = None
+    for event in events:
+        kind, of = event.get("kind"), event.get("run")
+        if kind == "opened" and of == name:
+            found = found._replace(opened=True)
+        elif kind == "training" and of == name:
+            last = name
+            found = Training(True, _count(event.get("step")) or found.step, True)
+        elif kind == "training":
+            if last == name and found.ended is None:
+                found = found._replace(ended=event, step=_count(event.get("left")) or found.step)
+            last = str(of)
+        elif kind == "trained" and of == name:
+            finished = event.get("finished") is True
+            found = found._replace(step=_count(event.get("step")), finished=finished, ended=event)
+        elif kind == "save" and event.get("what") == "buoy" and last == name and not found.ended:
+            found = found._replace(step=_count(event.get("step")))
+    return found._replace(is_last=last == name)
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

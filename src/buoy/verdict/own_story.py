@@ -1,0 +1,116 @@
+"""A run's own end within a recording that holds more: a kernel's death is no death of what was finished before."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import replace
+
+from buoy.flight.attempt import is_kernel
+from buoy.flight.trainings import Training, training_of
+from buoy.units import format_duration
+from buoy.verdict.evidence import Evidence
+from buoy.verdict.model import Cause, Claim, Reading, Verdict, Where
+from buoy.verdict.values import number, printable
+
+FINISHED, NOT_BEGUN, LEFT = "finished", "not-begun", "left"
+STORIES = {FINISHED: "finished", NOT_BEGUN: "no step done", LEFT: "left unfinished"}
+"""The same for people, in a list."""
+
+
+def of_run(verdict: Verdict, evidence: Evidence, run_folder: str, whole: bool = False) -> Verdict:
+    """The verdict on the recording as it concerns this run; the same where the run and the recording are one.
+
+    `whole`: of a run that holds the recording itself its process's end is told, whatever else that trained.
+    """
+    recording = verdict.run
+    own = training_of(evidence.events, recording, run_folder)
+    is_other = os.path.realpath(run_folder) != os.path.realpath(recording)
+    story = what_became(own, is_other, is_kernel(evidence.attempt.get("command")))
+    if story is None or (whole and not is_other):
+        named = replace(verdict, run=run_folder) if is_other else verdict
+        return _with_finish(named, evidence, own)
+    words, hint = _words(story, own, evidence)
+    reading = _reading(story, own)
+    return replace(
+        verdict,
+        run=run_folder,
+        mechanism=Claim(_mechanism(story, evidence), "certain"),
+        cause=Cause(story, Claim(words, "certain", (reading,) if reading else ()), next=(hint,)),
+        where=Where(step=own.step),
+        holders=(),
+        wall=number(own.ended.get("wall")) if own.ended else None,
+        ran_for=None,
+        beside=_later(verdict, evidence, recording),
+    )
+
+
+def what_became(own: Training, is_other: bool, in_kernel: bool) -> str | None:
+    """The end of a run that was not its process's end; None when the two are one story."""
+    if not own.began:
+        return NOT_BEGUN if own.opened else None
+    if own.finished and (is_other or in_kernel or not own.is_last):
+        return FINISHED
+    if own.ended is not None and not own.finished and not own.is_last:
+        return LEFT
+    return None
+
+
+def _words(story: str, own: Training, evidence: Evidence) -> tuple[str, str]:
+    at = f" at step {own.step}" if own.step else ""
+    before = _before(own, evidence)
+    if story == FINISHED:
+        return f"This training was finished{at}{before}", "nothing: its last checkpoint holds the end"
+    if story == NOT_BEGUN:
+        return (
+            "This run was made, and no step of it was done",
+            "train it: what ended here was no training of it",
+        )
+    return (
+        f"This training was left{at}, unfinished, when another one began{before}",
+        "train it again in a cell: it goes on from its last checkpoint",
+    )
+
+
+def _before(own: Training, evidence: Evidence) -> str:
+    """How long before the end of its process, where there was one."""
+    t = number(own.ended.get("t")) if own.ended else None
+    end = evidence.died_t
+    if t is None or end is None or end < t:
+        return ""
+    return f", {format_duration(end - t)} before its process ended"
+
+
+def _mechanism(story: str, evidence: Evidence) -> str:
+    return "none of its own" if evidence.is_dead else "none: its process is alive"
+
+
+def _reading(story: str, own: Training) -> Reading | None:
+    if story == NOT_BEGUN:
+        return Reading("the recording knows of no step of it", "events.jsonl")
+    assert own.ended is not None
+    what = "its last step was done" if own.finished else f"{own.ended.get('run')} began to train"
+    return Reading(printable(what, 80), "events.jsonl", number(own.ended.get("wall")))
+
+
+def _later(verdict: Verdict, evidence: Evidence, recording: str) -> str | None:
+    """What became of the process afterwards, where that did not end well."""
+    if not evidence.is_dead or verdict.cause.id == "clean-exit":
+        return None
+    ask = f"`buoy why {shlex.quote(_shown(recording))} --attempt {verdict.attempt}`"
+    return f"the process it was in ended: {verdict.cause.id}; {ask} tells of that"
+
+
+def _with_finish(verdict: Verdict, evidence: Evidence, own: Training) -> Verdict:
+    """A script that fails after its training is done has lost no training."""
+    if not own.finished or verdict.cause.id in ("clean-exit", "still-running"):
+        return verdict
+    before = _before(own, evidence)
+    claim = Claim(f"its training had been finished at step {own.step}{before}", "certain")
+    return replace(verdict, cause=replace(verdict.cause, cascade=(claim, *verdict.cause.cascade)))
+
+
+def _shown(folder: str) -> str:
+    """A folder as it can be typed here."""
+    path = os.path.relpath(folder)
+    return folder if path.startswith("..") else path

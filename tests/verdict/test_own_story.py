@@ -1,0 +1,153 @@
+"""Several runs in one kernel: each folder tells its own story. A live attempt does not hide the death before it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from folders import DIED_T, Attempt, exited
+
+import buoy
+from buoy.cli import main
+from buoy.flight.attempt import attempts_of, find_attempt, point_to
+
+KERNEL = ["python", "/lib/ipykernel_launcher.py", "-f", "kernel.json"]
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Attempt:
+    """A kernel that was killed, recorded in runs/train; it had trained a to its end, then b; c was only made."""
+    attempt = Attempt(tmp_path, 9)
+    attempt.attempt.update(mode="watch", command=KERNEL)
+    for name in ("a", "b", "c"):
+        attempt.event("opened", 500.0, run=f"../{name}", path=f"/content/runs/{name}", newest=None)
+    attempt.event("training", 400.0, run="../a", step=0, left=0)
+    attempt.event("trained", 300.0, run="../a", step=16, finished=True)
+    attempt.event("training", 200.0, run="../b", step=0, left=16)
+    attempt.write()
+    recording = find_attempt(str(attempt.folder.parents[1]))
+    for name in ("a", "b", "c"):
+        point_to(str(tmp_path / "runs" / name), recording)
+    return attempt
+
+
+def story(tmp_path: Path, name: str, attempt: int | None = None) -> buoy.Verdict:
+    return buoy.why(str(tmp_path / "runs" / name), attempt)
+
+
+def test_a_training_finished_before_its_kernel_died_is_finished(kernel: Attempt, tmp_path: Path) -> None:
+    verdict = story(tmp_path, "a")
+
+    assert (verdict.cause.id, verdict.cause.claim.grade) == ("finished", "certain")
+    assert verdict.where.step == 16
+    assert os.path.basename(verdict.run) == "a"
+    assert "killed" in (verdict.beside or "")
+
+
+def test_the_one_that_trained_when_the_kernel_died_died_with_it(kernel: Attempt, tmp_path: Path) -> None:
+    verdict = story(tmp_path, "b")
+
+    assert verdict.cause.id == "killed"
+    assert os.path.basename(verdict.run) == "b"
+
+
+def test_one_that_was_only_made_was_not_killed(kernel: Attempt, tmp_path: Path) -> None:
+    verdict = story(tmp_path, "c")
+
+    assert verdict.cause.id == "not-begun"
+    assert verdict.where.step is None and verdict.wall is None
+
+
+def test_one_left_for_another_is_unfinished_where_it_was(kernel: Attempt, tmp_path: Path) -> None:
+    kernel.event("training", 100.0, run="../c", step=0, left=7)
+    kernel.write()
+    verdict = story(tmp_path, "b")
+
+    assert (verdict.cause.id, verdict.where.step) == ("left", 7)
+
+
+def test_the_recording_itself_tells_of_the_kernel(kernel: Attempt, tmp_path: Path) -> None:
+    assert story(tmp_path, "train").cause.id == "killed"
+
+
+def test_a_finished_run_that_holds_the_recording_tells_of_its_kernel_when_the_attempt_is_named(
+    kernel: Attempt, tmp_path: Path
+) -> None:
+    kernel.event("training", 150.0, run=".", step=0, left=0)
+    kernel.event("trained", 120.0, run=".", step=5, finished=True)
+    kernel.write()
+
+    assert story(tmp_path, "train").cause.id == "finished"
+    assert story(tmp_path, "train", 1).cause.id == "killed"
+
+
+def test_a_script_that_fails_after_its_training_keeps_its_verdict_and_says_so(tmp_path: Path) -> None:
+    attempt = Attempt(tmp_path, exited(3))
+    attempt.event("training", 400.0, run=".", step=0, left=0)
+    attempt.event("trained", 10.0, run=".", step=16, finished=True)
+    attempt.write()
+    verdict = story(tmp_path, "train")
+
+    assert verdict.cause.id == "exit-code"
+    assert "had been finished at step 16" in verdict.cause.cascade[0].text
+
+
+def test_the_list_tells_each_runs_own_state_and_step(
+    kernel: Attempt, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (kernel.folder / "verdict.json").write_text(json.dumps(story(tmp_path, "train").to_json()))
+    main(["runs", str(tmp_path), "--format", "json"])
+    runs: dict[str, Any] = {run["name"]: run for run in json.loads(capsys.readouterr().out)["runs"]}
+
+    assert {name: run["status"] for name, run in runs.items()} == {
+        "train": "killed", "a": "finished", "b": "killed", "c": "no step done",
+    }  # fmt: skip
+    assert (runs["a"]["step"], runs["c"]["step"]) == (16, None)
+
+
+def _second_attempt(first: Attempt, tmp_path: Path, **about: Any) -> None:
+    second = first.folder.with_name("0002")
+    second.mkdir()
+    values = {
+        **first.attempt,
+        "number": 2,
+        "pid": os.getpid(),
+        "t": time.monotonic() - 1,
+        "wall": time.time() - 1,
+    }
+    (second / "attempt.json").write_text(json.dumps({**values, **about}))
+
+
+def test_while_an_attempt_runs_well_why_tells_of_the_death_before_it(kernel: Attempt, tmp_path: Path) -> None:
+    _second_attempt(kernel, tmp_path)
+    verdict = story(tmp_path, "train")
+
+    assert (verdict.cause.id, verdict.attempt) == ("killed", 1)
+    assert "attempt 2 is running now" in (verdict.beside or "")
+    assert story(tmp_path, "train", 2).cause.id == "still-running"
+
+
+def test_after_an_attempt_that_ended_well_a_running_one_is_just_running(tmp_path: Path) -> None:
+    first = Attempt(tmp_path, exited(0))
+    first.write()
+    _second_attempt(first, tmp_path)
+
+    assert story(tmp_path, "train").cause.id == "still-running"
+
+
+def test_a_run_trained_by_a_script_and_then_in_a_notebook_is_told_by_the_later(
+    kernel: Attempt, tmp_path: Path
+) -> None:
+    own = tmp_path / "runs" / "a" / "attempts" / "0001"
+    own.mkdir(parents=True)
+    (own / "attempt.json").write_text(
+        json.dumps({"number": 1, "wall": DIED_T})
+    )  # long before the kernel began
+    known = attempts_of(str(tmp_path / "runs" / "a"))
+
+    assert [os.path.basename(attempt.run_folder) for attempt in known] == ["a", "train"]
+    assert story(tmp_path, "a").cause.id == "finished"
