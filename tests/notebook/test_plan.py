@@ -51,11 +51,18 @@ def test_a_plan_of_what_the_notebook_holds_is_shown_and_leaves_no_trace_in_the_k
     asked = buoy("why", "runs/lines", cwd=tmp_path)
 
     assert "no model in this notebook yet" in nothing
-    assert [item["kind"] for item in shown] == ["display_data", "execute_result"]
+    kinds = [item["kind"] for item in shown]
+    assert (kinds[0], {*kinds[1:-1]}, kinds[-1]) == (
+        "display_data",
+        {"update_display_data"},
+        "execute_result",
+    )
     assert "model `model`, batch `batch`, optimizer `optimizer`, loss `criterion`" in html(shown[:1])
-    assert "this (CPU): fits" in html(shown[1:])
+    assert "tracing a step for this (CPU)" in html(shown[1:2])  # told while it is done
+    assert "this (CPU): fits; seeking the largest batch" in html(shown[2:3])
+    assert "<b>this (CPU): fits</b>" in html(shown[-1:])
     assert untouched == "True\n"
-    assert "step 0" in top  # a traced step is none of the training's
+    assert "no step yet" in top  # a traced step is none of the training's
     assert "step 3" in card
     assert "of 12 h" in card
     assert "planned for this: fits" in card

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from html import escape
 from typing import Any
 
 from buoy.flight.attempt import attempt_numbers, is_run
 from buoy.flight.imports import after_import
 from buoy.flight.recorder import Recorder
+from buoy.notebook.display import show
 from buoy.notebook.live import LiveCard
 from buoy.notebook.magic import Magic
 from buoy.supervisor.watch import watch
@@ -83,18 +83,6 @@ def last_death(folder: str) -> Verdict | None:
     except Exception:  # noqa: BLE001 - a damaged folder must not break the first cell
         return None
     return None if verdict.cause.id in _NO_NEWS else verdict
-
-
-def show(html: str, text: str) -> None:
-    """Display HTML where the front end can, text elsewhere."""
-    from IPython.display import display
-
-    display({"text/html": html, "text/plain": text}, raw=True)  # type: ignore[no-untyped-call]
-
-
-def show_text(text: str) -> None:
-    """Lines as they are."""
-    show(f"<pre>{escape(text)}</pre>", text)
 
 
 def is_in_a_cell(shell: Any) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from html import escape
 from typing import Any
 
 from buoy.flight.recorder import Recorder
+from buoy.notebook.display import Output, as_html
 from buoy.view.now import lines, state
 
 _LEAST_SECONDS = 2.0
@@ -23,7 +23,7 @@ class LiveCard:
     def __init__(self, shell: Any, recorder: Recorder) -> None:
         self._shell = shell
         self._recorder = recorder
-        self._handle: Any = None
+        self._output: Output | None = None
         self._pid = os.getpid()
         self._next = time.monotonic() + _LEAST_SECONDS
         self._step: Callable[[int | None], None] = recorder.beacon.step
@@ -43,34 +43,27 @@ class LiveCard:
             self._draw()
 
     def _begins(self, info: Any = None) -> None:
-        self._handle = None
+        self._output = None
         self._next = time.monotonic() + _LEAST_SECONDS
 
     def _ends(self, result: Any = None) -> None:
-        if self._handle is not None:
+        if self._output is not None:
             self._draw()
-            self._handle = None
+            self._output = None
 
     def _draw(self) -> None:
         if os.getpid() != self._pid:
             return  # a forked child, such as the one that traces a plan, has no page to draw on
         begin = time.monotonic()
         try:
-            self._show(where(self._recorder))
+            text = where(self._recorder)
+            self._output = self._output or Output()
+            self._output.show(as_html(text, _BOX), text)
         except Exception:  # noqa: BLE001 - a card that cannot be drawn must not end the training
             self._next = float("inf")
             return
         end = time.monotonic()
         self._next = end + max(_LEAST_SECONDS, (end - begin) / _SHARE)
-
-    def _show(self, text: str) -> None:
-        from IPython.display import display
-
-        content = {"text/html": f'<pre style="{_BOX}">{escape(text)}</pre>', "text/plain": text}
-        if self._handle is None:
-            self._handle = display(content, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        else:
-            self._handle.update(content, raw=True)
 
 
 def where(recorder: Recorder) -> str:

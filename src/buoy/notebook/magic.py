@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from buoy.errors import BuoyError, UsageError
 from buoy.flight.attempt import Attempt, find_attempt
+from buoy.notebook.display import show, show_text
 
 if TYPE_CHECKING:
     from buoy.notebook.extension import Extension
@@ -52,8 +53,6 @@ class Magic:
 
     def line(self, line: str) -> Any:
         """Run `%buoy VERB`; an error is shown in words, without a traceback."""
-        from buoy.notebook.extension import show_text
-
         words = line.split()
         verb = self._verbs.get(words[0]) if words else None
         if verb is None:
@@ -79,7 +78,6 @@ class Magic:
 
     def _why(self, words: list[str]) -> None:
         """The attempt before this kernel's own; this one is alive."""
-        from buoy.notebook.extension import show, show_text
         from buoy.verdict import why
         from buoy.view.card import verdict_card
 
@@ -93,7 +91,6 @@ class Magic:
         return show(verdict_card(verdict.to_json()), str(verdict))
 
     def _top(self, words: list[str]) -> None:
-        from buoy.notebook.extension import show_text
         from buoy.notebook.live import where
         from buoy.view.now import lines, state
 
@@ -137,7 +134,6 @@ class Magic:
                 os.chdir(before)
 
     def _report(self, words: list[str]) -> None:
-        from buoy.notebook.extension import show
         from buoy.view.history import read
         from buoy.view.report import page, write
 
@@ -157,7 +153,5 @@ class Magic:
         profile(words)
 
     def _off(self, words: list[str]) -> None:
-        from buoy.notebook.extension import show_text
-
         self._extension.stop()
         show_text("no more cards in this kernel; it is still recorded. `%reload_ext buoy` brings them back")

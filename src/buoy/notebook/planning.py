@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import time
 from typing import TYPE_CHECKING, Any
 
 from buoy.errors import UsageError
+from buoy.notebook.display import Output, as_html
 from buoy.notebook.namespace import find
+from buoy.units import format_duration
 
 if TYPE_CHECKING:
     from buoy.planner.model import Plan
@@ -16,15 +19,36 @@ _USAGE = "%buoy plan [model batch optimizer loss] [--on colab-t4 ...] [--batch N
 
 def plan(shell: Any, words: list[str]) -> Plan:
     """The plan; which names it is made of is shown first. The step is traced in another process."""
-    from buoy.notebook.extension import show_text
     from buoy.planner.plan import plan as planned
     from buoy.planner.targets import THIS
 
     expressions, on, size = _parsed(words)
     found = find(shell.user_ns, _named(shell, expressions))
     size = size or found.batch_size
-    show_text(f"planning with {', '.join(found.words)}; nothing is trained")
-    return planned(found.model, found.batch, found.optimizer, found.loss, on=on or THIS, batch_size=size)
+    told = _Told(f"planning with {', '.join(found.words)}; nothing is trained")
+    made = planned(
+        found.model, found.batch, found.optimizer, found.loss, on=on or THIS, batch_size=size, say=told
+    )
+    told("done")
+    return made
+
+
+class _Told:
+    """Lines below the cell, one display: a large model takes minutes, and what is known already is worth reading."""
+
+    def __init__(self, first: str) -> None:
+        self._began = time.monotonic()
+        self._lines = [first]
+        self._output = Output()
+        self._show()
+
+    def __call__(self, text: str) -> None:
+        self._lines.append(f"{format_duration(round(time.monotonic() - self._began)):>10}  {text}")
+        self._show()
+
+    def _show(self) -> None:
+        text = "\n".join(self._lines)
+        self._output.show(as_html(text), text)
 
 
 def _parsed(words: list[str]) -> tuple[list[str], list[str], int | None]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from buoy.errors import UsageError
 from buoy.flight.profile import WARM_UP, Profiling
+from buoy.notebook.display import show_text
 
 _STEPS = 3
 
 
 def profile(words: list[str]) -> None:
     """Ask whichever training takes the next step: a guard may yet be made, inside the call of `fit`."""
-    from buoy.notebook.extension import show_text
-
     text = words[0] if words else str(_STEPS)
     if not text.isdigit() or not int(text) or len(words) > 1:
         raise UsageError(

@@ -34,14 +34,16 @@ def plan(
     on: str | Sequence[str] = THIS,
     batch_size: int | None = None,
     remedies: bool | None = None,
+    say: Say = lambda text: None,
     **session: Unpack[Wishes],
 ) -> Plan:
     """Whether a training step fits, with how many bytes, and what makes it fit; nothing is trained.
 
     `model` and `batch` are objects of this process, or `model` is the name of a function that returns both, in a file
     (`"train.py:build"`). The optimizer may be a class; without it AdamW is assumed, without a loss the model's own
-    or cross-entropy. `remedies=True` tries them also where everything fits. What may be said about the session
-    (`data="20GB"`, `in_memory=True`, `workers=2`, `steps=50_000`, `step_time="0.4s"`) is in docs/plan.md.
+    or cross-entropy. `remedies=True` tries them also where everything fits; `say=print` tells what is being done.
+    What may be said about the session (`data="20GB"`, `in_memory=True`, `workers=2`, `steps=50_000`,
+    `step_time="0.4s"`) is in docs/plan.md.
 
     >>> import torch, buoy
     >>> model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 10))
@@ -58,7 +60,8 @@ def plan(
         if batch_size is not None:
             request = replace(request, batch=batch_size)
         workshop = stack.enter_context(Workshop(live))
-        return make_plan(workshop, request, words, targets(names), Session.of(session), remedies=remedies)
+        places, wishes = targets(names), Session.of(session)
+        return make_plan(workshop, request, words, places, wishes, remedies=remedies, say=say)
 
 
 def make_plan(
@@ -131,7 +134,7 @@ def _answer(
     size = _size(trace, request)
     most = micro = None
     if size is not None and capacity(place) is not None:
-        say(f"seeking the largest batch for {place.words}")
+        say(f"{place.words}: {verdict}; seeking the largest batch")
         most = _largest(workshop, request, place)
         if verdict == FITS:
             micro = size
