@@ -72,3 +72,31 @@ def test_foreign_bytes_are_no_beacon() -> None:
         parse(b"BUOYBCN1" + b"\xff" * (SIZE - 8)) is not None
     )  # ours, with nonsense in it: read, not trusted
     assert read_beacon("/nonexistent") is None
+
+
+def test_a_pause_between_two_cells_is_no_part_of_a_steps_time(tmp_path: Path) -> None:
+    beacon = Beacon(str(tmp_path / "beacon"))
+    for _ in range(5):
+        beacon.step()
+    before = beacon.read()
+    beacon.phase("done")
+    beacon.phase("train")
+    beacon.step()
+    after = beacon.read()
+
+    assert before is not None and after is not None and after.step == 6
+    assert after.step_seconds == before.step_seconds
+
+
+def test_another_training_begins_with_its_own_count_and_has_done_no_step_yet(tmp_path: Path) -> None:
+    beacon = Beacon(str(tmp_path / "beacon"))
+    beacon.step()
+    before = beacon.read()
+    beacon.at(40)
+    begun = beacon.read()
+    beacon.step()
+    stepped = beacon.read()
+
+    assert before is not None and begun is not None and stepped is not None
+    assert (begun.step, begun.step_t) == (40, before.step_t)
+    assert stepped.step == 41

@@ -1,0 +1,31 @@
+"""Several runs of one process, as in a notebook: the recording keeps them apart."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import buoy
+from tests.processes import wait_until
+from tests.training.test_keeper import HEAD
+
+CODE = """
+train(sys.argv[1] + "/a", steps=12)
+made = module.Keeper(sys.argv[1] + "/c")
+train(sys.argv[1] + "/b", steps=1000, each=lambda step: step == 6 and os.kill(os.getpid(), 9))
+"""
+
+
+def test_each_run_of_a_killed_process_is_told_by_its_own_steps_and_end(tmp_path: Path) -> None:
+    """The recording is in the first one's folder; what was finished there is finished."""
+    subprocess.run([sys.executable, "-c", HEAD + CODE, str(tmp_path)], capture_output=True, timeout=60)
+    wait_until((tmp_path / "a/attempts/0001/verdict.json").exists, "the verdict")
+    told = {name: buoy.why(str(tmp_path / name)) for name in "abc"}
+
+    assert {name: verdict.cause.id for name, verdict in told.items()} == {
+        "a": "finished", "b": "killed", "c": "not-begun",
+    }  # fmt: skip
+    assert told["a"].where.step == 12
+    assert told["b"].where.step == 5  # its own count, not twelve more
+    assert buoy.why(str(tmp_path / "a"), 1).cause.id == "killed"
