@@ -9,6 +9,7 @@ from typing import Any
 from buoy.flight.log import read_lines
 from buoy.verdict.values import printable
 from buoy.view.history import History
+from buoy.view.places import without_places
 
 _SWITCHES = {
     "amp": "mixed precision",
@@ -64,7 +65,10 @@ def changes(history: History) -> list[Change]:
                 step = event.get("step")
                 found.append(
                     Change(
-                        life.number, life.since_start(event), step if isinstance(step, int) else None, text
+                        life.number,
+                        life.since_start(event),
+                        step if isinstance(step, int) else None,
+                        without_places(text, life.about),
                     )
                 )
     return found

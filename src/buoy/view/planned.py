@@ -11,6 +11,7 @@ from buoy.units import format_bytes
 from buoy.verdict.values import printable
 from buoy.view.changes import sizes
 from buoy.view.history import History, Life
+from buoy.view.places import without_places
 
 CPU = "cpu"
 
@@ -37,7 +38,7 @@ def comparison(history: History) -> dict[str, Any] | None:
     rows += _reserved(history.kept)
     rows.append(_micro_batch(event, history.kept))
     return {
-        "source": event.get("source"),
+        "source": without_places(event.get("source"), lives[-1].about),
         "on": answer.get("on") if answer is not None else None,
         "asked": [item.get("on") for item in _answers(event)],
         "fits": event.get("fits"),

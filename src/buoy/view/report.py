@@ -19,6 +19,7 @@ from buoy.verdict.values import printable
 from buoy.view import changes, chart, planned, timeline
 from buoy.view.card import verdict_card
 from buoy.view.history import History, Life
+from buoy.view.places import without_places
 
 SCHEMA = "buoy.report/1"
 _MOST_ROWS = 12
@@ -67,14 +68,13 @@ def as_json(history: History) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "buoy": __version__,
-        "run": history.folder,
         "name": history.name,
         "timelines": {key: _numbers(axis) for key, (_, axis) in _groups(history).items()},
         "attempts": [
             {
                 "number": life.number,
                 "seconds": life.seconds,
-                "verdict": life.verdict,
+                "verdict": _verdict(history, life) if life.verdict is not None else None,
                 "missing": life.missing,
                 "environment": _facts(life),
             }
@@ -144,16 +144,22 @@ def _header(history: History) -> str:
     ran = format_duration(sum(life.seconds for life in lives))
     state = "nothing was recorded yet"
     if lives:
-        state = f"{len(lives)} attempt{'s' if len(lives) > 1 else ''}, {ran} recorded"
-        if not lives[-1].ended:
+        ran = f"{ran} recorded" if any(life.last for life in lives) else "nothing measured"
+        state = f"{len(lives)} attempt{'s' if len(lives) > 1 else ''}, {ran}"
+        if lives[-1].alive:
             state += ", still running when this page was made"
     made = time.strftime("%Y-%m-%d %H:%M")
     return f'<h1>{escape(history.name)}</h1><p class="soft">{escape(state)} · page of {made}</p>'
 
 
 def _verdicts(history: History) -> str:
-    cards = [verdict_card(life.verdict) for life in history.lives if life.verdict is not None][-3:]
+    cards = [verdict_card(_verdict(history, life)) for life in history.lives if life.verdict is not None][-3:]
     return "".join(reversed(cards))
+
+
+def _verdict(history: History, life: Life) -> dict[str, Any]:
+    told: dict[str, Any] = without_places(life.verdict, life.about, history.folder)
+    return told
 
 
 def _group(key: str, title: str, axis: timeline.Axis) -> str:
@@ -217,15 +223,13 @@ def _attempts(history: History) -> str:
     rows = []
     for life in reversed(history.lives[-_MOST_ROWS:]):
         cause = (life.verdict or {}).get("cause")
-        said = (
-            str(cause.get("id", "n/a")) if isinstance(cause, dict) else "running" if not life.ended else "n/a"
-        )
+        said = str(cause.get("id", "n/a")) if isinstance(cause, dict) else "running" if life.alive else "n/a"
         step = life.last.get("step")
         rows.append(
             [
                 str(life.number),
                 _date(life.about.get("wall")),
-                format_duration(life.seconds),
+                format_duration(life.seconds if life.last else None),
                 str(step if step is not None else "n/a"),
                 said,
             ]
@@ -333,7 +337,8 @@ def _said(value: object, tell: Callable[[float], str]) -> str | None:
 
 
 def _missing(history: History) -> str:
-    notes = [f"attempt {life.number}: {note}" for life in history.lives for note in life.missing]
+    notes = list(history.missing)
+    notes += [f"attempt {life.number}: {note}" for life in history.lives for note in life.missing]
     if not history.lives:
         notes.append("this run has no attempt")
     if len(history.lives) > timeline.MOST_LIVES:

@@ -7,6 +7,7 @@ from typing import Any
 
 from buoy.view import changes
 from buoy.view.history import History, Life, Point
+from buoy.view.places import without_places
 
 BUCKETS = 800
 _LEAST_PER_LIFE = 16
@@ -105,7 +106,7 @@ def marks(axis: Axis) -> list[dict[str, Any]]:
         for words, moment in said:
             index = stretch.bucket(moment) if words is not None and moment is not None else None
             if words is not None and index is not None:
-                kind, text = words
+                kind, text = words[0], without_places(words[1], life.about)
                 found.append({"x": index, "kind": kind, "text": text, "at": moment, "attempt": life.number})
     return _thinned(found)
 
