@@ -75,6 +75,7 @@ def test_dragging_zooms_and_a_double_click_shows_all_again(browser: Browser) -> 
     browser.mouse("mouseMoved", x + wide / 2, y + high / 2, clicks=1)
     browser.mouse("mouseReleased", x + wide / 2, y + high / 2, clicks=1)
     zoomed = browser.value(f"{CHART}.querySelector('g').getAttribute('transform')")
+    axis = browser.value("document.querySelector('#whole .lives div + div').textContent")
     browser.screenshot(SCREENS / "report-zoomed.png")
     for clicks in (1, 2):
         browser.mouse("mousePressed", x + wide / 3, y + high / 2, clicks=clicks)
@@ -82,6 +83,8 @@ def test_dragging_zooms_and_a_double_click_shows_all_again(browser: Browser) -> 
 
     assert still is None
     assert "scale(3.9" in zoomed or "scale(4" in zoomed
+    assert axis.startswith("attempt 1, 3") and "attempt 1, 1 h" in axis  # from where to where
+    assert browser.value("document.querySelector('#whole .lives').textContent").startswith("attempt1: 2 h")
     assert browser.value("document.querySelector('#whole').classList.contains('zoomed')") is False
 
 

@@ -37,10 +37,10 @@ class Summary:
     def __str__(self) -> str:
         each = max(1, self.steps)
         steps = f"{self.steps} step{'s' if self.steps != 1 else ''}"
-        lines = [f"{steps}, {format_duration(self.seconds / each)} each{self.note and f' ({self.note})'}"]
+        lines = [f"{steps}, {_short(self.seconds / each)} each{self.note and f' ({self.note})'}"]
         for phase, spent in self.phases.items():
             share = None if spent is None or not self.seconds else 100 * spent / self.seconds
-            told = "    n/a" if share is None else f"{share:5.1f} %  {format_duration((spent or 0.0) / each)}"
+            told = "    n/a" if share is None else f"{share:5.1f} %  {_short((spent or 0.0) / each)}"
             lines.append(f"  {phase:10} {told}")
         whole = sum(self.operations.values())
         if whole:
@@ -55,6 +55,11 @@ class Summary:
         if self.trace is not None:
             lines.append(f"raw trace: {self.trace}")
         return "\n".join(lines)
+
+
+def _short(seconds: float) -> str:
+    """A step's parts take milliseconds: `2.57 ms`, not `0.00257 s`."""
+    return f"{1000 * seconds:.3g} ms" if seconds < 0.9995 else format_duration(seconds)
 
 
 def _sizes(sizes: dict[str, int], most: int) -> list[str]:

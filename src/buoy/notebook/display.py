@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import Any
+
+from buoy.view.lines_html import lines_html
 
 
 def show(html: str, text: str) -> None:
@@ -13,12 +14,7 @@ def show(html: str, text: str) -> None:
 
 def show_text(text: str) -> None:
     """Lines as they are."""
-    show(as_html(text), text)
-
-
-def as_html(text: str, style: str = "") -> str:
-    """Lines as they are, for a page that brings its own colours."""
-    return f'<pre style="{style}">{escape(text)}</pre>' if style else f"<pre>{escape(text)}</pre>"
+    show(lines_html(text), text)
 
 
 class Output:

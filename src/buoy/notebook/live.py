@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from buoy.flight.recorder import Recorder
-from buoy.notebook.display import Output, as_html
+from buoy.notebook.display import Output
+from buoy.view.lines_html import lines_html
 from buoy.view.now import lines, state
 
 _LEAST_SECONDS = 2.0
 _SHARE = 0.005
 """Drawing may take this share of the time: a slow disk makes the card rarer, not the training slower."""
-_BOX = "font:13px/1.45 ui-monospace,monospace;border:1px solid #8884;border-radius:6px;padding:8px 12px;overflow-x:auto"
 
 
 class LiveCard:
@@ -58,7 +58,7 @@ class LiveCard:
         try:
             text = where(self._recorder)
             self._output = self._output or Output()
-            self._output.show(as_html(text, _BOX), text)
+            self._output.show(lines_html(text, boxed=True), text)
         except Exception:  # noqa: BLE001 - a card that cannot be drawn must not end the training
             self._next = float("inf")
             return

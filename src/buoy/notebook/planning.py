@@ -7,9 +7,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from buoy.errors import UsageError
-from buoy.notebook.display import Output, as_html
+from buoy.notebook.display import Output
 from buoy.notebook.namespace import find
 from buoy.units import format_duration
+from buoy.view.lines_html import lines_html
 
 if TYPE_CHECKING:
     from buoy.planner.model import Plan
@@ -48,7 +49,7 @@ class _Told:
 
     def _show(self) -> None:
         text = "\n".join(self._lines)
-        self._output.show(as_html(text), text)
+        self._output.show(lines_html(text), text)
 
 
 def _parsed(words: list[str]) -> tuple[list[str], list[str], int | None]:

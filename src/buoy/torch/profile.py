@@ -85,13 +85,19 @@ class Profile:
     def _hook_modules(self) -> None:
         """Time in the outermost forward, and what each module's own operations keep for the backward pass."""
         entered: list[float] = []
-        live = dict.fromkeys((name for module in self._modules for name, _ in module.named_modules()), 0)
+        # `2 (Linear)`: in a Sequential the name alone is only a number.
+        kinds = {
+            name: f"{name} ({type(part).__name__})".strip()
+            for module in self._modules
+            for name, part in module.named_modules()
+        }
+        live = dict.fromkeys(kinds, 0)
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
             if self._stack and not isinstance(tensor, nn.Parameter):
                 name = self._stack[-1]
                 live[name] += tensor.numel() * tensor.element_size()
-                shown = name or "(the model itself)"
+                shown = kinds[name]
                 self._kept[shown] = max(self._kept.get(shown, 0), live[name])
             return tensor
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,9 @@ WIDTH, HEIGHT = 1000, 150
 _TOP, _BOTTOM = 6, 4
 
 _HEADROOM = 1.08
+_NEAR = 0.2
+"""A limit is drawn when the curve came to this share of it; in words it is always told."""
+_EVEN = (1, 1.5, 2, 3, 4, 5, 6, 8, 10)
 _MIB = 1048576.0
 """Bytes go into the page as MiB: five digits instead of eleven."""
 
@@ -32,12 +36,36 @@ class Chart:
     limit_words: str
 
     @property
+    def shows_limit(self) -> bool:
+        """Whether the limit is drawn."""
+        return self.limit is not None and self.limit <= self.top
+
+    @property
     def top(self) -> float:
         """The highest value the picture has room for."""
         highest = max((high for item in self.values if item for high in item), default=0.0)
-        if self.limit is not None and highest > 0.02 * self.limit:
-            highest = max(highest, self.limit)
-        return highest * _HEADROOM or 1.0
+        # Against a limit that is far away the curve would lie on the floor, and say nothing.
+        if self.limit is not None and highest > _NEAR * self.limit:
+            return max(highest, self.limit) * _HEADROOM
+        return even(highest, self.unit) * _HEADROOM
+
+
+def even(value: float, unit: str) -> float:
+    """A little more than the value, such that it and its half are easy to read.
+
+    >>> even(0.286, "seconds"), even(95.0, "seconds")
+    (0.3, 120.0)
+    >>> even(880 * 2**20, "bytes") / 2**20
+    1000.0
+    """
+    if value <= 0:
+        return 1.0
+    whole = 1
+    for larger in (1024**n for n in range(1, 6)) if unit == "bytes" else (60, 3600, 86400):
+        whole = larger if value >= larger else whole
+    power = 10.0 ** math.floor(math.log10(value / whole))
+    step = next(step for step in _EVEN if step * power * whole >= value * (1 - 1e-9))
+    return float(f"{step * power:.6g}") * whole
 
 
 def charts(axis: Axis) -> list[Chart]:
@@ -97,7 +125,7 @@ def svg(chart: Chart, axis: Axis, marks: list[dict[str, Any]]) -> str:
         *_lives(axis, scale),
         f'<path class="band" d="{_outline(chart.values, scale)}"/>',
     ]
-    if chart.limit is not None and chart.limit <= chart.top:
+    if chart.limit is not None and chart.shows_limit:
         y = scale.y(chart.limit)
         parts.append(f'<line class="limit" x1="0" x2="{WIDTH}" y1="{y}" y2="{y}"/>')
     for mark in marks:

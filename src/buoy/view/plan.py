@@ -9,6 +9,7 @@ from buoy.errors import in_notebook
 from buoy.estimate.result import Interval
 from buoy.planner.model import FITS, NOT, TIGHT, Answer, Need, Plan, Remedy
 from buoy.units import format_bytes, format_duration
+from buoy.view.lines_html import lines_html
 
 SCHEMA = "buoy.plan/1"
 _BAR = 30
@@ -71,7 +72,7 @@ def html(plan: Plan) -> str:
             '<div style="font:14px/1.5 system-ui,sans-serif;border:1px solid #8884;border-radius:6px;'
             f'border-left:4px solid {edge};padding:10px 14px;margin:8px 0;max-width:60em">'
             f"<b>{escape(_title(answer))}</b>"
-            f'<pre style="margin:6px 0;background:none;white-space:pre-wrap">{escape(body)}</pre></div>'
+            f"{lines_html(body)}</div>"
         )
     if plan.remedies:
         now = _figure(plan)

@@ -170,7 +170,9 @@ def _group(key: str, title: str, axis: timeline.Axis) -> str:
             f'<h2>{escape(title)}</h2><p class="missing">Nothing was measured: the log holds no sample.</p>'
         )
     figures = "".join(_figure(item, axis, marks) for item in pictures)
-    kinds = {mark["kind"] for mark in marks} | ({"limit"} if any(item.limit for item in pictures) else set())
+    kinds = {mark["kind"] for mark in marks} | (
+        {"limit"} if any(item.shows_limit for item in pictures) else set()
+    )
     legend = "".join(
         f'<span class="key-{kind}" style="color:var(--{_tone(kind)})">{words}</span>'
         for kind, words in _KEY.items()

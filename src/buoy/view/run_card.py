@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from buoy.flight.attempt import Attempt
 from buoy.units import format_duration
 from buoy.view import changes, planned
 from buoy.view.history import History, read_life
+from buoy.view.lines_html import lines_html
 from buoy.view.now import lines, state
 
-_BOX = "font:13px/1.45 ui-monospace,monospace;border:1px solid #8884;border-radius:6px;padding:8px 12px;overflow-x:auto"
 _MOST = 8
 
 
 def run_card(title: str, attempt: Attempt | None, step: int) -> str:
     """The card; without a recording only the title."""
     text = title if attempt is None else "\n".join(_lines(attempt, step))
-    return f'<pre style="{_BOX}">{escape(text)}</pre>'
+    return lines_html(text, boxed=True)
 
 
 def _lines(attempt: Attempt, step: int) -> list[str]:

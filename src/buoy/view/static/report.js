@@ -32,6 +32,13 @@
       const chosen = make("rect", { class: "chosen", y: 0, height: high, x: -9, width: 0 }, svg);
       return { chart, svg, cursor, chosen, say: svg.closest("figure").querySelector("span") };
     });
+    const axis = root.querySelector(".lives div + div"), lives = [...axis.childNodes];
+    const edge = (side, bucket) => {
+      const label = document.createElement("b");
+      label.style[side] = "0";
+      label.textContent = moment(bucket);
+      return label;
+    };
     const place = (bucket) => (bucket - view[0]) / (view[1] - view[0]) * wide;
     const draw = () => {
       const share = wide / (view[1] - view[0]);
@@ -39,6 +46,7 @@
         // One transform stretches the still picture: strokes do not scale, so it stays sharp.
         svg.querySelector("g").setAttribute("transform", "translate(" + -view[0] * share + ",0) scale(" + group.buckets / (view[1] - view[0]) + ",1)");
       }
+      axis.replaceChildren(...(view === all ? lives : [edge("left", view[0]), edge("right", view[1] - 1)]));
       root.classList.toggle("zoomed", view !== all);
     };
     const bucketAt = (event, svg) => {
