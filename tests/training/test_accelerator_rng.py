@@ -1,8 +1,9 @@
 """An accelerator's generators are part of the run.
 
 There is no accelerator on the machines that run this. The seam is the four functions by which PyTorch gives out such
-state (`torch.xpu.is_available`, `is_initialized`, `get_rng_state_all`, `set_rng_state_all`; `torch.cuda` has the same):
-behind them stand two generators of the CPU. What a real driver does with the bytes is not shown here.
+state (`torch.xpu.is_available`, `is_initialized`, `get_rng_state_all`, `set_rng_state_all`; `torch.cuda` has the same,
+`torch.mps` its `get_rng_state` and `set_rng_state`), and `torch.accelerator.current_accelerator`, which names another
+vendor's (`mtia` here): behind them stand generators of the CPU. What a real driver does with the bytes is not shown.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import torch
 
 import buoy
 from buoy.flight import recorder
+from buoy.torch.snapshot import Snapshot
+from buoy.torch.transaction import Transaction
 
 
 class Devices:
@@ -34,11 +37,12 @@ class Devices:
     def draw(self) -> list[float]:
         return [float(torch.rand((), generator=generator)) for generator in self.generators]
 
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
-        monkeypatch.setattr(torch.xpu, "is_initialized", lambda: True)
-        monkeypatch.setattr(torch.xpu, "get_rng_state_all", self.get)
-        monkeypatch.setattr(torch.xpu, "set_rng_state_all", self.put)
+    def install(self, monkeypatch: pytest.MonkeyPatch, kind: str = "xpu") -> None:
+        module = getattr(torch, kind)
+        monkeypatch.setattr(module, "is_available", lambda: True)
+        monkeypatch.setattr(module, "is_initialized", lambda: True)
+        monkeypatch.setattr(module, "get_rng_state_all", self.get)
+        monkeypatch.setattr(module, "set_rng_state_all", self.put)
 
 
 def drawn(folder: Path, devices: Devices, stop_after: int) -> list[list[float]]:
@@ -85,3 +89,49 @@ def test_another_number_of_devices_is_told_and_the_run_goes_on(
 
     assert len(after) == 2
     assert "the random state of xpu could not be put back here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mtia", "mps"])
+def test_a_failed_try_puts_every_devices_generator_back(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = Devices(1 if kind == "mps" else 2)
+    if kind == "mps":
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+        monkeypatch.setattr(torch.mps, "get_rng_state", lambda: devices.get()[0])
+        monkeypatch.setattr(torch.mps, "set_rng_state", lambda state: devices.put([state]))
+    else:
+        devices.install(monkeypatch, kind)
+    if kind == "mtia":
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mtia"))
+    snapshot = Snapshot()
+    snapshot.take()
+    drawn_first = devices.draw()
+    assert devices.draw() != drawn_first
+    snapshot.restore()
+
+    assert devices.draw() == drawn_first
+
+
+def test_a_step_done_again_in_parts_draws_on_the_devices_from_where_it_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    devices = Devices()
+    devices.install(monkeypatch)
+    model = torch.nn.Linear(4, 1)
+    transaction = Transaction(say=print, event=lambda kind, **values: None)
+    transaction.track([model], [torch.optim.SGD(model.parameters())])
+    seen: list[list[float]] = []
+
+    def loss(part: torch.Tensor) -> torch.Tensor:
+        seen.append(devices.draw())
+        if len(part) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return model(part).square().mean()
+
+    expected = Devices().draw()
+    transaction.backward(torch.randn(8, 4), loss)
+
+    tries = [drew for drew in seen if drew != [0.5, 0.5]]  # the probe holds random operations still
+    assert tries.count(expected) == 2 and tries[0] == expected, (
+        "the second try did not begin where the first had"
+    )
+    assert len(tries) == 3, "once whole, then in two parts"

@@ -90,7 +90,7 @@ def capture(*, accelerators: bool = True) -> State:
     if numpy is not None:
         state["numpy"] = numpy.random.get_state(legacy=False)
     if accelerators:
-        for name, read, _ in _accelerators():
+        for name, read, _ in device_generators():
             state[name] = read()
     return state
 
@@ -106,7 +106,7 @@ def restore(state: State, say: Callable[[str], None] | None = None) -> None:
         import numpy
 
         numpy.random.set_state(state["numpy"])
-    known = {name: (read, write) for name, read, write in _accelerators(even_idle=True)}
+    known = {name: (read, write) for name, read, write in device_generators(even_idle=True)}
     for name in state:
         if name in ("python", "torch", "numpy"):
             continue
@@ -233,16 +233,36 @@ def _put_numpy(state: Any) -> None:
     numpy.random.set_bit_generator(state)
 
 
-def _accelerators(
-    even_idle: bool = False,
-) -> list[tuple[str, Callable[[], Any], Callable[[Any], None]]]:
-    """Name, reader and writer of each accelerator's random state; one that was never used draws from its seed."""
-    found: list[tuple[str, Callable[[], Any], Callable[[Any], None]]] = []
-    for name in ("cuda", "xpu"):
+Accelerator = tuple[str, Callable[[], Any], Callable[[Any], None]]
+
+
+def device_generators(even_idle: bool = False) -> list[Accelerator]:
+    """Name, reader and writer of each accelerator's random state; one that was never used draws from its seed.
+
+    Quick where there is none: this is asked at every step.
+    """
+    found: list[Accelerator] = []
+    for name in _kinds():
         module = getattr(torch, name, None)
-        if module is not None and module.is_available() and (even_idle or module.is_initialized()):
+        if module is None or not (even_idle or getattr(module, "is_initialized", _always)()):
+            continue
+        available = torch.backends.mps.is_available if name == "mps" else module.is_available
+        if not available():
+            continue
+        if hasattr(module, "get_rng_state_all"):
             found.append((name, module.get_rng_state_all, module.set_rng_state_all))
-    mps = getattr(torch.backends, "mps", None)
-    if mps is not None and mps.is_available():
-        found.append(("mps", torch.mps.get_rng_state, torch.mps.set_rng_state))
+        elif hasattr(module, "get_rng_state"):
+            found.append((name, module.get_rng_state, module.set_rng_state))
     return found
+
+
+def _kinds() -> list[str]:
+    """Torch's own accelerators, and the one that another vendor's package has brought along."""
+    kinds = ["cuda", "xpu", "mps"]
+    accelerator = getattr(torch, "accelerator", None)  # since 2.6
+    current = accelerator.current_accelerator() if accelerator is not None else None
+    return kinds if current is None or current.type in kinds else [*kinds, current.type]
+
+
+def _always() -> bool:
+    return True

@@ -7,12 +7,14 @@ import random
 import struct
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-_HAS_MPS = torch.backends.mps.is_available()
+from buoy.torch.rng import device_generators
+
 _MERSENNE_BYTES = 2500  # 624 words and a position
 
 Restore = Callable[[], object]
@@ -170,12 +172,7 @@ def _random_states() -> list[Restore]:
     """One function per generator of this process, which puts it back."""
     state = torch.get_rng_state()
     found: list[Restore] = [lambda: torch.set_rng_state(state), _python_state()]
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states = torch.cuda.get_rng_state_all()
-        found.append(lambda: torch.cuda.set_rng_state_all(states))
-    if _HAS_MPS:
-        mps = torch.mps.get_rng_state()
-        found.append(lambda: torch.mps.set_rng_state(mps))
+    found += [partial(write, read()) for _, read, write in device_generators()]
     return found
 
 
