@@ -26,6 +26,8 @@ from tests.keras_step.gradients import TIMES, double_precision, error, order_err
 from tests.keras_step.injection import campaign
 from tests.keras_step.zoo import MODELS, classes, numbers
 
+VERSION = tuple(map(int, keras.__version__.split(".")[:2]))
+
 
 @check
 def without_oom_fit_is_keras_own_bit_for_bit() -> None:
@@ -104,8 +106,12 @@ def the_gradient_is_that_of_the_whole_batch() -> None:
         for name in ("outputs", "masked", "added", "unreduced"):
             found = error(MODELS[name], 7, rows=31)
 
+            if name == "added" and VERSION < (3, 14):  # an activity regularizer is a sum there, beside a mean
+                assert isinstance(found, str) and "give another gradient" in found
+                continue
             assert not isinstance(found, str), found
-            assert max(found) < 1e-12, (name, found)
+            # Older ones add an epsilon of 1e-7 to the number of unmasked values.
+            assert max(found) < (1e-7 if name == "masked" and VERSION < (3, 13) else 1e-12), (name, found)
 
 
 @check

@@ -56,6 +56,57 @@ def losses_that_compare_samples_are_refused() -> None:
         )
 
 
+class FromTheMean(layers.Layer):
+    """Compares each sample with the others of its batch."""
+
+    def call(self, x: Any) -> Any:
+        return x - keras.ops.mean(x, axis=0, keepdims=True)
+
+
+@check
+def samples_that_are_all_alike_do_not_hide_what_compares_them() -> None:
+    blank_first, tokens = numbers(16, 32), np.ones((16, 4), "int32")
+    blank_first[:8] = 0
+    for x in (np.zeros((16, 32), "float32"), np.ones((16, 32), "float32"), blank_first):
+        model = keras.Sequential([keras.Input((32,)), FromTheMean(), layers.Dense(2)])
+        model.compile("sgd", "mse")
+        install(model, say=silent, event=silent, micro_batch=4)
+        step = lambda model=model, x=x: model.train_on_batch(x, numbers(16, 2))  # noqa: E731
+
+        assert "another gradient" in refusal(step, CannotSplit)
+    model = keras.Sequential(
+        [keras.Input((4,), dtype="int32"), layers.Embedding(5, 3), layers.Flatten(), layers.Dense(2)]
+    )
+    model.compile("sgd", "mse")
+    install(model, say=silent, event=silent, micro_batch=4)
+
+    assert "samples that are all alike" in refusal(
+        lambda: model.train_on_batch(tokens, numbers(16, 2)), CannotSplit
+    )
+    tokens[9] = 3
+    model.train_on_batch(tokens, numbers(16, 2))
+
+
+@check
+def a_batch_of_blank_images_is_no_reason_to_refuse() -> None:
+    """Without biases nothing has a gradient there: the samples of the probe are told apart."""
+    blank_first = numbers(16, 8, 8, 1)
+    blank_first[:8] = 0
+    for x in (np.zeros((16, 8, 8, 1), "float32"), blank_first):
+        keras.utils.set_random_seed(0)
+        inside = [layers.Conv2D(4, 3, activation="relu", use_bias=False), layers.Flatten()]
+        model = keras.Sequential([keras.Input((8, 8, 1)), *inside, layers.Dense(2, use_bias=False)])
+        model.compile("sgd", "mse")
+        install(model, say=silent, event=silent, micro_batch=4)
+        before = [variable.numpy() for variable in model.trainable_variables]
+        model.train_on_batch(x, numbers(16, 2))
+        moved = [
+            not np.array_equal(a, b.numpy()) for a, b in zip(before, model.trainable_variables, strict=True)
+        ]
+
+        assert all(moved) == bool(x.any()), "only the probe is told other samples than the training has"
+
+
 @check
 def a_loss_that_drops_samples_before_its_mean_is_refused() -> None:
     def kept_only(y_true: Any, y_pred: Any) -> Any:
