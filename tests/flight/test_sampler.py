@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from buoy.flight.beacon import Beacon
+from buoy.flight.death import holders
 from buoy.flight.log import FIELDS
 from buoy.flight.sampler import Sampler
 from tests.processes import wait_until
@@ -60,3 +62,45 @@ def test_every_field_has_a_value_or_none_and_the_common_ones_are_known(tmp_path:
 
     assert sample["rss"] > 1 << 20 and sample["processes"] >= 1 and sample["disk_free"] > 0
     assert sample["step"] is None and sample["gpu_used"] is None
+
+
+_WITH_HELPERS = """
+import os, subprocess, sys, time
+from buoy.planner.forked import forked
+from buoy.estimate.child import environment
+held = "held = b'x' * (60 << 20); import time; time.sleep(60)"
+subprocess.Popen([sys.executable, "-c", held], env=environment())
+worker = subprocess.Popen([sys.executable, "-c", held.replace("60 <<", "30 <<")])
+print(worker.pid, flush=True)
+forked(lambda: exec(held), os.devnull, 60.0)
+"""
+
+
+def test_buoys_own_processes_are_no_part_of_the_trainings_memory_but_of_the_evidence(tmp_path: Path) -> None:
+    """A plan is traced in a program of ours or in a fork of the training; a worker of the training counts."""
+    training = subprocess.Popen(
+        [sys.executable, "-c", _WITH_HELPERS], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert training.stdout is not None
+    worker = int(training.stdout.readline())
+    sampler = Sampler(training.pid, str(tmp_path), str(tmp_path))
+    sample: dict[str, int] = {}
+
+    def all_hold() -> bool:
+        sampler._slow_due = 0.0
+        sample.update(zip(FIELDS, sampler.sample(time.monotonic()), strict=True))
+        large = [pid for pid, rss in sampler.rss.items() if rss > 60 << 20]
+        return len(sampler.helpers) == 2 and len(large) >= 2 and sampler.rss.get(worker, 0) > 30 << 20
+
+    try:
+        wait_until(all_hold, "two helpers and a worker")
+        roles = {item["pid"]: item["role"] for item in holders(sampler)}
+    finally:
+        for pid in (*sampler.children, training.pid):
+            os.kill(pid, signal.SIGKILL)
+        training.wait()
+        training.stdout.close()
+
+    assert sample["tree_rss"] == sampler.rss[training.pid] + sampler.rss[worker]
+    assert sample["processes"] == 4
+    assert sorted(roles.values()) == ["buoy's own", "buoy's own", "child", "main"]

@@ -129,11 +129,17 @@ def holders(sampler: Sampler) -> list[dict[str, object]]:
         {
             "pid": pid,
             "name": mask_text(sampler.names.get(pid, "?")),
-            "role": "main" if pid == sampler.pid else "child",
+            "role": _role(sampler, pid),
             "rss": rss,
         }
         for pid, rss in largest
     ]
+
+
+def _role(sampler: Sampler, pid: int) -> str:
+    if pid == sampler.pid:
+        return "main"
+    return "buoy's own" if pid in sampler.helpers else "child"
 
 
 def _cgroup(sampler: Sampler, now: float) -> dict[str, object] | None:

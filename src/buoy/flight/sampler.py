@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 
 from buoy.flight import beacon
-from buoy.machine import cgroup, disk, gpu, host, procfs
+from buoy.machine import cgroup, disk, gpu, helpers, host, procfs
 
 FAST_HZ = 10.0
 CALM_HZ = 5.0
@@ -22,6 +22,7 @@ _COUNTED_DISK_PERIOD = 60.0
 """Where a quota makes us count files instead of asking the file system."""
 _SHM = "/dev/shm"  # noqa: S108 - only its free space is read
 _BEACONS_MOST = 64
+_LOOKS = 4
 
 
 class Sampler:
@@ -45,6 +46,9 @@ class Sampler:
         self.names: dict[int, str] = {pid: name or procfs.process_name(pid)}
         self._name_due = time.monotonic() + 2 * _SLOW_PERIOD
         self.rss: dict[int, int] = {}
+        self.helpers: set[int] = set()
+        """Children that are buoy's own: no part of what the training takes, but of what the machine has to give."""
+        self._looks: dict[int, int] = {}
         self.foreign: list[int] = []
         self.foreign_seen: float | None = None
         self.cpu_limits: tuple[int | None, int | None] = (None, None)
@@ -91,13 +95,17 @@ class Sampler:
         known = self._slow.get
         return [
             round(now, 3), round(time.time(), 3), lead.step if lead else None, lead.phase if lead else None,
-            rss, sum(self.rss.values()) if self.rss else None, 1 + len(self.children),
+            rss, self._of_the_training(), 1 + len(self.children),
             self._used, self._limit, self._available,
             round(sum(self._cpu.values()) + self._tree_cpu_of_dead, 2), sum(self._faults.values()),
             known("oom_kills"), known("memory_stall"), known("io_stall"), known("read"), known("written"),
             known("disk_free"), known("shm_free"), gpu_used, gpu_util,
             round(lead.data_wait, 3) if lead else None, known("steal"), known("throttled"),
         ]  # fmt: skip
+
+    def _of_the_training(self) -> int | None:
+        sizes = [rss for pid, rss in self.rss.items() if pid not in self.helpers]
+        return sum(sizes) if sizes else None
 
     def lead(self) -> beacon.Reading | None:
         """The beacon of the process that trains now: the one that stepped last; before any step, the main one's."""
@@ -136,6 +144,8 @@ class Sampler:
         self._tree_cpu_of_dead += self._cpu.pop(pid, 0.0)
         self._faults.pop(pid, None)
         self.rss.pop(pid, None)
+        self.helpers.discard(pid)
+        self._looks.pop(pid, None)
         self.names.pop(pid, None)
         reader = self.children.pop(pid, None)
         if reader is not None:
@@ -179,6 +189,15 @@ class Sampler:
             if pid not in self.children and pid not in self._ours:
                 self.children[pid] = procfs.ProcessReader(pid)
                 self.names[pid] = procfs.process_name(pid)
+                self._look_for_mark(pid)
+
+    def _look_for_mark(self, pid: int) -> None:
+        """A child that was met before its exec, or before it could name itself, is looked at a few times more."""
+        looks = self._looks.get(pid, 0)
+        if looks < _LOOKS and pid not in self.helpers:
+            self._looks[pid] = looks + 1
+            if helpers.is_helper(pid):
+                self.helpers.add(pid)
 
     def _look_for_strangers(self, group: cgroup.Cgroup, now: float) -> None:
         members = group.pids()
@@ -219,6 +238,7 @@ class Sampler:
                 continue
             self._cpu[pid] = found.cpu_seconds
             self._faults[pid] = found.major_faults
+            self._look_for_mark(pid)
 
     def _find_beacons(self) -> None:
         if len(self._beacon_files) >= _BEACONS_MOST:

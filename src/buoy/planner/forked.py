@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 
 from buoy.flight import recorder
+from buoy.machine import helpers
 
 _PAUSE = 0.02
 
@@ -45,6 +46,7 @@ def forked(work: Callable[[], None], said: str, timeout: float) -> int | None:
 def _in_child(work: Callable[[], None], said: str) -> None:
     code = 70
     try:
+        helpers.mark_this_process()
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDONLY)
         output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

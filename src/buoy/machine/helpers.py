@@ -1,0 +1,31 @@
+"""Which processes below a training are buoy's own: they trace a plan or answer a question, and train nothing.
+
+Two marks, since a program that was started and a fork differ in what can be seen of them: a variable of the
+environment for the first, the name of the process for the second. The sidecar imports this file.
+"""
+
+from __future__ import annotations
+
+from buoy.machine import procfs
+
+VARIABLE = "BUOY_TRACING"
+"""Set for the programs in which a plan is traced, and with them for whatever these start."""
+_NAME = "buoy-helper"
+_NAMES = (b"buoy", _NAME.encode())
+"""The command itself, as `!buoy top` in a notebook, and a fork of ours."""
+
+
+def mark_this_process() -> None:
+    """In a fork of the training that is ours: everything forked from here has the same name."""
+    try:
+        with open("/proc/self/comm", "w", encoding="ascii") as file:
+            file.write(_NAME)
+    except OSError:
+        pass  # it is then counted as the training's, as before
+
+
+def is_helper(pid: int) -> bool:
+    """Whether this process is one of ours."""
+    if procfs.read_bytes(f"/proc/{pid}/comm", 64).strip() in _NAMES:
+        return True
+    return VARIABLE.encode() + b"=1" in procfs.read_bytes(f"/proc/{pid}/environ", 1 << 20).split(b"\0")

@@ -1,0 +1,171 @@
+"""Folders that are torn, copied, damaged or idle: what the list, `top` and the report say of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buoy.cli import main
+from buoy.flight.attempt import find_attempt, new_attempt, write_json
+from buoy.flight.log import FIELDS, SampleLog
+from buoy.machine import host
+from buoy.view import history, report
+from buoy.view.now import lines, state
+from tests.view.folders import make_attempt
+
+Shown = Callable[..., str]
+
+
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str]) -> Shown:
+    """What a verb prints."""
+
+    def run(*words: str) -> str:
+        main(list(words))
+        captured = capsys.readouterr()
+        return captured.out + captured.err
+
+    return run
+
+
+def in_the_list(shown: Shown, folder: Path) -> dict[str, Any]:
+    (run,) = json.loads(shown("runs", str(folder), "--format", "json"))["runs"]
+    assert isinstance(run, dict)
+    return run
+
+
+def test_a_log_that_stops_without_an_end_is_not_running_however_new_its_files_are(
+    tmp_path: Path, shown: Shown
+) -> None:
+    make_attempt(tmp_path / "cats", 30.0, dies_of=None)
+    page = report.page(history.read(str(tmp_path / "cats")))
+
+    assert in_the_list(shown, tmp_path)["status"] != "running"
+    assert not in_the_list(shown, tmp_path)["alive"]
+    assert "still running" not in page
+    assert "its end: the log stops without one" in page
+    assert "running" not in shown("top", str(tmp_path / "cats"), "--once")
+
+
+def _torn(path: Path) -> None:
+    path.write_text('{"schema": "buoy.ru')
+
+
+def _empty(path: Path) -> None:
+    path.write_text("")
+
+
+def _missing(path: Path) -> None:
+    path.unlink()
+
+
+def _unreadable(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("damage", [_torn, _empty, _missing, _unreadable])
+def test_a_damaged_run_json_hides_no_run_and_the_name_in_the_list_is_taken_by_every_verb(
+    tmp_path: Path, shown: Shown, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]
+) -> None:
+    make_attempt(tmp_path / "runs" / "Cats and dogs", 5.0)
+    damage(tmp_path / "runs" / "Cats and dogs" / "run.json")
+    monkeypatch.chdir(tmp_path)
+    _, row, note = shown("runs").splitlines()
+    name = shlex.split(row)[0]
+
+    assert name == "runs/Cats and dogs"
+    assert "run.json is" in note
+    assert "Cats and dogs" in shown("why", name)
+    assert shown("top", name, "--once").startswith("Cats and dogs #1: kernel-oom")
+    assert "wrote" in shown("report", name)
+    assert "run.json is" in (tmp_path / "runs" / "Cats and dogs" / "report.html").read_text()
+    assert "removed" in shown("runs", "rm", name, "--yes")
+    assert not (tmp_path / "runs" / "Cats and dogs").exists()
+
+
+def test_a_bare_name_is_looked_for_in_runs(
+    tmp_path: Path, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_attempt(tmp_path / "runs" / "cats", 5.0)
+    monkeypatch.chdir(tmp_path)
+
+    assert "cats" in shown("why", "cats")
+    assert "removed" in shown("runs", "rm", "cats", "--yes")
+
+
+def test_a_folder_of_somebody_elses_attempts_is_no_run(tmp_path: Path, shown: Shown) -> None:
+    (tmp_path / "thesis" / "attempts" / "0001").mkdir(parents=True)
+    (tmp_path / "thesis" / "attempts" / "0001" / "notes.txt").write_text("mine")
+
+    assert "no run in" in shown("runs", str(tmp_path))
+    assert "nothing was removed" in shown("runs", "rm", str(tmp_path / "thesis"), "--yes")
+
+
+def test_an_attempt_that_cannot_be_read_was_seen_at_no_known_time(tmp_path: Path, shown: Shown) -> None:
+    make_attempt(tmp_path / "cats", 5.0)
+    os.symlink(tmp_path / "gone", tmp_path / "cats" / "attempts" / "0002")
+
+    assert in_the_list(shown, tmp_path)["touched"] is None
+    assert shown("runs", str(tmp_path)).splitlines()[1].endswith("n/a")
+    assert in_the_list(shown, tmp_path)["missing"] == ["attempt.json of attempt 2 cannot be read"]
+
+
+def _recorded(tmp_path: Path, phases: list[tuple[str, float, float]], **about: Any) -> Path:
+    """A kernel of this very process: phases as (name, seconds, steps a second)."""
+    attempt = new_attempt(str(tmp_path / "notebook"))
+    seconds = sum(length for _, length, _ in phases)
+    start, wall = time.monotonic() - seconds, time.time() - seconds
+    write_json(
+        os.path.join(attempt.folder, "attempt.json"),
+        {"number": 1, "pid": os.getpid(), "t": start, "wall": wall, "boot_id": host.boot_id(),
+         "hostname": host.hostname(), "command": ["python", "ipykernel_launcher.py"], **about},
+    )  # fmt: skip
+    log = SampleLog(attempt.folder)
+    moment, step = 0.0, 0.0
+    for phase, length, rate in phases:
+        end = moment + length
+        while moment < end:
+            row = {
+                "t": start + moment,
+                "wall": wall + moment,
+                "step": int(step),
+                "phase": phase,
+                "rss": 1 << 20,
+            }
+            log.add([row.get(name) for name in FIELDS])
+            moment, step = moment + 0.2, step + rate * 0.2
+    return tmp_path / "notebook"
+
+
+def test_pauses_between_cells_and_what_a_cell_does_before_its_first_step_are_no_step_time(
+    tmp_path: Path,
+) -> None:
+    cells = [("train", 12.0, 4.0), ("done", 300.0, 0.0), ("train", 60.0, 0.0), ("train", 12.0, 4.0)]
+    run = _recorded(tmp_path, cells)
+    measured = history.read_life(find_attempt(str(run))).series["step_seconds"]
+
+    assert len(measured) >= 6
+    assert {round(low, 2) for _, low, _ in measured} <= {0.24, 0.25, 0.26}
+    assert state(find_attempt(str(run)))["step_seconds"] == pytest.approx(0.25, rel=0.1)
+
+
+def test_a_fresh_kernel_is_idle_and_has_done_no_step(tmp_path: Path) -> None:
+    text = lines(state(find_attempt(str(_recorded(tmp_path, [("done", 4.0, 0.0)])))))
+
+    assert text[0].startswith("notebook #1: idle")
+    assert text[1] == "no step yet"
+
+
+def test_without_a_sample_no_time_is_told(tmp_path: Path) -> None:
+    now = state(find_attempt(str(_recorded(tmp_path, []))))
+
+    assert now["seconds"] is None
+    assert lines(now)[0] == "notebook #1: no sample yet"
