@@ -76,10 +76,11 @@ class Extension:
 
 def last_death(folder: str) -> Verdict | None:
     """What killed the kernel that recorded here last; None when nothing did, or it cannot be told."""
-    if not is_run(folder) or not attempt_numbers(folder):
+    numbers = attempt_numbers(folder)
+    if not is_run(folder) or not numbers:
         return None
     try:
-        verdict = why(folder)
+        verdict = why(folder, numbers[-1])  # the last one itself: while another kernel lives, nothing is news
     except Exception:  # noqa: BLE001 - a damaged folder must not break the first cell
         return None
     return None if verdict.cause.id in _NO_NEWS else verdict
