@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from buoy.lint.document import Document
+from buoy.lint.exported_magic import read_magic
 from buoy.lint.facts import Binding, Block, Call, Facts, Scope, Seen, dotted_name
 
 _EVAL_CALLS = frozenset({"exec", "globals", "locals", "vars", "execfile"})
@@ -178,32 +179,10 @@ class _Collector:
             handlers.get(type(keyword.value), self.generic)(keyword.value)
 
     def exported_magic(self, node: ast.Call) -> None:
-        """nbconvert writes `%%time` cells as `get_ipython().run_cell_magic('time', '', 'the code')`."""
-        from buoy.lint.magics import strip_magics
-
-        words = [
-            item.value for item in node.args if isinstance(item, ast.Constant) and isinstance(item.value, str)
-        ]
-        if len(words) != len(node.args) or not words:
-            return
-        kind = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        head = "%%" if kind == "run_cell_magic" else "%"
-        text = head + " ".join(words[:2]) + ("\n" + words[2] if len(words) > 2 else "")
-        plain = strip_magics(text)
-        self.facts.opaque = self.facts.opaque or plain.opaque
-        try:
-            tree = ast.parse(plain.python or "")
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return
-        for inner in ast.walk(tree):
-            for field in ("lineno", "end_lineno"):
-                if hasattr(inner, field):
-                    setattr(inner, field, getattr(node, field))
-            for field in ("col_offset", "end_col_offset"):
-                if hasattr(inner, field):
-                    setattr(inner, field, getattr(node, field))
+        code = read_magic(node)
+        self.facts.opaque = self.facts.opaque or code.opaque
         statement = self.statement
-        self.body(tree.body)
+        self.body(code.statements)
         self.statement = statement
 
     def subscript(self, node: ast.Subscript) -> None:
