@@ -137,7 +137,7 @@ def _answer(plan: Plan, answer: Answer) -> list[str]:
         if size * 200 >= figure.total.likely:
             lines.append(f"    {part:12} {format_bytes(size):>10}  {_bar(size, whole)}")
     if figure.owners:
-        owners = ", ".join(f"{name} {format_bytes(size)}" for name, size in figure.owners[:_OWNERS])
+        owners = ", ".join(f"`{name}` {format_bytes(size)}" for name, size in figure.owners[:_OWNERS])
         lines.append(f"  owners     {owners}")
     if answer.largest is not None:
         lines.append(f"  batch      {_batch_words(plan, answer)}")
