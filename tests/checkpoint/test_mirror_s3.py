@@ -25,7 +25,7 @@ HEAD = """
 import sys
 from buoy.checkpoint.mirror import Mirror
 from tests.training.loop import *
-Mirror.retry_seconds, Mirror.patience = 0.2, 5.0
+Mirror.retry_seconds, Mirror.patience = 0.2, 30.0
 """
 PLAIN = "train(sys.argv[1], mirror=sys.argv[2], steps=45, save=10, keep=2, size=30_000, pause=0.02)"
 BIG = "train(sys.argv[1], mirror=sys.argv[2], steps=2, size=2_500_000, pause=0)"

@@ -54,6 +54,9 @@ class Home(Protocol):
     def remove(self, name: str) -> None:
         """Remove one checkpoint."""
 
+    def free(self) -> int:
+        """Bytes free there, as far as the place tells; else 0."""
+
 
 def is_url(where: str) -> bool:
     """Whether this is for fsspec, not a path."""
@@ -155,6 +158,11 @@ class FolderHome:
         _unlink_quietly(os.path.join(folder, "manifest.json"), self._drive)
         remove_folder(folder, truncate=self._drive)
 
+    def free(self) -> int:
+        """Bytes free on the disk."""
+        space = disk.space(self._where)
+        return 0 if space is None else space.free
+
     def _prepare(self, name: str, file: str) -> str:
         self._expect_mounted()
         os.makedirs(os.path.join(self._folder, name), exist_ok=True)
@@ -248,6 +256,10 @@ class UrlHome:
             if self._fs.exists(self._path(name, "manifest.json")):
                 self._fs.rm_file(self._path(name, "manifest.json"))
             self._fs.rm(f"{self._folder}/{name}", recursive=True)
+
+    def free(self) -> int:
+        """No store tells."""
+        return 0
 
     def write_beside(self, path: str, data: bytes) -> None:
         """A small file of the run that belongs to no checkpoint: `attempts/0001/events.jsonl`."""

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib.util import find_spec
-from typing import Any
+from typing import IO, Any
 
 from buoy.checkpoint.homes import is_missing_drive, is_url, mount_point
 from buoy.checkpoint.mirror_worker import STATUS
@@ -68,6 +68,8 @@ class Mirror:
         self._told_first = False
         self._in_trouble = False
         self._started = False
+        self._orders: IO[bytes] | None = None
+        """The way to the process that is started and has not begun."""
         self._unusable: list[str] = []
         """Names there that a search found damaged: no longer counted as copies."""
         _check(self.where)
@@ -88,14 +90,25 @@ class Mirror:
         return read_json(os.path.join(self._run, STATUS)) or {}
 
     def start(self, attempt: str | None = None) -> None:
-        """Start the process that copies, with the log of this attempt. It belongs to nobody and ends by itself."""
+        """Start the process that copies, with the log of this attempt. It belongs to nobody and ends by itself.
+
+        It touches nothing before `begin`: what it would tidy up may still be looked for.
+        """
         try:
             os.unlink(os.path.join(self._run, STATUS))  # what an earlier one said is no longer so
         except OSError:
             pass
         starter = self._spawn("keep", stdout=subprocess.DEVNULL, pid=os.getpid(), attempt=attempt)
         starter.wait(_ANSWER_SECONDS)  # it forks at once
-        self._started = True
+        self._orders = starter.stdin
+
+    def begin(self) -> None:
+        """The checkpoint to go on from is found: let the copying begin, past what was found to be damaged."""
+        orders, self._orders = self._orders, None
+        if orders is not None:
+            orders.write(json.dumps(self._unusable).encode() + b"\n")
+            orders.close()
+            self._started = True
 
     def tell(self, now: float, trouble: Trouble, say: Say) -> None:
         """Look every few seconds at what it says, and pass on what a person should know."""
@@ -131,6 +144,9 @@ class Mirror:
 
     def finish(self, newest: int, made: float | None, say: Say, wait: bool = True) -> None:
         """Wait until the newest checkpoint, made then, is there, for as long as it moves; it goes on without us."""
+        if self._orders is not None:
+            self._orders.close()
+            self._orders = None
         if not self._started:
             return
         until = time.monotonic() + (_FINISH_SECONDS if wait else 0.0)
@@ -223,6 +239,8 @@ class Mirror:
             raise self._failed(f"no answer for {format_duration(_ANSWER_SECONDS)}") from None
         finally:
             process.kill()
+            assert process.stdin is not None
+            process.stdin.close()
             threading.Thread(target=process.wait, daemon=True).start()  # a hanging drive may not let it go
 
     def _failed(self, words: str) -> MirrorFailed:
@@ -245,10 +263,10 @@ class Mirror:
         path = sys.path if is_url(self.where) else []
         orders = {**orders, "run": self._run, "name": self._name, "where": self.where, "shown": self.shown,
                   "mount": self._mount, "keep": asdict(self._keep), "path": path,
-                  "unusable": self._unusable, "retry": self.retry_seconds}  # fmt: skip
+                  "retry": self.retry_seconds}  # fmt: skip
         try:
-            process.stdin.write(json.dumps(orders).encode())
-            process.stdin.close()
+            process.stdin.write(json.dumps(orders).encode() + b"\n")
+            process.stdin.flush()
         except BrokenPipeError:
             pass
         return process

@@ -262,8 +262,11 @@ class Worker:
         if any(other.age > copy.age for other in there):
             self._left_out.add(copy.key)  # an older one does not drive out a newer
             return True
-        halves = [name for name in self._halves(home) if step_of(name) <= copy.step and name != copy.name]
-        going = to_make_room(there, self._keep, copy.bytes) or to_make_room(there, self._keep, copy.bytes, 1)
+        found = home.sizes()
+        halves = [name for name in self._halves(found) if step_of(name) <= copy.step and name != copy.name]
+        # Where a quota is full the disk still has room, and so nothing seems to be missing: one is tried then.
+        missing = max(1, copy.bytes - sum(found.get(copy.name, {}).values()) - home.free())
+        going = to_make_room(there, self._keep, missing) or to_make_room(there, self._keep, missing, 1)
         self._left_out.update(old.key for old in going)
         for name in [*halves, *(old.name for old in going)]:
             home.remove(name)
@@ -273,14 +276,14 @@ class Worker:
     def _remove_halves(self, home: Home) -> None:
         """What nobody will finish: the step was made again, or the checkpoint removed here, while it was copied."""
         newest = max((copy.step for copy in self._there.values()), default=-1)
-        for name in self._halves(home):
+        for name in self._halves(home.sizes()):
             if (
                 step_of(name) <= newest
             ):  # one that is newer than all that is whole is kept: it may be all there is
                 home.remove(name)
 
-    def _halves(self, home: Home) -> set[str]:
-        return {name for name, sizes in home.sizes().items() if is_half(sizes) and name not in self._there}
+    def _halves(self, found: dict[str, dict[str, int]]) -> set[str]:
+        return {name for name, sizes in found.items() if is_half(sizes) and name not in self._there}
 
     def _tell_there(self) -> None:
         proven = [copy for copy in self._there.values() if copy.key in self._proven]
@@ -289,11 +292,8 @@ class Worker:
         if newest is None:
             self._status.set(there=[], newest=None, newest_made=None, newest_safe=None)
             return
-        is_told = told["newest_safe"] is not None and (told["newest"], told["newest_made"]) == (
-            newest.step,
-            newest.time,
-        )
-        safe = (told["newest_safe"] if is_told else time.time()) if proven else None
+        is_told = (told["newest"], told["newest_made"]) == (newest.step, newest.time)
+        safe = ((is_told and told["newest_safe"]) or time.time()) if proven else None
         self._status.set(
             there=sorted(self._there), newest=newest.step, newest_made=newest.time, newest_safe=safe
         )
@@ -344,12 +344,21 @@ class Worker:
 
 
 def keep(orders: dict[str, Any]) -> None:
-    """Detach, wait for the run's mirror before this one to end, and copy."""
+    """Detach, wait for the search of the checkpoint to go on from and for the mirror before this one, and copy."""
     if os.fork():
         os._exit(0)
     os.setsid()
     os.chdir("/")
     step_back(_NICE)
+    if is_url(str(orders["where"])):
+        try:
+            open_home(str(orders["where"]), str(orders["name"]))  # seconds of imports, beside the search
+        except Exception:  # noqa: BLE001 - the first round says what is wrong
+            pass
+    begin = sys.stdin.readline()
+    if not begin:
+        return  # no training came of it: what is there is left as it is
+    orders["unusable"] = json.loads(begin)
     lock = os.open(os.path.join(orders["run"], "mirror.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -371,7 +380,7 @@ def _in_words(error: Exception, where: object) -> str:
 
 def main(mode: str) -> None:
     """Read the orders and carry them out."""
-    orders = json.loads(sys.stdin.read())
+    orders = json.loads(sys.stdin.readline())
     sys.path.extend(path for path in orders["path"] if path not in sys.path)
     if mode == "keep":
         keep(orders)

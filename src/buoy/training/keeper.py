@@ -88,20 +88,18 @@ class Keeper:
         self._told_deadline = False
         self._loops = 0
         self._alarm = self._stopped = self._ending = self._finished = False
+        self._start_mirror()
 
     # -- the start --------------------------------------------------------------------------------------------
 
     def newest(self) -> Checkpoint | None:
-        """The checkpoint to go on from, asked for once and first: the newest good one here or in the mirror.
-
-        The mirror's own process begins after that: it must not tidy up what is still being looked for.
-        """
+        """The checkpoint to go on from, asked for once and first: the newest good one here or in the mirror."""
         try:
             found = newest_good(self.store, self._mirror, say, self._trouble)
         except BaseException:
             self.finish()
             raise
-        self._start_mirror()
+        self._begin_mirror()
         return found
 
     def expect(self, items: Mapping[str, object], as_tensor: AsTensor) -> None:
@@ -349,6 +347,13 @@ class Keeper:
             self._mirror.start(attempt.folder if attempt is not None else None)
         except (OSError, SubprocessError) as error:
             self._trouble("mirror", f"nothing is copied to the mirror {self._mirror.shown}: {error}")
+
+    def _begin_mirror(self) -> None:
+        if self._mirror is not None:
+            try:
+                self._mirror.begin()
+            except OSError as error:
+                self._trouble("mirror", f"nothing is copied to the mirror {self._mirror.shown}: {error}")
 
     def _mean_life(self) -> float:
         attempt = self.recorder.attempt
