@@ -118,6 +118,20 @@ def test_the_objects_of_this_process_stay_as_they_are(tmp_path: Path) -> None:
     assert not [name for name in set(os.listdir("/tmp")) - files if name.startswith("buoy-plan")]
 
 
+def test_objects_of_this_process_that_read_values_are_stepped_for_real() -> None:
+    class ReadsValues(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * (2 if x.sum().item() > 1 else 1)
+
+    model = ReadsValues(50, 10)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    plan = buoy.plan(model, (torch.zeros(8, 50), torch.zeros(8, dtype=torch.long)), optimizer, on="colab-t4")
+
+    assert plan.facts["engine"] == "real" and plan.fits
+    assert any("depends on values" in note for note in plan.notes)
+
+
 def test_a_batch_that_does_not_match_shows_its_shapes() -> None:
     with pytest.raises(buoy.BuoyError) as error:
         buoy.plan(torch.nn.Linear(50, 10), (torch.zeros(8, 99), torch.zeros(8, dtype=torch.long)))

@@ -43,6 +43,44 @@ for _ in range(3):
     open("trained", "w").close()
 """
 
+# As people write it: transforms that are modules, a causal mask, a GPU by its number, clipping, and a loose weight.
+LANGUAGE = """
+import torch
+from torch import nn
+class Normalize(nn.Module):
+    def forward(self, x):
+        return x - 1 if (x > 5).any() else x
+normalize = Normalize()
+loader = torch.utils.data.DataLoader([normalize(torch.zeros(20)) for _ in range(64)], batch_size=16)
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
+        self.words, self.body = nn.Embedding(100, 32), nn.TransformerEncoder(layer, 2)
+    def forward(self, x):
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1]).to(x.device)
+        return self.body(self.words(x), mask=mask)
+model, head = Model().to(0), nn.Parameter(torch.zeros(32, 100))
+optimizer = torch.optim.AdamW([*model.parameters(), head])
+for batch in loader:
+    x = batch.long().to(0)
+    loss = nn.functional.cross_entropy(torch.matmul(model(x), head).flatten(0, 1), x.flatten())
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+    optimizer.step()
+    open("trained", "w").close()
+"""
+
+ELSEWHERE = """
+import torch.multiprocessing as mp
+def train(rank):
+    open("trained", "w").close()
+if __name__ == "__main__":
+    one = mp.Process(target=train, args=(0,))
+    one.start()
+    one.join()
+"""
+
 
 def planned(script: str, folder: Path, *more: str) -> tuple[dict[str, object], str]:
     (folder / "train.py").write_text(script)
@@ -72,6 +110,27 @@ def test_a_script_that_updates_its_weights_itself_has_no_optimizer(tmp_path: Pat
 
     assert "changes its weights itself" in said
     assert answer["answers"][0]["parts"]["optimizer"] == 0  # type: ignore[index]
+    assert left_behind(tmp_path) == []
+
+
+def test_a_loop_as_people_write_it_is_planned_with_its_own_optimizer(tmp_path: Path) -> None:
+    answer, said = planned(LANGUAGE, tmp_path)
+
+    assert "changes its weights itself" not in said
+    assert answer["batch"] == 16 and answer["facts"]["optimizer"] == "AdamW"  # type: ignore[index]
+    assert answer["facts"]["engine"] == "fake"  # type: ignore[index]
+    assert answer["answers"][0]["parts"]["optimizer"] > 8 * 3200  # type: ignore[index]
+    assert left_behind(tmp_path) == []
+
+
+def test_a_script_that_trains_in_other_processes_is_refused_before_they_start(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ELSEWHERE)
+    done = subprocess.run(
+        [sys.executable, "-m", "buoy", "plan", "train.py", "--on", "colab-t4"],
+        capture_output=True, text=True, timeout=200, cwd=tmp_path, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 2 and "trains in processes of its own" in done.stderr, done.stderr
     assert left_behind(tmp_path) == []
 
 

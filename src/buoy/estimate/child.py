@@ -55,7 +55,7 @@ def trace(request: Request, *, timeout: float = TIMEOUT, memory: int | None = No
 
 def failure(code: int | None, result: str, said: str, *, limit: int, timeout: float) -> BuoyError:
     """Why a tracing process left no result: its own refusal, else its exit code (None: it did not end in time)."""
-    last = _last_words(said)
+    last = last_words(said)
     if code is None:
         return EstimateError(
             "the code to be traced did not come to its end",
@@ -140,7 +140,8 @@ def _end_session(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _last_words(path: str) -> str:
+def last_words(path: str) -> str:
+    """The last line that the traced code wrote."""
     try:
         with open(path, "rb") as file:
             file.seek(0, os.SEEK_END)

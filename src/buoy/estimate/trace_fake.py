@@ -98,13 +98,15 @@ def fake_device() -> Iterator[FakeDevice]:
             setattr(fake_tensor, "init_gpu_context", context)  # noqa: B010
 
 
-def put(module: torch.nn.Module, device: torch.device) -> dict[int, torch.nn.Parameter]:
-    """Replace every parameter and buffer by a fake one on the device, in the order `.to()` moves them.
+@contextlib.contextmanager
+def moved(module: torch.nn.Module, device: torch.device) -> Iterator[dict[int, torch.nn.Parameter]]:
+    """While entered, every parameter and buffer is a fake one on the device, made in the order `.to()` moves them.
 
-    Tied ones stay tied. Returns the new parameter by the `id` of the old one.
+    Tied ones stay tied. Gives the new parameter by the `id` of the old one.
     """
     parameters: dict[int, torch.nn.Parameter] = {}
     buffers: dict[int, torch.Tensor] = {}
+    before: list[tuple[dict[str, Any], str, Any]] = []
 
     def fill(part: torch.nn.Module) -> None:
         for child in part.children():
@@ -113,15 +115,22 @@ def put(module: torch.nn.Module, device: torch.device) -> dict[int, torch.nn.Par
             if old is not None:
                 if id(old) not in parameters:
                     parameters[id(old)] = torch.nn.Parameter(empty_like(old, device), old.requires_grad)
+                before.append((part._parameters, name, old))
                 part._parameters[name] = parameters[id(old)]
         for name, kept in list(part._buffers.items()):
             if kept is not None:
                 if id(kept) not in buffers:
                     buffers[id(kept)] = empty_like(kept, device)
+                before.append((part._buffers, name, kept))
                 part._buffers[name] = buffers[id(kept)]
 
     fill(module)
-    return parameters
+    try:
+        yield parameters
+    finally:
+        # A step that turns out to depend on values is run again with the real ones.
+        for owner, name, old in reversed(before):
+            owner[name] = old
 
 
 def empty_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

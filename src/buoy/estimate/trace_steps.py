@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from buoy.estimate.events import Trace
 from buoy.estimate.trace_autocast import CudaAutocast
-from buoy.estimate.trace_fake import empty_like, fake_device, put
+from buoy.estimate.trace_fake import empty_like, fake_device, moved
 from buoy.estimate.trace_recurrent import RESERVE_DOUBT
 from buoy.estimate.trace_semantics import CudaSemantics
 from buoy.estimate.trace_tape import Device, Tape, follow_modules
@@ -59,8 +59,8 @@ def trace_steps(
             stack.enter_context(_semantics_in_backward(semantics))
         stack.enter_context(fake_device())
         stack.enter_context(tape)
-        moved = put(job.model, where)
-        optimizer = _optimizer(job, moved)
+        parameters = stack.enter_context(moved(job.model, where))
+        optimizer = stack.enter_context(_optimizer(job, parameters))
         stack.callback(follow_modules(job.model, tape))
         scale = torch.amp.GradScaler(device.type, enabled=scaler)
         batch = loss = None
@@ -178,12 +178,22 @@ def _autocast(device: Device, dtype: str | None) -> Any:
     return torch.autocast(device.type, dtype={"fp16": torch.float16, "bf16": torch.bfloat16}[dtype])
 
 
-def _optimizer(job: Job, moved: dict[int, torch.nn.Parameter]) -> torch.optim.Optimizer:
+@contextlib.contextmanager
+def _optimizer(job: Job, parameters: dict[int, torch.nn.Parameter]) -> Iterator[torch.optim.Optimizer]:
+    """The optimizer of the moved parameters; one that was given gets its own back."""
     if not isinstance(job.optimizer, torch.optim.Optimizer):
-        return job.optimizer([p for p in job.model.parameters() if p.requires_grad])
-    for group in job.optimizer.param_groups:
-        group["params"] = [moved.get(id(parameter), parameter) for parameter in group["params"]]
-    return job.optimizer
+        yield job.optimizer([p for p in job.model.parameters() if p.requires_grad])
+        return
+    groups = job.optimizer.param_groups
+    before = [group["params"] for group in groups]
+    for group in groups:
+        group["params"] = [parameters.get(id(parameter), parameter) for parameter in group["params"]]
+    try:
+        yield job.optimizer
+    finally:
+        job.optimizer.state.clear()
+        for group, own in zip(groups, before, strict=True):
+            group["params"] = own
 
 
 def _parameters(model: torch.nn.Module) -> int:

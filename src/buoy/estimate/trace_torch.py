@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import sys
 import traceback
@@ -50,7 +49,7 @@ def trace_request(request: Request) -> Trace:
     job = None
     try:
         job = build(request)
-        with ordinary_values() if "transformers" in sys.modules else contextlib.nullcontext():
+        with ordinary_values():
             trace = trace_steps(
                 job, device, steps=request.steps, accumulate=request.accumulate, autocast=request.autocast,
                 scaler=request.autocast == "fp16",
@@ -89,18 +88,34 @@ def explain(error: BaseException, request: Request) -> Refusal:
     if isinstance(error, SystemExit):
         return Refusal("the code to be traced ends the process", f"{said}{where}", "a build function that returns",
                        "remove sys.exit() from what build() calls", details)  # fmt: skip
-    refused = isinstance(error, OSError) and (
-        "downloads nothing" in str(error) or type(error).__name__ == "URLError"
-    )
-    if refused or "URL fetch failure" in str(error):  # the second is how Keras says it
+    if isinstance(error, ModuleNotFoundError):
+        return Refusal("the code to be traced needs a library that is not installed here", f"{said}{where}",
+                       "an environment in which the code runs", f"pip install {(error.name or '').partition('.')[0]}",
+                       details)  # fmt: skip
+    if _wants_network(error):
         return Refusal("the code to be traced wants to download something", f"{said}{where}",
                        "a build function that needs no network",
                        "build the model from its config, weights are not needed; download data once before planning",
                        details)  # fmt: skip
     shapes = getattr(error, "__notes__", [])
+    script = str(request.source.get("build", "")).endswith(":")
     return Refusal("the code to be traced failed", f"{said}{where}" + "".join(f"; {note}" for note in shapes),
-                   "a build function and a step that run", "run build() and one step on the CPU yourself",
+                   "a script that comes to its first step" if script else "a build function and a step that run",
+                   "run the script on the CPU yourself" if script else "run build() and one step on the CPU yourself",
                    details)  # fmt: skip
+
+
+def _wants_network(error: BaseException) -> bool:
+    """By the words of our own refusal, of Keras, and of a name that could not be looked up."""
+    chain: BaseException | None = error
+    while chain is not None:
+        names = {kind.__name__ for kind in type(chain).__mro__}
+        if names & {"URLError", "gaierror", "NameResolutionError", "OfflineModeIsEnabled"}:
+            return True
+        if "downloads nothing" in str(chain) or "URL fetch failure" in str(chain):
+            return True
+        chain = chain.__cause__ or chain.__context__
+    return False
 
 
 def _depends_on_data(error: BaseException | None) -> bool:

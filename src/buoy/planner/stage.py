@@ -14,8 +14,8 @@ import os
 import sys
 from typing import Any
 
-from buoy.estimate.child import confine, refuse
-from buoy.estimate.request import Refusal, Request
+from buoy.estimate.child import confine, last_words, refuse
+from buoy.estimate.request import EstimateError, Refusal, Request
 from buoy.planner import rehearsal
 from buoy.planner.forked import forked
 
@@ -47,34 +47,37 @@ def main() -> None:
 def answer(order: dict[str, Any], said: str) -> dict[str, Any]:
     """Carry out one order: `{"request", "changes", "result", "memory", "timeout"}`, or `{"script", "arguments"}`."""
     if order.get("framework") == "keras":
-        return _keras(order)
+        return _keras(order, said)
     for name in _NEEDED:
         importlib.import_module(name)
     if "script" not in order:
         _load_libraries(Request.from_json(order["request"]).source)
         return {"code": forked(lambda: trace_into(order), said, float(order["timeout"]))}
-    return _run_script(order, "torch")
+    return _run_script(order, "torch", said)
 
 
-def _run_script(order: dict[str, Any], framework: str) -> dict[str, Any]:
+def _run_script(order: dict[str, Any], framework: str, said: str) -> dict[str, Any]:
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - a script that asks is answered with the end of file
     confine(_UNLIMITED)
     try:
         first_step: Any = importlib.import_module(f"buoy.{framework}.first_step")
         return {"code": 0, "found": first_step.run(order["script"], order["arguments"], order["timeout"])}
     except BaseException as error:  # noqa: BLE001 - the parent tells it
+        sys.stdout.flush()
+        if isinstance(error, EstimateError):
+            error.received = f"{error.received}; it said last: {last_words(said)}"
         _refuse(order["result"], error, Request(framework, {"build": f"{order['script']}:"}))
         return {"code": 3}
 
 
-def _keras(order: dict[str, Any]) -> dict[str, Any]:
+def _keras(order: dict[str, Any], said: str) -> dict[str, Any]:
     """Run a script, or trace: in this very process, since TensorFlow does not survive a fork."""
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     if "script" in order:
         if order["precision"]:
             keras: Any = importlib.import_module("keras")
             keras.mixed_precision.set_global_policy(order["precision"])
-        return _run_script(order, "keras")
+        return _run_script(order, "keras", said)
     request = Request.from_json(order["request"])
     try:
         if "script" in request.source:

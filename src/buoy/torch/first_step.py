@@ -7,7 +7,6 @@ for the tracer: the modules, the optimizer, the batch, and a loss that calls the
 
 from __future__ import annotations
 
-import contextlib
 import os
 import runpy
 import sys
@@ -23,8 +22,10 @@ from torch.overrides import TorchFunctionMode
 
 from buoy.estimate.patience import in_time
 from buoy.estimate.request import EstimateError
+from buoy.torch.without_gpu import HOST, on_host, without_gpu
 
 _found: _Script | None = None
+_IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__"}
 
 
 class _Reached(BaseException):
@@ -56,7 +57,7 @@ def run(path: str, arguments: list[str], timeout: float) -> dict[str, Any]:
     script = _Script()
     sys.argv = [path, *arguments]
     sys.path.insert(0, os.path.dirname(path))
-    with script, _without_gpu(script.compiled), in_time(timeout, "optimizer step"):
+    with script, without_gpu(script.compiled), in_time(timeout, "optimizer step"):
         try:
             runpy.run_path(path, run_name="__main__")
         except _Reached:
@@ -120,7 +121,9 @@ class _Script(TorchFunctionMode):
                 result = call(module, *args, **kwargs)
             finally:
                 script._depth -= 1
-            script._note(module, args, kwargs, result)
+            # What has no weights and is given none of our results makes data: torchvision's transforms are modules too.
+            if script._derived((args, kwargs)) or next(module.parameters(), None) is not None:
+                script._note(module, args, kwargs, result)
             return result
 
         def entered(context: Any) -> Any:
@@ -152,7 +155,9 @@ class _Script(TorchFunctionMode):
             undo()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, named = _on_host(args, dict(kwargs or {}))
+        args, named = on_host(args, dict(kwargs or {}))
+        if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
+            args = (args[0], HOST, *args[2:])  # the number of a GPU
         if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
         if func is torch.Tensor.backward:
@@ -160,7 +165,7 @@ class _Script(TorchFunctionMode):
             self.loss = self.made.get(id(args[0]))
             self._give_gradients()
             return None  # nothing is trained; the gradients' memory is the tracer's to find
-        if self._weights and func.__name__.endswith("_") and args[0].data_ptr() in self._weights:
+        if self._weights and any(changed.data_ptr() in self._weights for changed in _changed(func, args)):
             # `p.data.add_(p.grad, alpha=-lr)`: an update without an optimizer
             self.optimizer = partial(torch.optim.SGD, lr=0.1, foreach=False)
             raise _Reached
@@ -246,7 +251,20 @@ class _Script(TorchFunctionMode):
         return sorted(found)
 
     def _given(self, needed: list[int], holder: nn.Module) -> tuple[dict[str, torch.Tensor], dict[int, str]]:
-        """Tensors from outside: those with the batch's first dimension, and constants, kept as buffers."""
+        """Tensors from outside: those with the batch's first dimension, and constants, kept as buffers.
+
+        Weights that were used without calling their module become the holder's own.
+        """
+        loose = {
+            id(tensor): tensor
+            for index in needed
+            for _, tensor in _tensors((self.calls[index].args, self.calls[index].kwargs))
+            if isinstance(tensor, nn.Parameter) and id(tensor) not in map(id, holder.parameters())
+        }
+        for key, parameter in loose.items():
+            holder._parameters[f"weight{key}"] = (
+                parameter  # as it is: while building, registering gives up its memory
+            )
         inside = {id(value) for value in (*holder.parameters(), *holder.buffers())}
         outside = {
             id(tensor): tensor
@@ -276,40 +294,13 @@ class _Script(TorchFunctionMode):
             raise _Reached
 
 
-def _on_host(args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Where the script asks for a GPU it gets the host: no GPU is touched, and the tracer puts everything on one."""
-
-    def host(value: Any) -> Any:
-        if isinstance(value, torch.device):
-            return torch.device("cpu") if value.type == "cuda" else value
-        return "cpu" if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")) else value
-
-    if "device" in named:
-        named["device"] = host(named["device"])
-    return tuple(host(value) for value in args), named
-
-
-@contextlib.contextmanager
-def _without_gpu(compiled: list[bool]) -> Iterator[None]:
-    """What scripts ask of CUDA beside its tensors; and nothing is compiled, as it is estimated eager."""
-
-    def eager(model: Any = None, **_: Any) -> Any:
-        compiled.append(True)
-        return model if model is not None else lambda function: function
-
-    quiet: dict[tuple[Any, str], Any] = {
-        (torch.cuda, name): lambda *args, **kwargs: None
-        for name in ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats")
-    }
-    quiet[torch, "compile"] = eager
-    before = {place: getattr(*place) for place in quiet}
-    for (owner, name), ours in quiet.items():
-        setattr(owner, name, ours)
-    try:
-        yield
-    finally:
-        for (owner, name), theirs in before.items():
-            setattr(owner, name, theirs)
+def _changed(func: Any, args: Any) -> list[torch.Tensor]:
+    """The tensors changed by `add_`, `-=` and `p.data = ...`; none by `__get__`, which reads `p.grad`."""
+    name: str = func.__name__
+    in_place = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    if not in_place and func is not torch.Tensor.data.__set__:  # type: ignore[attr-defined]
+        return []
+    return [tensor for _, tensor in _tensors(args[0])]
 
 
 def _remembered_as_buffers(holder: nn.Module) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from typing import Any
 
 import torch
@@ -27,8 +25,7 @@ def of(request: Any) -> dict[str, float]:
     model = job.model.to("meta")
     batch = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, job.batch)
     counter = FlopCounterMode(display=False)
-    ordinary = ordinary_values() if "transformers" in sys.modules else contextlib.nullcontext()
-    with ordinary, counter:
+    with ordinary_values(), counter:
         job.loss(model, batch)
     half = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in model.parameters())
     linear = [layer.weight for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
