@@ -128,7 +128,7 @@ def sizes() -> tuple[list[list[object]], int]:
                 optimizer.step()
                 optimizer.zero_grad()
         each = sum(array.numel() for array in batch) / 1024
-        found = int(transaction._sizer.limit / each)
+        found = int(transaction._sizes._sizer.limit / each)
         ok = 0.95 <= found / low <= 1.0 and not transaction.retries
         good += ok
         rows.append([name, low, found, f"{found / low:.3f}", transaction.retries, "" if ok else "no"])

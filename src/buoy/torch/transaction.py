@@ -10,19 +10,17 @@ import torch
 
 from buoy.errors import BuoyError, UsageError
 from buoy.microbatch.errors import BadLoss, CannotSplit, OutOfMemory, PeerFailed
-from buoy.microbatch.history import History
 from buoy.microbatch.oom import is_oom
-from buoy.microbatch.sizing import Fit, Sizer
 from buoy.microbatch.split import Batch, Split, even
 from buoy.torch.backward import LossFunction, Progress, accumulate
 from buoy.torch.cutting import Cutting
-from buoy.torch.memory import HostMemory, Memory, memory_of
-from buoy.torch.optimizer_step import expected_state, make_atomic
+from buoy.torch.memory import memory_of
+from buoy.torch.optimizer_step import make_atomic
 from buoy.torch.peak import too_big
-from buoy.torch.probe import Finding
 from buoy.torch.ramp import MeasuredRamp
 from buoy.torch.release import release
 from buoy.torch.scaler_step import make_scaler_safe
+from buoy.torch.sizes import Sizes, count_of
 from buoy.torch.snapshot import Gradients, Snapshot
 from buoy.torch.switches import Switches
 from buoy.torch.vote import GIVE_UP, READY, Vote
@@ -58,16 +56,14 @@ class Transaction(Progress):
 
             set_cap(memory_cap, say)
         self._switches = Switches(remedies, say, event)
-        self._sizer = Sizer(most=micro_batch)
-        self._history = History()
         self._modules: list[torch.nn.Module] = []
         self._parameters: list[torch.Tensor] = []
         self._optimizers: list[torch.optim.Optimizer] = []
-        self._gradient_bytes = 0
         self._snapshot = Snapshot()
         self._gradients = Gradients()
         self._vote = Vote()
         self._cutting = Cutting(self._modules, self._parameters, self._inexact, self._guarded)
+        self._sizes = Sizes(say, event, micro_batch, self._parameters, self._optimizers, self._cutting)
         self._ramp: MeasuredRamp | None = None
         self._part = 0
         self._voted = False
@@ -80,11 +76,11 @@ class Transaction(Progress):
     @property
     def sizes(self) -> list[dict[str, Any]]:
         """Every change of size so far, for `replay`."""
-        return self._history.entries
+        return self._sizes.entries
 
     def replay(self, sizes: list[dict[str, Any]]) -> None:
         """Use the sizes that an earlier attempt has logged, as far as it came."""
-        self._history.replay(sizes, self.steps)
+        self._sizes.replay(sizes, self.steps)
 
     def track(
         self,
@@ -106,7 +102,7 @@ class Transaction(Progress):
             if id(parameter) not in known and parameter.requires_grad:
                 known.add(id(parameter))
                 self._parameters.append(parameter)
-                self._gradient_bytes += parameter.numel() * parameter.element_size()
+                self._sizes.gradient_bytes += parameter.numel() * parameter.element_size()
         for optimizer in optimizers:
             make_atomic(optimizer, self)
         for scaler in scalers:
@@ -136,11 +132,12 @@ class Transaction(Progress):
                 raise
             found = self._cutting.ask_first(whole, loss_fn, reduction, self._vote)
             if found is not None:
-                self._note(found, whole)
+                self._sizes.note(found, whole)
+                self._event("probe", step=self.steps, exact=found.reason is None, reason=found.reason)
             return self._done(whole, loss_fn, reduction, scaler)
 
     def _done(self, whole: Batch, loss_fn: LossFunction, reduction: str, scaler: Any) -> torch.Tensor:
-        parts, ramp = self._plan(whole)
+        parts, ramp = self._sizes.plan(self.steps, whole)
         again = True
         for _ in range(_TRIES):
             self._voted = False
@@ -152,7 +149,8 @@ class Transaction(Progress):
                     raise refusal if no_room is None else self._too_big(no_room, "two samples do")
             outcome = self._try(whole, parts, ramp, loss_fn, reduction, scaler)
             if isinstance(outcome, torch.Tensor):
-                self._learn(whole, ramp.sizes if ramp is not None else parts, ramp)
+                self._sizes.learn(self.steps, whole, parts, ramp)
+                self.steps += 1
                 return outcome
             size = self._part or parts[0]
             smaller = self._after(outcome, whole, size, again)
@@ -166,8 +164,7 @@ class Transaction(Progress):
         if isinstance(failure, _PeerShrinks):
             smaller = failure.size
             if smaller != GIVE_UP:
-                self._history.leave()
-                self._sizer.follow(smaller, size, whole.each)
+                self._sizes.follow(smaller, size, whole)
                 self._tell(f"another process ran out of memory; the step is done again, {smaller} at a time",
                            size, smaller)  # fmt: skip
         elif not is_oom(failure):
@@ -175,50 +172,13 @@ class Transaction(Progress):
             raise failure
         else:
             release(failure)
-            self._history.leave()
+            self._sizes.leave_log()
             smaller = self._smaller(whole, size, failure, again)
             smaller = min(smaller, self._tell_peers(smaller))
         if smaller == GIVE_UP:
             raise PeerFailed("another process could not do this step", received="its vote",
                              expected="every rank ready", hint="its own error says why") from failure  # fmt: skip
         return smaller
-
-    def _plan(self, whole: Batch) -> tuple[list[int], MeasuredRamp | None]:
-        replayed = self._history.parts(self.steps, whole.samples)
-        if replayed is not None:
-            if max(replayed) <= (self._sizer.most or whole.samples):
-                return replayed, None
-            self._history.leave()  # the bound was given anew, and is lower
-        memory = memory_of(self._parameters[0].device)
-        size, ramp = self._sizer.samples(whole.samples, whole.each, self._free(memory, whole))
-        if size >= whole.samples and not ramp:
-            return [whole.samples], None
-        if isinstance(memory, HostMemory) and (
-            ramp or size < self._sizer.samples(whole.samples, whole.each, None)[0]
-        ):
-            memory.give_back()
-            size, ramp = self._sizer.samples(whole.samples, whole.each, self._free(memory, whole))
-        if self._cutting.reason(whole) is not None and self._sizer.most is None:
-            return [whole.samples], None
-        if ramp and self._cutting.finding is not None:
-            return [whole.samples], MeasuredRamp(size, memory, self._missing_state)
-        return even(whole.samples, size), None
-
-    def _free(self, memory: Memory, whole: Batch) -> int | None:
-        """Bytes for activations; None when nothing tells, or nothing has to be asked."""
-        # The host's memory changes by others' doing; a device's reading is only needed for what was never tried.
-        if not isinstance(memory, HostMemory) and whole.samples * whole.each <= self._sizer.passed:
-            return None
-        free = memory.free()
-        return None if free is None else free - self._missing_bytes()
-
-    def _missing_bytes(self) -> int:
-        """Gradients and optimizer state that are still to be made."""
-        gradients = 0 if self._parameters[0].grad is not None else self._gradient_bytes
-        return gradients + self._missing_state()
-
-    def _missing_state(self) -> int:
-        return sum(expected_state(optimizer) for optimizer in self._optimizers if not optimizer.state)
 
     def _try(
         self,
@@ -312,7 +272,7 @@ class Transaction(Progress):
         self, whole: Batch, parts: list[int], ramp: MeasuredRamp | None, loss_fn: LossFunction, reduction: str
     ) -> None:
         """In a group a new size is tried alone first: inside the exchange of gradients nobody can be told."""
-        if not self._vote.is_group or ramp is not None or parts[0] * whole.each <= self._sizer.passed:
+        if not self._vote.is_group or ramp is not None or self._sizes.has_passed(parts[0], whole):
             return
         sizes = [parts[0]] * min(2, len(parts))  # the second time with gradients there
         for size in sizes:
@@ -337,12 +297,12 @@ class Transaction(Progress):
                               hint="start again from the last checkpoint, with micro_batch=") from error  # fmt: skip
         reason = self._cutting.reason(whole)
         if (size == 1 or reason) and again:  # what the failed try held is free now: once more as it was
-            self._tell(f"out of memory with {_count(size)}; the step is done again", size, size)
+            self._tell(f"out of memory with {count_of(size)}; the step is done again", size, size)
             return size
         if size > 1 and not reason:
-            smaller = self._sizer.oom(size, whole.each)
+            smaller = self._sizes.after_oom(size, whole)
             self._tell(
-                f"out of memory with {_count(size)}; the step is done again, {smaller} at a time",
+                f"out of memory with {count_of(size)}; the step is done again, {smaller} at a time",
                 size,
                 smaller,
             )
@@ -355,30 +315,12 @@ class Transaction(Progress):
                           expected="a batch that fits, or a gradient that is a sum over samples",
                           hint=hint) from error  # fmt: skip
 
-    def _note(self, found: Finding, whole: Batch) -> None:
-        if found.bytes_per_sample and self._sizer.fit is None:
-            self._sizer.fit = Fit(found.bytes_per_sample / whole.each, 0.0, whole.each, rough=True)
-        self._event("probe", step=self.steps, exact=found.reason is None, reason=found.reason)
-
     def _too_big(self, error: BaseException, what: str = "one sample does") -> OutOfMemory:
         return too_big(self._modules, self._parameters, self._optimizers, error, what, self._switches.names)
 
     def _tell(self, words: str, size: int, smaller: int) -> None:
         self._say(words)
         self._event("retry", what="oom", step=self.steps, samples=size, smaller=smaller)
-
-    def _learn(self, whole: Batch, parts: list[int], ramp: MeasuredRamp | None) -> None:
-        if ramp is not None:
-            ramp.learn(self._sizer, whole.each)
-        self._sizer.done(max(parts), whole.each, held_back=ramp is None and len(parts) > 1)
-        self._history.note(self.steps, whole.samples, parts, self._sizer)
-        self.steps += 1
-        if ramp is None:
-            return
-        size, _ = self._sizer.samples(whole.samples, whole.each, None)
-        if size < whole.samples:
-            self._say(f"{_count(whole.samples)} at once would not fit: {size} at a time from now on")
-        self._event("sized", step=self.steps, samples=size, of=whole.samples)
 
     # What the optimizers' steps ask (optimizer_step.Guard).
 
@@ -396,16 +338,14 @@ class Transaction(Progress):
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the same sizes."""
         return {
-            "sizer": self._sizer.state_dict(),
-            "history": self._history.state_dict(),
+            **self._sizes.state_dict(),
             "steps": self.steps,
             "split_steps": self._cutting.steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse."""
-        self._sizer.load_state_dict(state["sizer"])
-        self._history.load_state_dict(state["history"])
+        self._sizes.load_state_dict(state)
         self.steps, self._cutting.steps = state["steps"], state["split_steps"]
 
 
@@ -413,7 +353,3 @@ class _PeerShrinks(Exception):  # noqa: N818 - never leaves this module
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.size = size
-
-
-def _count(samples: int) -> str:
-    return "1 sample" if samples == 1 else f"{samples} samples"

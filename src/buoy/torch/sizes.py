@@ -1,0 +1,139 @@
+"""How many samples of a batch are computed at once: from the log of an earlier life, or from what fits here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from buoy.microbatch.history import History
+from buoy.microbatch.sizing import Fit, Sizer
+from buoy.microbatch.split import Batch, even
+from buoy.torch.cutting import Cutting
+from buoy.torch.memory import HostMemory, Memory, memory_of
+from buoy.torch.optimizer_step import expected_state
+from buoy.torch.probe import Finding
+from buoy.torch.ramp import MeasuredRamp
+
+
+class Sizes:
+    """Decides the size of each step; what it learns is kept with the checkpoint."""
+
+    def __init__(
+        self,
+        say: Callable[[str], object],
+        event: Callable[..., object],
+        micro_batch: int | None,
+        parameters: list[torch.Tensor],
+        optimizers: list[torch.optim.Optimizer],
+        cutting: Cutting,
+    ) -> None:
+        """The lists are the transaction's own, and grow with it."""
+        self._say, self._event = say, event
+        self._sizer = Sizer(most=micro_batch)
+        self._history = History()
+        self._parameters, self._optimizers, self._cutting = parameters, optimizers, cutting
+        self.gradient_bytes = 0
+        """What the gradients of all parameters take."""
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """Every change so far, for `replay`."""
+        return self._history.entries
+
+    def replay(self, sizes: list[dict[str, Any]], step: int) -> None:
+        """Use the sizes that an earlier attempt has logged, as far as it came."""
+        self._history.replay(sizes, step)
+
+    def leave_log(self) -> None:
+        """What was logged no longer holds here."""
+        self._history.leave()
+
+    def plan(self, step: int, whole: Batch) -> tuple[list[int], MeasuredRamp | None]:
+        """The parts of this batch, or the ramp that finds them while it measures."""
+        replayed = self._history.parts(step, whole.samples)
+        if replayed is not None:
+            if max(replayed) <= (self._sizer.most or whole.samples):
+                return replayed, None
+            self._history.leave()  # the bound was given anew, and is lower
+        memory = memory_of(self._parameters[0].device)
+        size, ramp = self._sizer.samples(whole.samples, whole.each, self._free(memory, whole))
+        if size >= whole.samples and not ramp:
+            return [whole.samples], None
+        if isinstance(memory, HostMemory) and (
+            ramp or size < self._sizer.samples(whole.samples, whole.each, None)[0]
+        ):
+            memory.give_back()
+            size, ramp = self._sizer.samples(whole.samples, whole.each, self._free(memory, whole))
+        if self._cutting.reason(whole) is not None and self._sizer.most is None:
+            return [whole.samples], None
+        if ramp and self._cutting.finding is not None:
+            return [whole.samples], MeasuredRamp(size, memory, self._missing_state)
+        return even(whole.samples, size), None
+
+    def note(self, found: Finding, whole: Batch) -> None:
+        """The probe has seen what a sample takes, roughly."""
+        if found.bytes_per_sample and self._sizer.fit is None:
+            self._sizer.fit = Fit(found.bytes_per_sample / whole.each, 0.0, whole.each, rough=True)
+
+    def has_passed(self, size: int, whole: Batch) -> bool:
+        """So many of these samples have been computed at once before."""
+        return size * whole.each <= self._sizer.passed
+
+    def after_oom(self, size: int, whole: Batch) -> int:
+        """So many did not fit: how many to go on with."""
+        return self._sizer.oom(size, whole.each)
+
+    def follow(self, smaller: int, size: int, whole: Batch) -> None:
+        """Another rank goes on with fewer."""
+        self._history.leave()
+        self._sizer.follow(smaller, size, whole.each)
+
+    def learn(self, step: int, whole: Batch, parts: list[int], ramp: MeasuredRamp | None) -> None:
+        """The step went through."""
+        if ramp is not None:
+            ramp.learn(self._sizer, whole.each)
+            parts = ramp.sizes
+        self._sizer.done(max(parts), whole.each, held_back=ramp is None and len(parts) > 1)
+        self._history.note(step, whole.samples, parts, self._sizer)
+        if ramp is None:
+            return
+        size, _ = self._sizer.samples(whole.samples, whole.each, None)
+        if size < whole.samples:
+            self._say(f"{count_of(whole.samples)} at once would not fit: {size} at a time from now on")
+        self._event("sized", step=step + 1, samples=size, of=whole.samples)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to go on with the same sizes."""
+        return {"sizer": self._sizer.state_dict(), "history": self._history.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse."""
+        self._sizer.load_state_dict(state["sizer"])
+        self._history.load_state_dict(state["history"])
+
+    def _free(self, memory: Memory, whole: Batch) -> int | None:
+        """Bytes for activations; None when nothing tells, or nothing has to be asked."""
+        # The host's memory changes by others' doing; a device's reading is only needed for what was never tried.
+        if not isinstance(memory, HostMemory) and self.has_passed(whole.samples, whole):
+            return None
+        free = memory.free()
+        return None if free is None else free - self._missing_bytes()
+
+    def _missing_bytes(self) -> int:
+        """Gradients and optimizer state that are still to be made."""
+        gradients = 0 if self._parameters[0].grad is not None else self.gradient_bytes
+        return gradients + self._missing_state()
+
+    def _missing_state(self) -> int:
+        return sum(expected_state(optimizer) for optimizer in self._optimizers if not optimizer.state)
+
+
+def count_of(samples: int) -> str:
+    """`1 sample`, `8 samples`.
+
+    >>> count_of(8)
+    '8 samples'
+    """
+    return "1 sample" if samples == 1 else f"{samples} samples"
