@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from folders import CHILD, PID, Attempt, exited
+from folders import CHILD, PID, Attempt, counters, exited, oom_line
 
 
 def _kernel_that_left_with(tmp_path: Path, code: int) -> Attempt:
@@ -57,3 +57,14 @@ def test_two_ends_seen_in_one_look_are_in_no_known_order(tmp_path: Path) -> None
     attempt.event("parent-death", 0.0, pid=CHILD, name="jupyter-lab", status=9, awaited=True, together=True)
 
     assert attempt.verdict().cause.claim.grade == "possible"
+
+
+def test_a_server_that_the_kernel_killed_for_memory_is_named_so(tmp_path: Path) -> None:
+    attempt = _kernel_that_left_with(tmp_path, 1)
+    attempt.event(
+        "parent-death", 0.7, pid=CHILD, name="jupyter-lab", status=9, awaited=True, together=False,
+        counters=counters((3, 4), (7, 8)), kernel_log=[oom_line(CHILD)],
+    )  # fmt: skip
+    first = attempt.verdict().cause.cascade[0]
+
+    assert "OOM killer" in first.text and first.grade == "certain"

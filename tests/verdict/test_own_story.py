@@ -151,3 +151,31 @@ def test_a_run_trained_by_a_script_and_then_in_a_notebook_is_told_by_the_later(
 
     assert [os.path.basename(attempt.run_folder) for attempt in known] == ["a", "train"]
     assert story(tmp_path, "a").cause.id == "finished"
+
+
+def test_a_kernel_that_only_opened_a_run_again_does_not_hide_how_it_ended(
+    kernel: Attempt, tmp_path: Path
+) -> None:
+    _second_attempt(kernel, tmp_path)
+    event = {
+        "t": time.monotonic(),
+        "kind": "opened",
+        "run": "../b",
+        "path": "/content/runs/b",
+        "newest": None,
+    }
+    (kernel.folder.with_name("0002") / "events.jsonl").write_text(json.dumps(event) + "\n")
+    point_to(str(tmp_path / "runs" / "b"), find_attempt(str(tmp_path / "runs" / "train"), 2))
+    verdict = story(tmp_path, "b")
+
+    assert (verdict.cause.id, verdict.attempt) == ("killed", 1)
+    assert "attempt 2 opened it again" in (verdict.beside or "")
+
+
+def test_advice_names_the_checkpoint_of_the_run_that_trained_last(kernel: Attempt, tmp_path: Path) -> None:
+    for before, name in ((310.0, "a"), (150.0, "b"), (120.0, "c")):
+        path = f"/content/runs/{name}/checkpoints/step-9"
+        kernel.event("save", before, what="buoy", path=path, step=9)
+    kernel.write()
+
+    assert "/content/runs/b/checkpoints/step-9" in story(tmp_path, "b").cause.next[0]

@@ -26,6 +26,8 @@ def beside(verdict: Verdict, found: Attempt, run: str) -> Verdict:
     others = [other for other in attempts_of(run) if other != found]
     if verdict.cause.id == "still-running":
         return _before(verdict, others, run) or verdict
+    if verdict.cause.id == NOT_BEGUN and others:
+        return _last_trained(verdict, others, run)
     if verdict.beside is not None:
         return verdict
     return replace(verdict, beside=_lived_beside(verdict, found, others[-_MOST:], run))
@@ -42,6 +44,16 @@ def _before(running: Verdict, others: list[Attempt], run: str) -> Verdict | None
     return replace(
         verdict, beside=f"attempt {running.attempt} is running now; this is about the one before it"
     )
+
+
+def _last_trained(idle: Verdict, others: list[Attempt], run: str) -> Verdict:
+    """The end of the last attempt that did a step of this run: one that only opened it again ended nothing."""
+    for other in reversed(others[-_MOST:]):
+        evidence = load(other.folder)
+        verdict = of_run(judge(evidence), evidence, run)
+        if verdict.cause.id != NOT_BEGUN:
+            return replace(verdict, beside=f"attempt {idle.attempt} opened it again and did no step of it")
+    return idle
 
 
 def _lived_beside(verdict: Verdict, found: Attempt, others: list[Attempt], run: str) -> str | None:

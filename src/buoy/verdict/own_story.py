@@ -64,7 +64,7 @@ def _words(story: str, own: Training, evidence: Evidence) -> tuple[str, str]:
     if story == NOT_BEGUN:
         return (
             "This run was made, and no step of it was done",
-            "train it: what ended here was no training of it",
+            "train it: nothing of it was lost",
         )
     return (
         f"This training was left{at}, unfinished, when another one began{before}",

@@ -17,6 +17,7 @@ from buoy.verdict.evidence import load
 from buoy.verdict.judge import judge
 from buoy.verdict.own_story import FINISHED, NOT_BEGUN, STORIES, what_became
 from buoy.verdict.values import mapping, number, printable
+from buoy.view.history import IDLE
 from buoy.view.liveness import is_alive
 
 SCHEMA = "buoy.runs/1"
@@ -44,7 +45,7 @@ def listed(folder: str) -> list[dict[str, Any]]:
 def describe(run: str) -> dict[str, Any]:
     """One run: how it stands, what it holds."""
     attempts = attempts_of(run)
-    last = _last_words(attempts[-1], run) if attempts else _Words("never started")
+    last = _last_of(attempts, run)
     entries = [entry for entry in Store(run).list() if entry.complete]
     newest = entries[0] if entries else None
     is_finished = bool(newest and newest.about.get("finished"))
@@ -108,6 +109,16 @@ class _Words(NamedTuple):
     """The last sign of life; None when none can be seen."""
 
 
+def _last_of(attempts: list[Attempt], run: str) -> _Words:
+    """How the last attempt that did a step of this run stands; one that only opened it again ended nothing."""
+    newest = last = _last_words(attempts[-1], run) if attempts else _Words("never started")
+    for attempt in reversed(attempts[:-1]):
+        if last.status != NOT_BEGUN:
+            break
+        last = _last_words(attempt, run)
+    return last._replace(alive=newest.alive)
+
+
 def _last_words(attempt: Attempt, run: str) -> _Words:
     """How the run stands, by the last attempt that recorded it: the run's own story before its process's."""
     about = read_json(os.path.join(attempt.folder, "attempt.json")) or {}
@@ -123,15 +134,13 @@ def _last_words(attempt: Attempt, run: str) -> _Words:
         return _Words(story, own.step, alive, number((own.ended or {}).get("wall")) or _newest_write(run))
     wall = _newest_write(attempt.folder)
     if alive:
-        return _Words("running", _step_now(attempt.folder, about), True, wall)
+        beacon = read_beacon(os.path.join(attempt.folder, f"process-{about.get('pid')}", "beacon"))
+        idle = beacon is not None and beacon.phase == IDLE and is_kernel(about.get("command"))
+        step = beacon.step or None if beacon is not None else None
+        return _Words("idle" if idle else "running", step, True, wall)
     verdict = verdict or judge(load(attempt.folder)).to_json()  # nobody was left to judge it
     cause, step = mapping(verdict.get("cause")), mapping(verdict.get("where")).get("step")
     return _Words(str(cause.get("id", "ended")), step if isinstance(step, int) else None, False, wall)
-
-
-def _step_now(folder: str, about: dict[str, Any]) -> int | None:
-    beacon = read_beacon(os.path.join(folder, f"process-{about.get('pid')}", "beacon"))
-    return beacon.step or None if beacon is not None else None
 
 
 def _newest_write(folder: str) -> float | None:

@@ -124,7 +124,9 @@ def raised_as(evidence: Evidence, *kinds: str) -> Raised | None:
 
 def passed_on(evidence: Evidence, speaker: ProcessNotes) -> tuple[Claim, ...]:
     """That a child's end became the end of the process we watch, if so."""
-    if evidence.pid is None or speaker.pid == evidence.pid:  # who the training was, a torn record does not say
+    if (
+        evidence.pid is None or speaker.pid == evidence.pid
+    ):  # who the training was, a torn record does not say
         return ()
     who = printable(evidence.command, 60)
     return (Claim(f"process {speaker.pid} ended first; `{who}` passed its end on", "likely"),)
@@ -143,15 +145,18 @@ def last_save(evidence: Evidence) -> tuple[str, float | None] | None:
     """The last thing the script saved, and how long before the end."""
     saves = [event for event in evidence.events_of("save") if text(event.get("path"))]
     opened = evidence.events_of("opened")
-    # A notebook trains one run after the other: what an earlier one saved is of no use to the last.
-    if opened:
+    trained = evidence.events_of("training")
+    # A notebook trains one run after the other: what another one saved is of no use to the last that trained.
+    if trained:
+        of = trained[-1].get("run")
+        saves = [event for event in saves if event.get("what") != "buoy" or _is_saved_by(evidence, event, of)]
+        opened = [event for event in opened if event.get("run") == of]
+    elif opened:
         begun = number(opened[-1].get("t")) or 0.0
         saves = [event for event in saves if (number(event.get("t")) or 0.0) >= begun]
-        newest = text(opened[-1].get("newest"))
-        if not saves and newest:
-            return printable(newest, 80), None
     if not saves:
-        return None
+        newest = text(opened[-1].get("newest")) if opened else None
+        return (printable(newest, 80), None) if newest else None
     path, t, end = str(saves[-1]["path"]), number(saves[-1].get("t")), evidence.last_t
     folder = os.path.dirname(path)
     together = [
@@ -161,6 +166,13 @@ def last_save(evidence: Evidence) -> tuple[str, float | None] | None:
     if folder and len({event["path"] for event in together}) > 1:  # a checkpoint of several files
         path = folder
     return printable(path, 80), max(0.0, end - t) if t is not None and end is not None else None
+
+
+def _is_saved_by(evidence: Evidence, save: dict[str, object], run: object) -> bool:
+    """Whether a checkpoint lies in the folder of this run, given as seen from the recording's."""
+    recording = os.path.dirname(os.path.dirname(evidence.folder))
+    name = os.path.basename(os.path.normpath(os.path.join(recording, str(run))))
+    return os.path.basename(os.path.dirname(os.path.dirname(str(save.get("path"))))) == name
 
 
 def go_on(evidence: Evidence) -> str:
