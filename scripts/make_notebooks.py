@@ -28,6 +28,12 @@ DATA = os.environ.get("IMAGES", "images.npz")  # arrays `images` (N, H, W, 3, ui
 EPOCHS = int(os.environ.get("EPOCHS", 10))
 torch.manual_seed(0)
 # %%
+if not os.path.exists(DATA):  # nothing at hand: made-up images of three classes, bright, brighter, brightest
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 3, 600)
+    images = (random.random((600, 32, 32, 3)) * 80 + labels[:, None, None, None] * 80).astype(np.uint8)
+    np.savez(DATA, images=images, labels=labels)
+# %%
 class Images(Dataset):
     def __init__(self, path):
         stored = np.load(path)
@@ -38,7 +44,7 @@ class Images(Dataset):
 
     def __getitem__(self, index):
         image = torch.from_numpy(self.images[index]).permute(2, 0, 1).float() / 255
-        if torch.rand(()) < 0.5:  # augmentation; buoy makes it a function of (seed, epoch, index)
+        if torch.rand(()) < 0.5:  # augmentation; buoy makes it a function of (seed, epoch, place)
             image = image.flip(-1)
         return image, int(self.labels[index])
 
@@ -85,6 +91,13 @@ import buoy
 DATA = os.environ.get("IMAGES", "images.npz")  # arrays `images` (N, H, W, 3, uint8) and `labels` (N)
 EPOCHS = int(os.environ.get("EPOCHS", 10))
 keras.utils.set_random_seed(0)
+# %%
+if not os.path.exists(DATA):  # nothing at hand: made-up images of three classes, bright, brighter, brightest
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 3, 600)
+    images = (random.random((600, 32, 32, 3)) * 80 + labels[:, None, None, None] * 80).astype(np.uint8)
+    np.savez(DATA, images=images, labels=labels)
+
 stored = np.load(DATA)
 images, labels = stored["images"], stored["labels"]
 # %%
@@ -114,6 +127,8 @@ CHARACTERS = """
 # %%
 %load_ext buoy
 # %%
+import argparse
+import inspect
 import os
 
 import torch
@@ -122,8 +137,12 @@ from torch.utils.data import DataLoader, Dataset
 
 import buoy
 
-with open(os.environ.get("TEXT", "input.txt"), encoding="utf-8") as file:
-    TEXT = file.read()
+FILE = os.environ.get("TEXT", "input.txt")
+if os.path.exists(FILE):
+    with open(FILE, encoding="utf-8") as file:
+        TEXT = file.read()
+else:  # nothing at hand: Python's own code is a text too
+    TEXT = inspect.getsource(argparse)[:50_000]
 EPOCHS = int(os.environ.get("EPOCHS", 5))
 LENGTH, WIDTH = 64, 64
 torch.manual_seed(0)

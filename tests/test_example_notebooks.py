@@ -1,4 +1,4 @@
-"""The notebooks in examples/ are run in real kernels, on data made here."""
+"""The notebooks in examples/ are run in real kernels, on data made here or by themselves."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def test_a_notebook_runs_from_top_to_bottom(
     random = np.random.default_rng(0)
     labels = random.integers(0, 3, 96)
     images = (random.random((96, 16, 16, 3)) * 80 + labels[:, None, None, None] * 80).astype(np.uint8)
-    np.savez(tmp_path / "images.npz", images=images, labels=labels)
-    (tmp_path / "input.txt").write_text("to be or not to be, that is the question. " * 60)
+    if name == "keras_images":  # the others find nothing, and make or take something themselves
+        np.savez(tmp_path / "images.npz", images=images, labels=labels)
     monkeypatch.setenv("EPOCHS", "2")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     read = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
