@@ -259,8 +259,13 @@ def device_generators(even_idle: bool = False) -> list[Accelerator]:
 def _kinds() -> list[str]:
     """Torch's own accelerators, and the one that another vendor's package has brought along."""
     kinds = ["cuda", "xpu", "mps"]
-    accelerator = getattr(torch, "accelerator", None)  # since 2.6
-    current = accelerator.current_accelerator() if accelerator is not None else None
+    try:
+        current = torch.accelerator.current_accelerator()
+    except (
+        AttributeError,
+        RuntimeError,
+    ):  # before 2.6 there is no such module; in 2.6 this raises where there is none
+        current = None
     return kinds if current is None or current.type in kinds else [*kinds, current.type]
 
 
