@@ -112,13 +112,13 @@ class Functions:
         """XLA compiles for each number of samples anew, and knows no reserve."""
         return not self._model.jit_compile
 
-    def rehearse(self, data: Any, samples: int, split: bool) -> None:
+    def rehearse(self, data: Any, samples: int, split: bool, begin: rehearsal.Begin) -> None:
         """Compute the first samples and write nothing: the reserve for writing is one that nobody grants."""
         try:
             if split:
-                self._rehearsal.run(self._split_step, data, samples, (tf.constant(1),))
+                self._rehearsal.split(self._split_step, data, samples, begin)
             else:
-                self._rehearsal.run(self._step.whole, data, samples)
+                self._rehearsal.whole(self._step.whole, data, samples, begin)
         except tf.errors.InvalidArgumentError:
             if self.reached() != 1:
                 raise

@@ -2,7 +2,7 @@
 
 What a step needs is the largest of several lines over its samples (activations; the gradients of one layer), so it
 bends upwards: bytes per sample at a small size, times any larger size, is never too little. That bound says where
-it is safe to measure next; the line through the last sizes, once it is straight, says where the end is.
+it is safe to measure next. The line through the last sizes is trusted for a short way only: another one may begin.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ Measure = Callable[[int], int | None]
 
 _MARGIN = 0.98  # of the predicted maximum
 _STRAIGHT = 0.05  # change of slope, relative, within which the last sizes are on one line
-_WORTH = 1.2  # growth below which another measurement tells nothing new
+_TRUSTED = 1.25  # growth over which a straight line is trusted; then it is measured again
+_WORTH = 1.1  # growth below which another measurement tells nothing new
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,11 @@ def climb(measure: Measure, start: int, most: int, room: Callable[[], float]) ->
             slopes.append((high - low) / (large - small))
         safe = max(1, int(free * _MARGIN / each))
         end = _end(points, slopes, free)
-        if end is not None and end <= 2 * size:
-            return _on_the_line(points, slopes, max(size, min(end, most)))
-        larger = min(2 * size, safe, most)
+        further = safe if end is None else max(safe, min(end, int(size * _TRUSTED)))
+        larger = min(2 * size, further, most)
         if larger < size * _WORTH:
-            return Reading(max(size, min(safe, most)), each, 0.0, bound=False)
+            largest = max(size, larger)
+            return Reading(largest, each, 0.0, bound=False) if end is None else _on_the_line(points, slopes, largest)
         size = larger
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -27,6 +28,10 @@ _INSIDE = (
 )
 
 
+Begin = Callable[[], object]
+"""Called when all is ready and the computing begins."""
+
+
 class Rehearsal:
     """The graphs of one step for any number of samples; made when first needed."""
 
@@ -34,10 +39,24 @@ class Rehearsal:
         self._traced: list[tuple[Any, Any, Any]] = []
         self._checked: list[Any] = []
 
-    def run(self, function: Any, data: Any, samples: int, more: tuple[Any, ...] = ()) -> None:
-        """Compute `function(data, reserve, *more)` on the first samples; always raises what ends it."""
+    def whole(self, function: Any, data: Any, samples: int, begin: Begin) -> None:
+        """Compute `function(data, reserve)` on the first samples; always raises what ends it."""
+        self._run(function, data, samples, begin)
+
+    def split(self, function: Any, data: Any, samples: int, begin: Begin) -> None:
+        """Compute `function(data, reserve, count)` on two parts of so many samples, where there are as many.
+
+        One part alone would need less: from the second on, the gradients of the parts before it are there too.
+        """
+        rows = next(leaf.shape[0] for leaf in keras.tree.flatten(data) if leaf is not None)
+        count = 2 if 2 * samples <= rows + 1 else 1
+        self._run(function, data, min(rows, count * samples), begin, tf.constant(count))
+
+    def _run(self, function: Any, data: Any, samples: int, begin: Begin, *more: Any) -> None:
         traced = self._graph(function, data, more)
-        traced(cut(data, 0, samples), tf.constant(_IMPOSSIBLE, tf.int32), *more)
+        part = cut(data, 0, samples)  # a copy that the step itself does not make
+        begin()
+        traced(part, tf.constant(_IMPOSSIBLE, tf.int32), *more)
 
     def add(self, function: Any, spec: Any, traced: Any) -> None:
         """A graph that is there already."""

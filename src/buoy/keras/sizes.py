@@ -31,8 +31,11 @@ class Rehearsed(Protocol):
     def memory(self, data: Any) -> Memory | None:
         """Of the device, with all there that is made once; None where it tells nothing, or nothing can be cut."""
 
-    def rehearse(self, data: Any, samples: int, split: bool) -> None:
-        """Compute the first so many samples and write nothing; `split`: as one of several micro-batches."""
+    def rehearse(self, data: Any, samples: int, split: bool, begin: Callable[[], object]) -> None:
+        """Compute the first so many samples and write nothing; `split`: as one of several micro-batches.
+
+        `begin` is called when all is ready and the computing begins.
+        """
 
     def bound(self, data: Any) -> int | None:
         """Bytes that the whole batch needs at most, where its graph tells."""
@@ -136,7 +139,9 @@ class Sizes:
             return None
         fit, free = self._sizer.fit, memory.free()
         guess = fit.samples(free, each) if fit is not None and free is not None else rows
-        return self._climb(step, memory, data, max(1, min(rows, guess) // 8), size, split=True)
+        # More than half of a batch is never computed at once, unless it is all of it, which was measured uncut.
+        most = min(size, count(rows, 2)) if step.rehearses_whole else size
+        return self._climb(step, memory, data, max(1, min(rows, guess) // 8), most, split=True)
 
     def _learn(self, reading: Reading | None, number: int, rows: int, each: float, size: int) -> int:
         """The size that was found, and no word about it where it is the one that was wanted."""
@@ -156,9 +161,8 @@ class Sizes:
         """Measure; None, for good, where that is not possible."""
 
         def measure(samples: int) -> int | None:
-            memory.mark()
             try:
-                step.rehearse(data, samples, split)
+                step.rehearse(data, samples, split, memory.mark)
             except Exception as error:
                 if not is_oom(error):
                     raise

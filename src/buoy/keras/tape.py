@@ -111,13 +111,13 @@ class _Step:
         self._build(data)
         return self._memory
 
-    def rehearse(self, data: Any, samples: int, split: bool) -> None:
+    def rehearse(self, data: Any, samples: int, split: bool, begin: rehearsal.Begin) -> None:
         """Compute the first samples and write nothing."""
         try:
             if split:
-                self._rehearsal.run(self._compute_split, data, samples, (tf.constant(1),))
+                self._rehearsal.split(self._compute_split, data, samples, begin)
             else:
-                self._rehearsal.run(self._compute_whole, data, samples)
+                self._rehearsal.whole(self._compute_whole, data, samples, begin)
         except tf.errors.InvalidArgumentError:
             if self.reached() != 0:
                 raise
