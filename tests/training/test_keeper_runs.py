@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import buoy
-from tests.processes import wait_until
+from tests.processes import events, wait_until
 from tests.training.test_keeper import HEAD
 
 CODE = """
@@ -29,3 +29,30 @@ def test_each_run_of_a_killed_process_is_told_by_its_own_steps_and_end(tmp_path:
     assert told["a"].where.step == 12
     assert told["b"].where.step == 5  # its own count, not twelve more
     assert buoy.why(str(tmp_path / "a"), 1).cause.id == "killed"
+
+
+IN_TURNS = """
+from buoy.flight import recorder
+a, b = (module.Keeper(sys.argv[1] + name) for name in ("/a", "/b"))
+with a.loop(), b.loop():
+    for step in range(3):
+        a._look = b._look = 0.0
+        a.due(step), b.due(step)
+with a.loop():
+    a.due(3)
+"""
+
+
+def test_loops_that_run_in_turns_are_told_once_each(tmp_path: Path) -> None:
+    """Not at every step anew; and the one that goes on alone is told again."""
+    done = subprocess.run(
+        [sys.executable, "-c", HEAD + IN_TURNS, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    told = [
+        (event["run"], event["step"], event["together"])
+        for event in events(tmp_path / "a")
+        if event["kind"] == "training"
+    ]
+
+    assert done.returncode == 0, done.stderr
+    assert told == [(".", 0, False), ("../b", 0, True), (".", 3, False)]

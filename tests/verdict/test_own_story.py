@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import DIED_T, Attempt, exited
+from folders import DIED_T, PID, Attempt, exited
 
 import buoy
 from buoy.cli import main
@@ -157,14 +158,9 @@ def test_a_kernel_that_only_opened_a_run_again_does_not_hide_how_it_ended(
     kernel: Attempt, tmp_path: Path
 ) -> None:
     _second_attempt(kernel, tmp_path)
-    event = {
-        "t": time.monotonic(),
-        "kind": "opened",
-        "run": "../b",
-        "path": "/content/runs/b",
-        "newest": None,
-    }
-    (kernel.folder.with_name("0002") / "events.jsonl").write_text(json.dumps(event) + "\n")
+    opened = [{"t": time.monotonic(), "kind": "opened", "run": f"../{name}", "newest": None} for name in "bc"]
+    lines = "".join(json.dumps(event) + "\n" for event in opened)
+    (kernel.folder.with_name("0002") / "events.jsonl").write_text(lines)
     point_to(str(tmp_path / "runs" / "b"), find_attempt(str(tmp_path / "runs" / "train"), 2))
     verdict = story(tmp_path, "b")
 
@@ -179,3 +175,37 @@ def test_advice_names_the_checkpoint_of_the_run_that_trained_last(kernel: Attemp
     kernel.write()
 
     assert "/content/runs/b/checkpoints/step-9" in story(tmp_path, "b").cause.next[0]
+
+
+def _opens_another(kernel: Attempt, tmp_path: Path, phase: int) -> None:
+    """A fourth run is made, and the kernel dies in this phase."""
+    kernel.event("opened", 50.0, run="../d", path="/content/runs/d", newest=None)
+    kernel.write()
+    point_to(str(tmp_path / "runs" / "d"), find_attempt(str(tmp_path / "runs" / "train")))
+    with (kernel.folder / f"process-{PID}" / "beacon").open("r+b") as file:
+        file.seek(104)
+        file.write(struct.pack("<Q", phase))
+
+
+def test_a_death_in_the_cell_that_made_a_run_may_be_that_of_its_first_step(
+    kernel: Attempt, tmp_path: Path
+) -> None:
+    """Memory that runs out in the first step is the commonest death of all: it must not be called nothing."""
+    _opens_another(kernel, tmp_path, phase=0)
+    verdict = story(tmp_path, "d")
+
+    assert verdict.cause.id == "killed"
+    assert verdict.cause.cascade[0].text == "no step of this run had been done"
+
+
+def test_a_death_between_two_cells_is_none_of_a_run_without_a_step(kernel: Attempt, tmp_path: Path) -> None:
+    _opens_another(kernel, tmp_path, phase=5)
+
+    assert story(tmp_path, "d").cause.id == "not-begun"
+
+
+def test_runs_that_train_in_turns_die_together(kernel: Attempt, tmp_path: Path) -> None:
+    kernel.event("training", 100.0, run="../c", step=0, left=7, together=True)
+    kernel.write()
+
+    assert story(tmp_path, "b").cause.id == story(tmp_path, "c").cause.id == "killed"

@@ -36,7 +36,8 @@ class Recorder:
         """None: nothing could be written, and nobody reads what this recorder is told."""
         self.turn = 0
         """How often another training of this process has begun to step."""
-        self._trains: str | None = None
+        self._trained_last: str | None = None
+        self._training: set[str] = set()
         if attempt is None:
             self.beacon = Beacon(None)
             return
@@ -85,18 +86,27 @@ class Recorder:
 
     def trains(self, folder: str, step: int) -> None:
         """The run in this folder trains now and is at this step: what is counted from here on is its own."""
-        if folder == self._trains:
+        if folder in self._training:
+            return
+        together = bool(self._training)
+        self._training.add(folder)
+        if folder == self._trained_last:
             return
         left = self.beacon.count
-        self._trains = folder
+        self._trained_last = folder
         self.turn += 1
         self.beacon.at(step)
-        self.event("training", run=self._seen_from_here(folder), step=step, left=left)
+        self.event("training", run=self._seen_from_here(folder), step=step, left=left, together=together)
+
+    def pauses(self, folder: str) -> None:
+        """A loop of this run has ended; another run that trains from here on trains in its place."""
+        self._training.discard(folder)
 
     def trained(self, folder: str, step: int, finished: bool) -> None:
         """The training of the run in this folder is over: at its end (`finished`), or given up."""
-        if folder == self._trains or finished:
-            self._trains = None
+        self._training.discard(folder)
+        if folder == self._trained_last or finished:
+            self._trained_last = None
             self.event("trained", run=self._seen_from_here(folder), step=step, finished=finished)
 
     def _seen_from_here(self, folder: str) -> str:

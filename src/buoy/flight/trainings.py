@@ -17,6 +17,8 @@ class Training(NamedTuple):
     began: bool = False
     is_last: bool = False
     """Whether it is the one that trained last: the recording's own step is its."""
+    is_newest: bool = False
+    """Whether no other run was made, or trained, after it was made or trained."""
     finished: bool = False
     ended: dict[str, Any] | None = None
     """The event that ended its part: its own end, or another run's beginning."""
@@ -26,24 +28,25 @@ def training_of(events: Iterable[dict[str, Any]], recording: str, run: str) -> T
     """What became of the run in the folder `run` within the recording of the run folder `recording`."""
     name = os.path.relpath(os.path.abspath(run), os.path.abspath(recording))
     found = Training()
-    last: str | None = None
+    last = newest = None
     for event in events:
         kind, of = event.get("kind"), event.get("run")
+        newest = of if kind in ("opened", "training") else newest
         if kind == "opened" and of == name:
             found = found._replace(opened=True)
         elif kind == "training" and of == name:
             last = name
             found = Training(True, _count(event.get("step")) or found.step, True)
         elif kind == "training":
-            if last == name and found.ended is None:
+            if last == name and found.ended is None and event.get("together") is not True:
                 found = found._replace(ended=event, step=_count(event.get("left")) or found.step)
-            last = str(of)
+            last = of
         elif kind == "trained" and of == name:
             finished = event.get("finished") is True
             found = found._replace(step=_count(event.get("step")), finished=finished, ended=event)
         elif kind == "save" and event.get("what") == "buoy" and last == name and not found.ended:
             found = found._replace(step=_count(event.get("step")))
-    return found._replace(is_last=last == name)
+    return found._replace(is_last=last == name, is_newest=newest == name)
 
 
 def _count(value: object) -> int | None:

@@ -13,6 +13,8 @@ from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Reading, Verdict, Where
 from buoy.verdict.values import number, printable
 
+IDLE = "done"
+"""The phase of a notebook's kernel between two cells, and of a script that is about to end."""
 FINISHED, NOT_BEGUN, LEFT = "finished", "not-begun", "left"
 STORIES = {FINISHED: "finished", NOT_BEGUN: "no step done", LEFT: "left unfinished"}
 """The same for people, in a list."""
@@ -26,10 +28,11 @@ def of_run(verdict: Verdict, evidence: Evidence, run_folder: str, whole: bool = 
     recording = verdict.run
     own = training_of(evidence.events, recording, run_folder)
     is_other = os.path.realpath(run_folder) != os.path.realpath(recording)
-    story = what_became(own, is_other, is_kernel(evidence.attempt.get("command")))
+    was_idle = evidence.main is not None and evidence.main.phase == IDLE
+    story = what_became(own, is_other, is_kernel(evidence.attempt.get("command")), was_idle)
     if story is None or (whole and not is_other):
         named = replace(verdict, run=run_folder) if is_other else verdict
-        return _with_finish(named, evidence, own)
+        return _with_progress(named, evidence, own)
     words, hint = _words(story, own, evidence)
     reading = _reading(story, own)
     return replace(
@@ -45,10 +48,15 @@ def of_run(verdict: Verdict, evidence: Evidence, run_folder: str, whole: bool = 
     )
 
 
-def what_became(own: Training, is_other: bool, in_kernel: bool) -> str | None:
-    """The end of a run that was not its process's end; None when the two are one story."""
+def what_became(own: Training, is_other: bool, in_kernel: bool, was_idle: bool) -> str | None:
+    """The end of a run that was not its process's end; None when the two are one story.
+
+    A run without a step may have died in its first, or while its data was loaded: only between two cells (`was_idle`),
+    or when another run came after it, is it known to have had no part in the end.
+    """
     if not own.began:
-        return NOT_BEGUN if own.opened else None
+        had_no_part = (in_kernel and was_idle) or not own.is_newest
+        return NOT_BEGUN if own.opened and had_no_part else None
     if own.finished and (is_other or in_kernel or not own.is_last):
         return FINISHED
     if own.ended is not None and not own.finished and not own.is_last:
@@ -101,12 +109,16 @@ def _later(verdict: Verdict, evidence: Evidence, recording: str) -> str | None:
     return f"the process it was in ended: {verdict.cause.id}; {ask} tells of that"
 
 
-def _with_finish(verdict: Verdict, evidence: Evidence, own: Training) -> Verdict:
-    """A script that fails after its training is done has lost no training."""
-    if not own.finished or verdict.cause.id in ("clean-exit", "still-running"):
+def _with_progress(verdict: Verdict, evidence: Evidence, own: Training) -> Verdict:
+    """A script that fails after its training is done has lost no training; nor has one that did no step."""
+    if verdict.cause.id in ("clean-exit", "still-running"):
         return verdict
-    before = _before(own, evidence)
-    claim = Claim(f"its training had been finished at step {own.step}{before}", "certain")
+    if own.finished:
+        claim = Claim(f"its training had been finished at step {own.step}{_before(own, evidence)}", "certain")
+    elif own.opened and not own.began:
+        claim = Claim("no step of this run had been done", "certain")
+    else:
+        return verdict
     return replace(verdict, cause=replace(verdict.cause, cascade=(claim, *verdict.cause.cascade)))
 
 

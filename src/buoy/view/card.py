@@ -28,14 +28,21 @@ def verdict_card(verdict: dict[str, Any]) -> str:
         f"<div><b>{_text(cause.get('id', 'unknown'))}</b> "
         f'<span style="opacity:.75">{_headline(verdict)}</span></div>',
         f'<div style="font-size:16px;margin:4px 0">{_text(claim.get("text", ""))} '
-        f'<span style="color:#fff;background:{_GRADES.get(grade, "#666")};border-radius:9px;padding:1px 8px;'
-        f'font-size:12px">{_text(grade)}</span></div>',
+        f"{chip(grade, _GRADES.get(grade, '#666'))}</div>",
         _evidence(claim, _mapping(verdict.get("mechanism"))),
         _row("where", _place(_mapping(verdict.get("where")))),
         _next(cause.get("next")),
         "</div>",
     ]
     return "".join(parts)
+
+
+def chip(word: str, colour: str) -> str:
+    """A word in white on its own ground: a coloured word cannot be read on light and dark pages alike."""
+    return (
+        f'<span style="color:#fff;background:{colour};border-radius:9px;padding:1px 8px;font-size:12px">'
+        f"{_text(word)}</span>"
+    )
 
 
 def _headline(verdict: dict[str, Any]) -> str:

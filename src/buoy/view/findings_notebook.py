@@ -42,12 +42,12 @@ class Findings(Sequence[Diagnostic]):
         return full(self.report, Paint(io.StringIO())).rstrip("\n")
 
     def _repr_html_(self) -> str:
+        from buoy.view.card import chip
         from buoy.view.findings import location, summary
 
         rows = "".join(
             f"<tr><td style='text-align:left;white-space:nowrap'>{escape(location(item))}</td>"
-            "<td "
-            f"style='color:{_COLOUR[item.severity]};white-space:nowrap'>{item.severity} {item.code}</td>"
+            f"<td style='white-space:nowrap'>{chip(item.severity, _COLOUR[item.severity])} {item.code}</td>"
             f"<td style='text-align:left'>{escape(item.message)}<br><small>hint: {escape(item.hint)}</small></td></tr>"
             for item in self.report.diagnostics
         )

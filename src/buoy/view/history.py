@@ -13,14 +13,12 @@ from buoy.flight.log import read_lines
 from buoy.flight.trainings import training_of
 from buoy.verdict.evidence import load
 from buoy.verdict.judge import judge
-from buoy.verdict.own_story import of_run, what_became
+from buoy.verdict.own_story import IDLE, of_run, what_became
 from buoy.view.liveness import is_alive
 
 MOST_BYTES = 12 << 20
 """Of one attempt's samples at full rate: ten minutes are about 1 MiB, so this is only met by damage."""
 
-IDLE = "done"
-"""The phase of a notebook's kernel between two cells, and of a script that is about to end."""
 _LEAST_SECONDS = 2.0
 
 Step = tuple[float, float, bool]
@@ -114,7 +112,8 @@ def of_its_own(life: Life, attempt: Attempt, run_folder: str) -> str | None:
     """How a run ended within a process that went on, as one word; None where its end is the process's."""
     own = training_of(life.events, attempt.run_folder, run_folder)
     is_other = os.path.realpath(attempt.run_folder) != os.path.realpath(run_folder)
-    return what_became(own, is_other, is_kernel(life.about.get("command")))
+    was_idle = life.last.get("phase") == IDLE
+    return what_became(own, is_other, is_kernel(life.about.get("command")), was_idle)
 
 
 def read_life(attempt: Attempt, every: int = 1) -> Life:

@@ -12,10 +12,10 @@ from buoy.flight.attempt import Attempt, is_kernel
 from buoy.flight.forecast import Forecast
 from buoy.flight.trainings import training_of
 from buoy.units import format_bytes, format_duration
-from buoy.verdict.own_story import STORIES
+from buoy.verdict.own_story import IDLE, STORIES
 from buoy.verdict.values import printable
 from buoy.view.changes import sizes, words
-from buoy.view.history import IDLE, Life, checkpoints_of, of_its_own, read_life
+from buoy.view.history import Life, checkpoints_of, of_its_own, read_life
 from buoy.view.liveness import may_live
 
 SCHEMA = "buoy.top/1"

@@ -15,9 +15,8 @@ from buoy.flight.trainings import training_of
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.evidence import load
 from buoy.verdict.judge import judge
-from buoy.verdict.own_story import FINISHED, NOT_BEGUN, STORIES, what_became
+from buoy.verdict.own_story import FINISHED, IDLE, NOT_BEGUN, STORIES, what_became
 from buoy.verdict.values import mapping, number, printable
-from buoy.view.history import IDLE
 from buoy.view.liveness import is_alive
 
 SCHEMA = "buoy.runs/1"
@@ -127,17 +126,17 @@ def _last_words(attempt: Attempt, run: str) -> _Words:
     ]
     own = training_of(events, attempt.run_folder, run)
     is_other = os.path.realpath(run) != os.path.realpath(attempt.run_folder)
-    story = what_became(own, is_other, is_kernel(about.get("command")))
+    beacon = read_beacon(os.path.join(attempt.folder, f"process-{about.get('pid')}", "beacon"))
+    in_kernel, was_idle = is_kernel(about.get("command")), beacon is not None and beacon.phase == IDLE
+    story = what_became(own, is_other, in_kernel, was_idle)
     verdict = read_json(os.path.join(attempt.folder, "verdict.json"))
     alive = verdict is None and is_alive(about)
     if story is not None:
         return _Words(story, own.step, alive, number((own.ended or {}).get("wall")) or _newest_write(run))
     wall = _newest_write(attempt.folder)
     if alive:
-        beacon = read_beacon(os.path.join(attempt.folder, f"process-{about.get('pid')}", "beacon"))
-        idle = beacon is not None and beacon.phase == IDLE and is_kernel(about.get("command"))
         step = beacon.step or None if beacon is not None else None
-        return _Words("idle" if idle else "running", step, True, wall)
+        return _Words("idle" if in_kernel and was_idle else "running", step, True, wall)
     verdict = verdict or judge(load(attempt.folder)).to_json()  # nobody was left to judge it
     cause, step = mapping(verdict.get("cause")), mapping(verdict.get("where")).get("step")
     return _Words(str(cause.get("id", "ended")), step if isinstance(step, int) else None, False, wall)
