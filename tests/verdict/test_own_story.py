@@ -15,6 +15,8 @@ from folders import DIED_T, PID, Attempt, exited
 import buoy
 from buoy.cli import main
 from buoy.flight.attempt import attempts_of, find_attempt, point_to
+from buoy.view import history, report
+from buoy.view.now import state
 
 KERNEL = ["python", "/lib/ipykernel_launcher.py", "-f", "kernel.json"]
 
@@ -209,3 +211,26 @@ def test_runs_that_train_in_turns_die_together(kernel: Attempt, tmp_path: Path) 
     kernel.write()
 
     assert story(tmp_path, "b").cause.id == story(tmp_path, "c").cause.id == "killed"
+
+
+def test_the_report_and_top_of_a_run_hold_its_own_checkpoints_and_end(
+    kernel: Attempt, tmp_path: Path
+) -> None:
+    for before, name, step in ((310.0, "a", 16), (150.0, "b", 9)):
+        path = f"/content/runs/{name}/checkpoints/step-{step}"
+        kernel.event("save", before, what="buoy", path=path, step=step)
+    kernel.write()
+    (kernel.folder / "verdict.json").write_text(json.dumps(story(tmp_path, "train").to_json()))
+    told = {name: report.as_json(history.read(str(tmp_path / "runs" / name))) for name in ("a", "b")}
+    marks = {
+        name: {mark["text"] for mark in page["timelines"]["whole"]["marks"]} for name, page in told.items()
+    }
+    now = state(find_attempt(str(tmp_path / "runs" / "a")), str(tmp_path / "runs" / "a"))
+
+    assert {name: page["attempts"][0]["verdict"]["cause"]["id"] for name, page in told.items()} == {
+        "a": "finished", "b": "killed",
+    }  # fmt: skip
+    assert [page["name"] for page in told.values()] == ["a", "b"]
+    assert marks == {"a": {"checkpoint at step 16", "finished"}, "b": {"checkpoint at step 9", "killed"}}
+    assert (now["status"], now["step"], now["name"]) == ("finished", 16, "a")
+    assert [event["text"] for event in now["events"]] == ["checkpoint at step 16"]

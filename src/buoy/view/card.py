@@ -9,6 +9,8 @@ from typing import Any
 from buoy.units import format_duration
 from buoy.verdict.values import printable
 
+WELL = ("clean-exit", "finished", "not-begun", "left")
+"""Ends at which nothing was lost."""
 _GRADES = {"certain": "#1a7f4b", "likely": "#9a6700", "possible": "#7a4fb5"}
 # A notebook's page brings its own colours: the card only asks for what stands out on both light and dark.
 _BOX = (
@@ -22,7 +24,7 @@ def verdict_card(verdict: dict[str, Any]) -> str:
     cause = _mapping(verdict.get("cause"))
     claim = _mapping(cause.get("claim"))
     grade = str(claim.get("grade", "possible"))
-    edge = "#1a7f4b" if cause.get("id") == "clean-exit" else "#b3261e"
+    edge = "#1a7f4b" if cause.get("id") in WELL else "#b3261e"
     parts = [
         f'<div class="buoy-card" style="{_BOX.format(edge=edge)}">',
         f"<div><b>{_text(cause.get('id', 'unknown'))}</b> "
@@ -31,6 +33,7 @@ def verdict_card(verdict: dict[str, Any]) -> str:
         f"{chip(grade, _GRADES.get(grade, '#666'))}</div>",
         _evidence(claim, _mapping(verdict.get("mechanism"))),
         _row("where", _place(_mapping(verdict.get("where")))),
+        _row("beside", _code(printable(str(verdict.get("beside") or ""), 400))),
         _next(cause.get("next")),
         "</div>",
     ]

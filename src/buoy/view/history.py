@@ -104,6 +104,9 @@ def read(run_folder: str) -> History:
         if life.verdict is not None and of_its_own(life, attempt, run_folder):
             evidence = load(attempt.folder)
             life.verdict = of_run(judge(evidence), evidence, run_folder).to_json()
+        elif life.verdict is not None:
+            life.verdict = {**life.verdict, "run": run_folder}
+        life.events = own_events(life, attempt, run_folder)
         lives.append(life)
     return History(run_folder, name, lives, missing_of(run_folder))
 
@@ -114,6 +117,20 @@ def of_its_own(life: Life, attempt: Attempt, run_folder: str) -> str | None:
     is_other = os.path.realpath(attempt.run_folder) != os.path.realpath(run_folder)
     was_idle = life.last.get("phase") == IDLE
     return what_became(own, is_other, is_kernel(life.about.get("command")), was_idle)
+
+
+def own_events(life: Life, attempt: Attempt, run_folder: str) -> list[dict[str, Any]]:
+    """The events without the checkpoints of other runs; all of them where the folder only holds a recording."""
+    own = training_of(life.events, attempt.run_folder, run_folder)
+    if not own.opened and not own.began:
+        return life.events
+    name = os.path.basename(os.path.abspath(run_folder))
+    return [event for event in life.events if event.get("what") != "buoy" or _saved_in(event) == name]
+
+
+def _saved_in(save: dict[str, Any]) -> str:
+    """The name of the run that a checkpoint was saved in."""
+    return os.path.basename(os.path.dirname(os.path.dirname(str(save.get("path") or ""))))
 
 
 def read_life(attempt: Attempt, every: int = 1) -> Life:

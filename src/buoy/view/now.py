@@ -15,7 +15,7 @@ from buoy.units import format_bytes, format_duration
 from buoy.verdict.own_story import IDLE, STORIES
 from buoy.verdict.values import printable
 from buoy.view.changes import sizes, words
-from buoy.view.history import Life, checkpoints_of, of_its_own, read_life
+from buoy.view.history import Life, checkpoints_of, of_its_own, own_events, read_life
 from buoy.view.liveness import may_live
 
 SCHEMA = "buoy.top/1"
@@ -53,7 +53,7 @@ def state(attempt: Attempt, run: str | None = None) -> dict[str, Any]:
         "time": _time(life, about),
         "micro_batch": _micro_batch(kept),
         "checkpoint": _checkpoint(kept),
-        "events": _events(life, run if own.opened or own.began else None),
+        "events": _events(life, own_events(life, attempt, run)),
     }
 
 
@@ -150,29 +150,19 @@ def _checkpoint(folder: str) -> dict[str, Any] | None:
     return {"step": entry.step, "bytes": entry.bytes, "age": age}
 
 
-def _events(life: Life, run: str | None) -> list[dict[str, Any]]:
-    """Warnings, adaptations, and the newest checkpoint: the ones before it tell nothing that it does not.
-
-    Of the checkpoints only the run's own, where a notebook trains several.
-    """
+def _events(life: Life, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Warnings, adaptations, and the newest checkpoint: the ones before it tell nothing that it does not."""
     told: list[dict[str, Any]] = []
     saved = None
-    for event in life.events:
+    for event in events:
         text = event.get("text") if event.get("kind") == "warning" else words(event)
         if event.get("kind") == "save" and event.get("step") is not None:
-            if run is not None and os.path.basename(_run_of(event)) != os.path.basename(run):
-                continue
             text = f"checkpoint at step {event['step']}"
             told = [each for each in told if each is not saved]
         if text:
             told.append({"at": life.since_start(event), "text": printable(str(text), 160)})
             saved = told[-1] if event.get("kind") == "save" else saved
     return told[-_MOST_EVENTS:]
-
-
-def _run_of(save: dict[str, Any]) -> str:
-    """The run folder that a checkpoint was saved in."""
-    return os.path.dirname(os.path.dirname(str(save.get("path") or "")))
 
 
 def lines(now: dict[str, Any], bar: int = _BAR, events: int = 4) -> list[str]:

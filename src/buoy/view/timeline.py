@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from buoy.view import changes
+from buoy.view.card import WELL
 from buoy.view.history import History, Life, Point
 from buoy.view.places import without_places
 
@@ -102,7 +103,7 @@ def marks(axis: Axis) -> list[dict[str, Any]]:
         if life.verdict is not None:
             cause = life.verdict.get("cause")
             name = str(cause.get("id", "ended")) if isinstance(cause, dict) else "ended"
-            said.append((("end" if name == "clean-exit" else "death", name), stretch.begin + stretch.seconds))
+            said.append((("end" if name in WELL else "death", name), stretch.begin + stretch.seconds))
         for words, moment in said:
             index = stretch.bucket(moment) if words is not None and moment is not None else None
             if words is not None and index is not None:
