@@ -21,6 +21,7 @@ LAYERS = [
     {"training"},
     {
         "keras.guard",
+        "keras.guarded_fit",
         "keras.loop",
         "lightning",
         "transformers",

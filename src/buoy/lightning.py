@@ -18,6 +18,7 @@ from buoy.torch.lightning_step import Held, StepTransaction, transactional
 from buoy.torch.loader import ResumableLoader
 from buoy.torch.state import tracked
 from buoy.training import planned
+from buoy.training.arguments import check, folder_name
 from buoy.training.guarding import Guarding, refuse_many_processes
 from buoy.training.keeper import say
 
@@ -52,7 +53,11 @@ class Guard(_pl.Callback):  # type: ignore[misc]
         plan: Plan | None = None,
     ) -> None:
         super().__init__()
-        self.folder = os.fspath(folder)
+        check(
+            seed=seed, micro_batch=micro_batch, inexact=inexact, remedies=remedies, memory_cap=memory_cap,
+            mirror=mirror, disk=disk,
+        )  # fmt: skip
+        self.folder = folder_name(folder)
         self.seed = seed
         self.keeper_options = {
             "mirror": mirror, "time_limit": time_limit, "disk": disk, "save": save, "keep": keep,

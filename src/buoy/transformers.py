@@ -25,6 +25,7 @@ from buoy.torch.transformers_state import TrainerState, plain
 from buoy.torch.transformers_step import StepLoss, StepTransaction
 from buoy.torch.uncut import samples_of, split_of
 from buoy.training import planned
+from buoy.training.arguments import check, folder_name
 from buoy.training.guarding import Guarding, refuse_many_processes
 from buoy.training.keeper import say
 
@@ -56,7 +57,11 @@ class Guard(transformers.TrainerCallback):
         remedies: tuple[str, ...] | str = (),
         plan: Plan | None = None,
     ) -> None:
-        self.folder = os.fspath(folder)
+        check(
+            seed=seed, micro_batch=micro_batch, inexact=inexact, remedies=remedies, memory_cap=memory_cap,
+            mirror=mirror, disk=disk,
+        )  # fmt: skip
+        self.folder = folder_name(folder)
         self.seed = seed
         self.keeper_options = {
             "mirror": mirror, "time_limit": time_limit, "disk": disk, "save": save, "keep": keep,

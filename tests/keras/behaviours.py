@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -70,9 +71,13 @@ def weights(made: Any) -> list[bytes]:
 
 def a_finished_run_returns_at_once_with_its_weights_and_history(folder: str) -> None:
     first, history, _ = fit(folder)
+    drawn = numpy.random.rand(3).tolist(), random.random(), keras.random.uniform((3,)).numpy().tolist()
+    numpy.random.seed(99)
     again, same, said = fit(folder)
 
     assert "is finished: 2 epochs, 10 steps" in said
+    after = numpy.random.rand(3).tolist(), random.random(), keras.random.uniform((3,)).numpy().tolist()
+    assert after == drawn, "what comes after `fit` drew something else"
     assert weights(again) == weights(first)
     assert same.history == history.history and same.epoch == [0, 1]
 

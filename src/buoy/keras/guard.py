@@ -9,21 +9,14 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from buoy.checkpoint.retention import Keep
-from buoy.checkpoint.store import Checkpoint, Receipt
+from buoy.checkpoint.store import Receipt
 from buoy.errors import UsageError
 from buoy.flight.profile import Profiling
-from buoy.keras import callbacks as memory
-from buoy.keras import rng, state
-from buoy.keras.data import BITWISE, SAME_DATA, Exactness, Feed
-from buoy.keras.epochs import GuardedAdapter, Position, Validation, metrics_without_a_step
-from buoy.keras.fit_arguments import callbacks_beside, feed_of, install_transaction, numbers
 from buoy.keras.fit_hook import teach_fit
-from buoy.keras.holdings import Holdings, stored_training
-from buoy.keras.model_reading import hidden_draws
-from buoy.keras.profile import Profile
-from buoy.keras.size_log import SizeLog
+from buoy.keras.guarded_fit import GuardedFit
 from buoy.machine.cap import set_cap
 from buoy.training import planned
+from buoy.training.arguments import check, folder_name
 from buoy.training.keeper import Keeper, say
 
 if TYPE_CHECKING:
@@ -56,17 +49,25 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
         plan: Plan | None = None,
     ) -> None:
         super().__init__()
-        self.folder = os.fspath(folder)
-        self._keeper_options = {
+        check(
+            seed=seed,
+            micro_batch=micro_batch,
+            inexact=inexact,
+            memory_cap=memory_cap,
+            mirror=mirror,
+            disk=disk,
+        )
+        self.folder = folder_name(folder)
+        self.keeper_options = {
             "mirror": mirror, "time_limit": time_limit, "disk": disk, "save": save, "keep": keep,
         }  # fmt: skip
-        self._seed = seed
+        self.seed = seed
         if plan is not None and micro_batch is None:
             micro_batch = plan.micro_batch or None
         self._memory_cap = memory_cap
         self.step_options: dict[str, Any] = {"micro_batch": micro_batch, "inexact": inexact}
         self._plan = plan
-        self._fit: _Fit | None = None
+        self._fit: GuardedFit | None = None
         self.profiling = Profiling(say)
         teach_fit(Guard)
 
@@ -140,10 +141,10 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
 
             set_cap(self._memory_cap, say, gpu=bool(tf.config.list_physical_devices("GPU")))
             self._memory_cap = None  # once; a second `fit` is under it already
-        keeper = Keeper(self.folder, **self._keeper_options)  # type: ignore[arg-type]
+        keeper = Keeper(self.folder, **self.keeper_options)  # type: ignore[arg-type]
         planned.record(self._plan, keeper.recorder.event)
         try:
-            self._fit = _Fit(self, keeper, arguments)
+            self._fit = GuardedFit(self, keeper, arguments)
             with keeper.loop():
                 return self._fit.run(original)
         finally:
@@ -151,258 +152,3 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
                 self._fit.close()
             planned.compare(self._plan, keeper.folder, say, "keras")
             keeper.finish()
-
-
-class _Fit:
-    """One call of `fit` under a guard."""
-
-    def __init__(self, guard: Guard, keeper: Keeper, arguments: dict[str, Any]) -> None:
-        self._guard, self._keeper, self._arguments = guard, keeper, arguments
-        self._model = arguments["self"]
-        self._holdings = Holdings(self._model)
-        self._checkpoint: Checkpoint | None = keeper.newest()
-        self.resumed = self._checkpoint is not None
-        stored = stored_training(self._checkpoint, "Guard")
-        self._seed = rng.run_seed(guard._seed, stored)
-        self._feed: Feed = feed_of(arguments, self._seed, say)
-        self._exactness = self._feed.exactness
-        position = Position.of(stored["position"]) if stored else Position(epoch=arguments["initial_epoch"])
-        self.adapter = GuardedAdapter(self._feed, position, self._between_steps)
-        self._callbacks = callbacks_beside(guard, arguments)
-        self._memory = memory.Memory(self._callbacks)
-        self._list: Any = None
-        self._holdings.build(self._feed.dataset.element_spec)
-        self._resume_inside = False
-        self._places = self._holdings.places_in_weights_file()
-        validation = arguments["validation_data"]
-        self._validation = Validation(validation) if hasattr(validation, "element_spec") else None
-        if stored is not None:
-            self._resume(stored)
-        self._transaction = install_transaction(self._model, guard.step_options, keeper.recorder.event, say)
-        self._sizes = SizeLog(keeper.folder, self._transaction) if self._transaction is not None else None
-        if self._sizes is not None:
-            if self._checkpoint is None:
-                self._sizes.begin()
-            elif "micro_batch" in self._checkpoint.names:
-                self._sizes.load(self._stored("micro_batch"))
-        self._model_was_read = self._told_trouble = False
-        self.wish: tuple[str, str | None] | None = None
-        """(reason, name to pin it under) of a checkpoint to make after this batch."""
-        self._say_exactness()
-
-    def run(self, original: Callable[..., Any]) -> Any:
-        """Keras's own `fit`, over our data."""
-        position, epochs = self.adapter.position, self._arguments["epochs"]
-        stored = stored_training(self._checkpoint, "Guard")
-        if stored is not None and stored["finished"] and (stored["stopped"] or position.epoch >= epochs):
-            return self._already_finished(stored)
-        self._keeper.expect(self._items(), state.as_tensor)
-        arguments = {
-            **self._arguments, "x": self.adapter, "y": None, "sample_weight": None, "class_weight": None,
-            "shuffle": False, "initial_epoch": position.epoch, "callbacks": self._callback_list(),
-        }  # fmt: skip
-        with metrics_without_a_step(self._model):
-            return original(**arguments)
-
-    def close(self) -> None:
-        """Leave the model as it was found."""
-        self._guard.profiling.close()
-        if self._transaction is not None:
-            self._transaction.remove()
-        if self._validation is not None:
-            self._validation.forget()
-
-    # -- what Keras tells the guard ---------------------------------------------------------------------------
-
-    def training_begins(self) -> None:
-        """Everybody else has begun, and forgotten: give them their memory back."""
-        self._memory.training_begins()
-        if self._checkpoint is not None:
-            for words in self._remind():
-                say(words)
-
-    def epoch_begins(self) -> None:
-        """In the middle of an epoch everything is loaded once more: metrics were reset, schedules may have acted."""
-        if self._resume_inside:
-            self._resume_inside = False
-            self._load_state()
-            self._remind()
-        self._checkpoint = None  # a mapped file keeps its disk space even when it is removed
-        self._guard.profiling.between_steps(self.adapter.position.step, self._new_profile)
-
-    def epoch_ends(self, logs: dict[str, Any]) -> None:
-        """The position moves to the next epoch first: what is saved now begins there."""
-        self.adapter.epoch_is_over()
-        reason = self._keeper.due(self.adapter.position.step)
-        if reason is None and self._keeps_best():
-            reason = "epoch"
-        if reason is not None:
-            self._try_to_save(reason, metrics=numbers(logs))
-
-    def training_ends(self, logs: dict[str, Any]) -> None:
-        """After the other callbacks had their last word, and Keras its averaged weights."""
-        self._try_to_save("finished", metrics=numbers(logs), finished=True)
-
-    def _between_steps(self) -> None:
-        if not self._model_was_read:
-            self._read_model()
-        reason, pin = self.wish or (self._keeper.due(self.adapter.position.step), None)
-        self.wish = None
-        if reason is not None:
-            self._try_to_save(reason, pin=pin)
-        self._guard.profiling.between_steps(self.adapter.position.step, self._new_profile)
-
-    def _new_profile(self) -> Profile:
-        return Profile(self._keeper.folder, self._model, self._keeper)
-
-    def _try_to_save(self, reason: str, **more: Any) -> None:
-        """A checkpoint that cannot be made must not end the training; the one before stands."""
-        try:
-            self.save(reason, **more)
-        except Exception as error:  # noqa: BLE001 - a callback's own state_dict may raise anything
-            words = f"step {self.adapter.position.step} is not saved, the training goes on: {error}"
-            self._keeper.recorder.event("trouble", what=words)
-            if not self._told_trouble:
-                say(words)
-            self._told_trouble = True
-        self._keeper.stop_if_asked()
-
-    def _read_model(self) -> None:
-        """After the first step, when its graph is there: does the model draw numbers that nobody can save?"""
-        self._model_was_read = True
-        try:
-            drawn = hidden_draws([self._model.train_function, self._transaction])
-        except Exception as error:  # noqa: BLE001 - another version of TensorFlow keeps its graphs elsewhere
-            self._keeper.recorder.event("trouble", what=f"the training step could not be read: {error!r}")
-            return
-        if drawn and self._exactness.grade == BITWISE:
-            self._exactness = Exactness(
-                SAME_DATA,
-                f"the training step draws from TensorFlow's hidden generators ({drawn[0]}), which cannot be saved",
-                "use keras.random with a keras.random.SeedGenerator kept in the layer",
-            )
-            self._say_exactness()
-
-    def _say_exactness(self) -> None:
-        found = self._exactness
-        if found.grade != BITWISE:
-            say(f"a resume will not be bit for bit ({found.grade}): {found.reason}; hint: {found.hint}")
-
-    # -- saving -----------------------------------------------------------------------------------------------
-
-    def save(
-        self,
-        reason: str,
-        *,
-        metrics: dict[str, float] | None = None,
-        pin: str | None = None,
-        finished: bool = False,
-    ) -> Receipt:
-        """Hand everything over to the keeper."""
-        if getattr(
-            self._list, "_async_train", False
-        ):  # callbacks that run beside the training catch up first
-            for name in ("_flush_futures", "_clear_futures"):  # the second is what Keras 3.8 calls it
-                getattr(self._list, name, lambda: None)()
-        return self._keeper.save(
-            self._items(finished),
-            step=self.adapter.position.step,
-            epoch=self.adapter.position.epoch,
-            reason=reason,
-            metrics=metrics,
-            pin=pin,
-            finished=finished,
-            as_tensor=state.as_tensor,
-        )
-
-    def _items(self, finished: bool = False) -> dict[str, Any]:
-        position, exactness = self.adapter.position, self._exactness
-        training = {
-            "by": "Guard",
-            "position": position.as_dict(),
-            "epochs": self._arguments["epochs"],
-            "finished": finished,
-            "stopped": bool(getattr(self._model, "stop_training", False)),
-            "seed": self._seed,
-            "data": {"kind": type(self._feed).__name__, "state": self._feed.state(position.offset)},
-            "validation": self._validation.state() if self._validation is not None else None,
-            "callbacks": self._memory.state(),
-            "weights_file": self._places,
-            "exactness": {"grade": exactness.grade, "reason": exactness.reason},
-        }
-        items = {**self._holdings.items(), "training": training, "rng": rng.capture()}
-        if self._transaction is not None:
-            items["micro_batch"] = self._transaction.state_dict()
-        return items
-
-    # -- resuming ---------------------------------------------------------------------------------------------
-
-    def _resume(self, stored: dict[str, Any]) -> None:
-        assert self._checkpoint is not None
-        data = stored["data"]
-        if data["kind"] != type(self._feed).__name__:
-            raise UsageError(
-                "the run was fed with another kind of data",
-                received=type(self._feed).__name__,
-                expected=data["kind"],
-                hint="give this training a folder of its own",
-            )
-        self._feed.load(data["state"])
-        self._exactness = self._feed.exactness
-        if self._validation is not None and stored["validation"] is not None:
-            self._validation.catch_up(stored["validation"])
-        self._load_state()
-        position = self.adapter.position
-        self._resume_inside = position.batch > 0
-        memory.append_logs(self._callbacks)
-        if not stored["finished"]:
-            where = f", batch {position.batch + 1}" if position.batch else ""
-            say(f"resuming after step {position.step}: epoch {position.epoch + 1}{where}")
-
-    def _load_state(self) -> None:
-        assert self._checkpoint is not None
-        names = [
-            name for name in self._checkpoint.names if name == "model" or name.startswith(("optim", "metr"))
-        ]
-        self._holdings.load({name: self._stored(name) for name in names})
-
-    def _remind(self) -> list[str]:
-        """Callbacks and random generators, as they were; returns what found no owner, in words."""
-        rng.restore(self._stored("rng"))
-        return self._memory.load(self._stored("training")["callbacks"])
-
-    def _stored(self, name: str) -> Any:
-        assert self._checkpoint is not None
-        return self._checkpoint.value(name, state.to_tensor)
-
-    def _already_finished(self, stored: dict[str, Any]) -> Any:
-        self._memory.load(stored["callbacks"])
-        history = next(each for each in self._callbacks if isinstance(each, keras.callbacks.History))
-        history.set_model(self._model)
-        history.set_params({"verbose": 0, "epochs": stored["epochs"], "steps": self._feed.batches})
-        self._model.history = history
-        position = self.adapter.position
-        say(
-            f"{self._guard.folder} is finished: {position.epoch} epochs, {position.step} steps; the model has its "
-            "final weights. More epochs train on; another training needs a folder of its own"
-        )
-        return history
-
-    # -- what `fit` was given ---------------------------------------------------------------------------------
-
-    def _callback_list(self) -> Any:
-        verbose = self._arguments["verbose"]
-        self._list = keras.callbacks.CallbackList(
-            [*self._callbacks, self._guard],
-            add_history=True,
-            add_progbar=verbose != 0,
-            verbose=verbose,
-            epochs=self._arguments["epochs"],
-            steps=self._arguments["steps_per_epoch"] or self._feed.batches,
-            model=self._model,
-        )
-        return self._list
-
-    def _keeps_best(self) -> bool:
-        keep = self._guard._keeper_options["keep"]
-        return isinstance(keep, Keep) and keep.best is not None

@@ -15,6 +15,7 @@ from buoy.keras.epochs import Position
 from buoy.keras.holdings import check_all, stored_training
 from buoy.keras.size_log import SizeLog
 from buoy.keras.tape import Gradients
+from buoy.training.arguments import check, folder_name
 from buoy.training.keeper import Keeper, say
 
 
@@ -41,8 +42,9 @@ class Loop:
         keep: Keep | int | None = None,
         seed: int | None = None,
     ) -> None:
+        check(seed=seed, mirror=mirror, disk=disk)
         self._keeper = Keeper(
-            os.fspath(folder), mirror=mirror, time_limit=time_limit, disk=disk, save=save, keep=keep
+            folder_name(folder), mirror=mirror, time_limit=time_limit, disk=disk, save=save, keep=keep
         )
         try:
             self._checkpoint = self._keeper.newest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from buoy.errors import UsageError
+from buoy.units import parse_bytes
 
 
 def folder_name(folder: object) -> str:
@@ -30,6 +31,7 @@ def check(
     micro_batch: object = None,
     inexact: object = (),
     remedies: object = (),
+    memory_cap: object = None,
     mirror: object = None,
     disk: object = None,
 ) -> None:
@@ -73,6 +75,15 @@ def check(
             expected="names of remedies",
             hint='`remedies=("amp",)`; `buoy plan` shows what each would do',
         )
+    if memory_cap is not None:
+        size = parse_bytes(memory_cap) if isinstance(memory_cap, str) else memory_cap
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise UsageError(
+                "cannot read the memory_cap",
+                received=f"memory_cap={memory_cap!r}",
+                expected="a size, more than 0",
+                hint='`memory_cap="12GB"`',
+            )
     for name, value, example in (("mirror", mirror, "/content/drive/MyDrive/runs"), ("disk", disk, "20GB")):
         if value is not None and (not isinstance(value, str) or not value.strip()):
             raise UsageError(

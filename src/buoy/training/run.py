@@ -69,8 +69,9 @@ class Run:
         from buoy.torch import data, distributed
 
         arguments.check(
-            seed=seed, micro_batch=micro_batch, inexact=inexact, remedies=remedies, mirror=mirror, disk=disk
-        )
+            seed=seed, micro_batch=micro_batch, inexact=inexact, remedies=remedies, memory_cap=memory_cap,
+            mirror=mirror, disk=disk,
+        )  # fmt: skip
         name = arguments.folder_name(folder) if folder is not None and not is_rehearsal() else None
         self._rank, _ = distributed.world()
         self.folder = os.path.abspath(os.path.expanduser(name)) if name is not None else None
