@@ -113,7 +113,7 @@ def test_size_is_known_before_anything_is_copied(tmp_path: Path) -> None:
     receipt = saver.save(state(1), about(1), as_tensor, wait=True)
     saver.close()
 
-    assert predicted <= receipt.bytes <= predicted + 4096  # the manifest comes on top
+    assert abs(receipt.bytes - predicted) < 1024  # the manifest is guessed
 
 
 def test_what_cannot_be_saved_is_refused_and_nothing_is_left(tmp_path: Path) -> None:

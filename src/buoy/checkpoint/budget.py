@@ -65,7 +65,7 @@ def plan(size: int, here: Room, keep: Keep, hours: float | None) -> Plan:
     each = format_bytes(size)
     if here.total is None or size <= 0:
         return Plan(
-            keep, None, f"checkpoints of {each}, keeping {_said(keep)}; the room on this disk is not known"
+            keep, None, f"checkpoints of {each}, keeping {said(keep)}; the room on this disk is not known"
         )
     fits = here.total // size
     wanted = keep.last + (keep.best is not None) + _in_history(keep, hours)
@@ -74,7 +74,7 @@ def plan(size: int, here: Room, keep: Keep, hours: float | None) -> Plan:
         return Plan(
             keep,
             fits,
-            f"checkpoints of {each}, keeping {_said(keep)}: {format_bytes(size * wanted)} of {whole}",
+            f"checkpoints of {each}, keeping {said(keep)}: {format_bytes(size * wanted)} of {whole}",
         )
     if fits == 0:
         return Plan(keep, 0, f"a checkpoint of {each} does not fit in {whole}")
@@ -87,7 +87,7 @@ def plan(size: int, here: Room, keep: Keep, hours: float | None) -> Plan:
     smaller = replace(keep, last=last, best=keep.best if with_best else None, every=None)
     if keep.every is not None and fits > last + with_best + 1:
         smaller = replace(smaller, every=keep.every)  # the history gives way first when the room runs out
-    words = f"{wanted} checkpoints of {each} do not fit in {whole}: keeping {_said(smaller)}"
+    words = f"{wanted} checkpoints of {each} do not fit in {whole}: keeping {said(smaller)}"
     return Plan(smaller, fits, words)
 
 
@@ -95,7 +95,8 @@ def _in_history(keep: Keep, hours: float | None) -> int:
     return ceil(hours * 3600 / keep.seconds) if keep.every is not None and hours is not None else 0
 
 
-def _said(keep: Keep) -> str:
+def said(keep: Keep) -> str:
+    """`the last 3 and the best`."""
     parts = [f"the last {keep.last}" if keep.last > 1 else "the last one"]
     if keep.best is not None:
         parts.append("the best")

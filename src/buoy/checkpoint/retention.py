@@ -125,24 +125,33 @@ def surplus(entries: Sequence[Entry], keep: Keep) -> list[Entry]:
 def to_make_room(entries: Sequence[Entry], keep: Keep, bytes_needed: int, safe: int = SAFE) -> list[Entry]:
     """What to remove before a write that needs so many bytes more, at least `safe` good ones staying.
 
-    Sacrificed in this order: what is surplus, the history of `every`, older ones of the last few, the best one.
     Empty when even all of these would not do: then removing them would lose something and gain nothing.
     """
-    good = sorted((entry for entry in entries if entry.complete), key=_age)
-    stays = [*good[-safe:], *_pinned(good)]
-    best = best_of(good, keep)
-    history = _history(good, keep)
-    order = [*surplus(entries, keep), *history, *good]
     chosen: list[Entry] = []
     freed = 0
-    for entry in [*(entry for entry in order if entry is not best), *([best] if best else [])]:
+    for entry in to_give_up(entries, keep, safe):
         if freed >= bytes_needed:
             break
-        if any(entry is other for other in (*stays, *chosen)):
-            continue
         chosen.append(entry)
         freed += entry.bytes
     return chosen if freed >= bytes_needed else []
+
+
+def to_give_up(entries: Sequence[Entry], keep: Keep, safe: int = SAFE) -> list[Entry]:
+    """All that may go while `safe` good ones stay, in the order of sacrifice.
+
+    First what is surplus, then the history of `every`, older ones of the last few, the best one.
+    """
+    good = sorted((entry for entry in entries if entry.complete), key=_age)
+    best = best_of(good, keep)
+    order = [*surplus(entries, keep), *_history(good, keep), *good]
+    order = [*(entry for entry in order if entry is not best), *([best] if best else [])]
+    stays = [*good[-safe:], *_pinned(good)]
+    chosen: list[Entry] = []
+    for entry in order:
+        if not any(entry is other for other in (*stays, *chosen)):
+            chosen.append(entry)
+    return chosen
 
 
 def _age(entry: Kept) -> tuple[int, float]:

@@ -17,6 +17,7 @@ from buoy.checkpoint.arena import Arena, has_room, memory_room
 from buoy.checkpoint.commit import Part, next_name, remove_leftovers
 from buoy.checkpoint.layout import Layout, lay_out, signature_of
 from buoy.checkpoint.link import WriterLink
+from buoy.checkpoint.manifest import PIECE_BYTES
 from buoy.checkpoint.state import AsTensor, Encoded, Tensor, encode, encode_all
 from buoy.errors import BuoyError
 from buoy.units import format_bytes
@@ -24,6 +25,7 @@ from buoy.units import format_bytes
 _PATIENCE = 600.0
 """Seconds for the checkpoint before; a disk that hangs longer must not take the training with it."""
 _END_SECONDS = 10.0
+_MANIFEST_BYTES, _BYTES_PER_PIECE = 800, 40
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "numpy")
 
 
@@ -35,6 +37,7 @@ class Receipt:
     folder: str
     """Where it is, or will be once it is committed."""
     bytes: int
+    """What it takes on disk, or would; 0 when nothing was tried."""
     stall_seconds: float
     """How long the training waited."""
     write_seconds: float | None
@@ -85,8 +88,11 @@ class Saver:
         as_tensor: AsTensor,
         *,
         wait: bool = False,
+        make_room: Callable[[int], str | None] | None = None,
     ) -> Receipt:
         """Save these values as the checkpoint of `about["step"]`.
+
+        `make_room` is told how many bytes it will take, before anything is copied, and may refuse in words.
 
         Once this returns, the trainer's death loses nothing: the writer has all it needs. What goes wrong on
         disk is in a receipt's `error` (this one's, or a later `last()`), never raised.
@@ -109,6 +115,9 @@ class Saver:
         described = encode("about", dict(about), lambda value: None).tree
         fields: dict[str, object] = {"step": step, "about": described, "versions": _versions()}
         name = f"step-{step:09d}"
+        refusal = make_room(_bytes_on_disk(layout, values)) if make_room is not None else None
+        if refusal is not None:
+            return self._failed(step, started, refusal, errno.ENOSPC)
         if not self._ready(layout):
             return self._stream(name, layout, encoded, values, fields, started)
         assert self._arena is not None
@@ -117,7 +126,7 @@ class Saver:
                    "ends": layout.ends, "fields": fields}  # fmt: skip
         # In flight before it is sent: whatever interrupts us here, the arena is not filled again under the writer.
         self._in_flight = Receipt(
-            step, next_name(self._checkpoints, name), layout.size + len(values), 0.0, None
+            step, next_name(self._checkpoints, name), _bytes_on_disk(layout, values), 0.0, None
         )
         self._asked = time.monotonic()
         if not self._hand_over(request, values):
@@ -136,7 +145,7 @@ class Saver:
         layout = self._layout_of(encoded.tensors)
         if self._lock >= 0 and self._pid == os.getpid() and self._in_flight is None:
             self._ready(layout)
-        return layout.size + len(json.dumps(encoded.tree, separators=(",", ":")))
+        return _bytes_on_disk(layout, json.dumps(encoded.tree, separators=(",", ":")).encode())
 
     def last(self) -> Receipt | None:
         """How the newest finished save went, as far as the writer has told; never blocks."""
@@ -273,7 +282,8 @@ class Saver:
                 part.drop()
                 raise
         except OSError as error:
-            return self._failed(step, started, error.strerror or str(error), error.errno)
+            size = _bytes_on_disk(layout, values)
+            return self._failed(step, started, error.strerror or str(error), error.errno, size)
         seconds = time.perf_counter() - started
         self._last = Receipt(step, folder, part.bytes, seconds, seconds)
         self._hear(self._last)
@@ -310,8 +320,8 @@ class Saver:
         self._hear(self._last)
         return self._last
 
-    def _failed(self, step: int, started: float, text: str, number: int | None) -> Receipt:
-        self._last = Receipt(step, self._checkpoints, 0, time.perf_counter() - started, None, text, number)
+    def _failed(self, step: int, started: float, text: str, number: int | None, size: int = 0) -> Receipt:
+        self._last = Receipt(step, self._checkpoints, size, time.perf_counter() - started, None, text, number)
         return self._last
 
     def _tell_once(self, text: str) -> None:
@@ -321,6 +331,12 @@ class Saver:
 
 
 _savers: weakref.WeakSet[Saver] = weakref.WeakSet()
+
+
+def _bytes_on_disk(layout: Layout, values: bytes) -> int:
+    """Exact but for the manifest, which has a few lines for every piece."""
+    pieces = len(layout.places) + layout.size // PIECE_BYTES + 2
+    return layout.size + len(values) + _MANIFEST_BYTES + _BYTES_PER_PIECE * pieces
 
 
 def _versions() -> dict[str, str]:

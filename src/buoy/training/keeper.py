@@ -11,7 +11,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import inf, isfinite
 from subprocess import SubprocessError
@@ -83,12 +83,14 @@ class Keeper:
         self._not_before = 0.0
         self._failures = 0
         self._seen: Receipt | None = None
-        self._size = 0
+        self._expected = False
+        self._reason, self._again = "interval", False
         self._troubles: dict[str, float] = {}
         self._told_deadline = False
         self._loops = 0
         self._alarm = self._stopped = self._ending = self._finished = False
-        self._start_mirror()
+        attempt = self.recorder.attempt
+        self._with_mirror(lambda mirror: mirror.start(attempt.folder if attempt is not None else None))
 
     # -- the start --------------------------------------------------------------------------------------------
 
@@ -99,14 +101,14 @@ class Keeper:
         except BaseException:
             self.finish()
             raise
-        self._begin_mirror()
+        self._with_mirror(Mirror.begin)
         return found
 
     def expect(self, items: Mapping[str, object], as_tensor: AsTensor) -> None:
         """Before the first step: refuse what cannot be saved, and say what the checkpoints will take."""
-        self._size = size = self._saver.size(items, as_tensor)
-        left = self._deadline.left(time.monotonic()) / 3600 if self._deadline is not None else None
-        plan = self._shelf.plan(size, left)
+        size = self._saver.size(items, as_tensor)
+        self._expected = True
+        plan = self._shelf.plan(size, self._hours_left())
         if plan.fits == 0:
             raise UsageError(
                 "there is no room for one checkpoint",
@@ -128,6 +130,7 @@ class Keeper:
             yield
         finally:
             self._loops -= 1
+            self.recorder.pauses(self.folder)
             if not self._loops:
                 self._signals.disarm()
 
@@ -160,6 +163,8 @@ class Keeper:
             self._mirror.tell(now, self._trouble, say)
         if not busy and self._before_the_end(now):
             return "deadline"  # even after failures: there is no later
+        if self._again and not busy:
+            return self._reason
         if now < self._not_before:
             return None
         if step >= self._step_due:
@@ -216,6 +221,7 @@ class Keeper:
             "time": time.time(),
         }
         began = time.monotonic()
+        self._reason = reason
         # The end of the main process may be the end of its container, and of the writer with it.
         self._stopped = reason in _ENDING
         self._ending = finished or self._stopped
@@ -224,20 +230,21 @@ class Keeper:
             try:
                 self._saver.wait()  # it would wait for the one before anyway; now its bytes can be counted
                 self._collect(began, step)
-                refusal = self._shelf.make_room(self._size)
-                if refusal is None:
-                    receipt = self._saver.save(items, about, as_tensor, wait=wait)
-                else:
-                    receipt = Receipt(step, "", 0, 0.0, None, refusal, errno.ENOSPC)
+                while True:
+                    receipt = self._saver.save(
+                        items, about, as_tensor, wait=wait, make_room=self._shelf.make_room
+                    )
+                    if not self._gave_way(receipt):
+                        break
             except Exception as error:
-                if isinstance(error, BuoyError) and not self._size:
+                if isinstance(error, BuoyError) and not self._expected:
                     raise  # nothing was saved or promised yet: this is the start, and the person's to mend
                 words = " ".join(str(error).split()) if isinstance(error, BuoyError) else repr(error)
                 receipt = Receipt(step, "", 0, time.monotonic() - began, None, words)
-        if finished:
+        if finished and receipt.error is None:
             self.recorder.trained(self.folder, step, True)
         now = time.monotonic()
-        self._saved, self._last_step, self._alarm = now, step, False
+        self._saved, self._last_step, self._alarm, self._again = now, step, False, False
         if self._rule.steps is not None:
             self._step_due = (step // self._rule.steps + 1) * self._rule.steps
         self._look = 0.0
@@ -285,19 +292,28 @@ class Keeper:
             self._failed(receipt, now)
             return
         self._failures, self._not_before = 0, 0.0
-        self._size = receipt.bytes
+        self._expected = True
         self.store.trust(receipt)
+        changed = self._shelf.learn(receipt.bytes, self._hours_left())
+        if changed is not None:
+            say(changed)
         words = self._interval.learn(self._pace.cost(receipt, now, step))
         if words is not None and not self._ending:
             say(words)
         self._shelf.tidy()
 
+    def _gave_way(self, receipt: Receipt) -> bool:
+        """Whether the disk was full and an older one has made room: then it is worth trying again at once."""
+        full = receipt.errno in (errno.ENOSPC, errno.EDQUOT) and receipt.bytes > 0
+        return full and self._shelf.give_way(receipt.bytes)
+
     def _failed(self, receipt: Receipt, now: float) -> None:
+        if not self._ending and self._gave_way(receipt):
+            self._again, self._look = True, 0.0
+            return
         self._failures += 1
         pause = min(_RETRY_MOST, _RETRY_SECONDS * 2 ** (self._failures - 1))
         self._not_before = now + pause
-        if receipt.errno in (errno.ENOSPC, errno.EDQUOT):
-            self._shelf.tidy()
         newest = self._shelf.newest_step()
         stands = f"step {newest} is the newest that is safe" if newest is not None else "nothing is saved yet"
         if self._ending:  # there is no next try, and nobody looks at the log of what ended well
@@ -339,21 +355,15 @@ class Keeper:
             return joined
         return watch(self.folder, mirror=mirror, time_limit=limit)
 
-    def _start_mirror(self) -> None:
-        if self._mirror is None:
-            return
-        attempt = self.recorder.attempt
-        try:
-            self._mirror.start(attempt.folder if attempt is not None else None)
-        except (OSError, SubprocessError) as error:
-            self._trouble("mirror", f"nothing is copied to the mirror {self._mirror.shown}: {error}")
-
-    def _begin_mirror(self) -> None:
+    def _with_mirror(self, act: Callable[[Mirror], None]) -> None:
         if self._mirror is not None:
             try:
-                self._mirror.begin()
-            except OSError as error:
+                act(self._mirror)
+            except (OSError, SubprocessError) as error:
                 self._trouble("mirror", f"nothing is copied to the mirror {self._mirror.shown}: {error}")
+
+    def _hours_left(self) -> float | None:
+        return self._deadline.left(time.monotonic()) / 3600 if self._deadline is not None else None
 
     def _mean_life(self) -> float:
         attempt = self.recorder.attempt

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from buoy.checkpoint import budget
-from buoy.checkpoint.retention import Keep, surplus, to_make_room
-from buoy.checkpoint.store import Entry, Store
+from buoy.checkpoint.retention import SAFE, Keep, surplus, to_give_up, to_make_room
+from buoy.checkpoint.store import DamagedCheckpoint, Entry, Store
 from buoy.units import format_bytes
 
 _PATIENCE = 10.0
 """Seconds for a removal; where it takes longer, saving would not go well either."""
+_GROWN = 1.1
+"""A checkpoint that is so many times the planned size is planned for anew."""
+_PAGES = 16 << 10
+"""Disks count in pages: two checkpoints of the same state differ by less than this."""
 
 
 class Shelf:
@@ -32,31 +37,69 @@ class Shelf:
         self._allowed = allowed
         self._trouble = trouble
         self._tidying: threading.Thread | None = None
+        self._planned = 0
+        self._is_predicted = True
 
     def plan(self, size: int, hours: float | None) -> budget.Plan:
         """What can be kept of checkpoints of this size, before the first is made; kept to from now on."""
         used = sum(entry.bytes for entry in self._store.list())
         found = budget.plan(size, budget.room(self._store.folder, self._allowed, used), self._wish, hours)
-        self._keep = found.keep
+        self._keep, self._planned = found.keep, size
         if found.keep != self._wish:
             self._event("retention", text=found.words)
         return found
 
+    def learn(self, size: int, hours: float | None) -> str | None:
+        """A checkpoint took so much: plan again if it is the first one or much larger; what changes, in words."""
+        before, planned = self._keep, self._planned
+        if not planned or not (self._is_predicted or size > _GROWN * planned):
+            return None
+        self._is_predicted = False
+        found = self.plan(size, hours)
+        if found.keep == before:
+            return None
+        each, expected = format_bytes(size), format_bytes(planned)
+        grown = f"checkpoints are {each}" + (f", not {expected}" if each != expected else "")
+        return f"{grown}: keeping {budget.said(found.keep)}"
+
     def make_room(self, size: int) -> str | None:
-        """Free what a checkpoint of this size needs, if two good ones remain; why not, when it cannot fit."""
+        """Free what a checkpoint of this size needs, before it is written; why not, when it cannot fit.
+
+        Two good ones stay while that is possible. Where no third fits any more, the newest one stays, once every
+        byte of it was read: the older of two is worth less than all that is still to come.
+        """
         self.settle()  # what is being removed is no longer listed, but still takes its bytes
         entries, used, left = self._room()
         if left is None or left >= size:
             return None
-        going = to_make_room(entries, self._keep, size - left)
-        for entry in going:
-            self._store.remove(entry)
-        if going:
-            steps = ", ".join(str(entry.step) for entry in going)
-            self._event("retention", text=f"room made for the next checkpoint: removed step {steps}")
-        if going or self._physically_fits(size, used):
+        if self._remove(to_make_room(entries, self._keep, size - left)):
             return None
-        return f"{format_bytes(size)} do not fit: {format_bytes(left)} of the budget are left"
+        free = budget.free(self._store.folder)
+        # A checkpoint is worth more than the reserve, but not more than the user's own budget.
+        bounds = [] if free is None else [free]
+        if self._allowed is not None:
+            bounds.append(max(0, self._allowed - used))
+        left = min(bounds, default=size)
+        short = size - left - (_PAGES if left == free else 0)
+        if short <= 0 or self._go_down_to_one(entries, short):
+            return None
+        most = left + sum(entry.bytes for entry in to_give_up(entries, self._keep, safe=1))
+        given = "" if self._allowed is None else f" of {format_bytes(self._allowed)}"
+        stays = " beside the last good one" if any(entry.complete for entry in entries) else ""
+        return (
+            f"{format_bytes(size)} do not fit{stays}, for which {format_bytes(most)}{given} can be had: "
+            f"{format_bytes(size - most)} more are needed"
+        )
+
+    def give_way(self, size: int) -> bool:
+        """A write of so many bytes found the disk or a quota full: make room for it, whatever the disk says is free."""
+        self.settle()
+        entries = self._store.list()
+        # A quota is not seen: nothing seems to be missing, and one after the other is tried.
+        missing = max(1, size - _PAGES - (budget.free(self._store.folder) or 0))
+        return self._remove(to_make_room(entries, self._keep, missing)) or self._go_down_to_one(
+            entries, missing
+        )
 
     def tidy(self) -> None:
         """Apply retention, beside the training: deleting gigabytes takes a while on some disks."""
@@ -82,12 +125,37 @@ class Shelf:
         used = sum(entry.bytes for entry in entries)
         return entries, used, budget.room(self._store.folder, self._allowed, used).left(used)
 
-    def _physically_fits(self, size: int, used: int) -> bool:
-        """A checkpoint is worth more than the reserve, but not more than the user's own budget."""
-        if self._allowed is not None and used + size > self._allowed:
+    def _go_down_to_one(self, entries: list[Entry], missing: int) -> bool:
+        going = to_make_room(entries, self._keep, missing, safe=1)
+        good = [entry for entry in entries if entry.complete]
+        if not going or not self._reads_well(good[0]):
             return False
-        free = budget.free(self._store.folder)
-        return free is None or free > size
+        self._remove(going)
+        stay = len(good) - len(going)
+        last = max(1, min(self._keep.last, stay - (self._keep.best is not None)))
+        self._keep = replace(self._keep, last=last, every=None)
+        self._trouble(
+            "room",
+            f"there is no room for {SAFE + 1} checkpoints any more: step "
+            f"{', '.join(str(entry.step) for entry in going)} removed, step {good[0].step} is good and stays; "
+            f"keeping {budget.said(self._keep)} from now on",
+        )
+        return True
+
+    def _reads_well(self, entry: Entry) -> bool:
+        try:
+            self._store.open(entry)
+        except DamagedCheckpoint:
+            return False
+        return True
+
+    def _remove(self, going: list[Entry]) -> bool:
+        for entry in going:
+            self._store.remove(entry)
+        if going:
+            steps = ", ".join(str(entry.step) for entry in going)
+            self._event("retention", text=f"room made for the next checkpoint: removed step {steps}")
+        return bool(going)
 
     def _remove_surplus(self) -> None:
         try:

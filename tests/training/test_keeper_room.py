@@ -1,0 +1,174 @@
+"""Where the room gets short while it trains: fewer are kept, an older one gives way, and saving goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buoy.checkpoint.retention import Keep
+from buoy.checkpoint.saver import Receipt
+from buoy.checkpoint.store import Store
+from buoy.training.shelf import Shelf
+from tests.checkpoint.ground import about, as_tensor, state
+from tests.training.test_keeper import kept, run, saves
+
+
+class Saving:
+    """A shelf with its store and its writer, and no training around it."""
+
+    def __init__(self, folder: Path, allowed: int | None, keep: Keep) -> None:
+        self.said: list[str] = []
+        self.store = Store(folder)
+        self.saver = self.store.saver(self.said.append, self._event)
+        self.shelf = Shelf(self.store, keep, allowed, lambda topic, text: self.said.append(text), self._event)
+
+    def _event(self, kind: str, **values: Any) -> None:
+        """The flight log is not looked at here."""
+
+    def save(self, step: int, size: int, **more: Any) -> Receipt:
+        """As the keeper does it: room, write, learn, tidy."""
+        receipt = self.saver.save(
+            state(step, size), about(step, **more), as_tensor, wait=True, make_room=self.shelf.make_room
+        )
+        if receipt.committed:
+            self.store.trust(receipt)
+            self.said += [words] if (words := self.shelf.learn(receipt.bytes, None)) else []
+            self.shelf.tidy()
+            self.shelf.settle()
+        return receipt
+
+    @property
+    def steps(self) -> list[int]:
+        return [entry.step for entry in self.store.list()]
+
+
+@pytest.fixture
+def saving(tmp_path: Path) -> Iterator[Callable[..., Saving]]:
+    made: list[Saving] = []
+
+    def make(allowed: int | None = None, keep: Keep | None = None, folder: Path = tmp_path) -> Saving:
+        made.append(Saving(folder, allowed, keep or Keep(last=2)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.saver.close()
+
+
+def test_what_is_kept_is_planned_again_for_what_a_checkpoint_really_takes(
+    saving: Callable[..., Saving],
+) -> None:
+    """Three of the expected size fit and two of the real one: with the first plan nothing fits any more."""
+    run = saving(700_000)
+    assert run.shelf.plan(180_000, None).keep.last == 2
+    receipts = [run.save(step, 180_000) for step in range(1, 6)]
+
+    assert all(receipt.committed for receipt in receipts) and run.steps == [5]
+    assert len(run.said) == 1
+    assert re.fullmatch(r"checkpoints are 27\d\.\d KiB, not 175\.8 KiB: keeping the last one", run.said[0])
+
+
+def test_it_is_planned_again_when_it_grows_and_not_for_a_few_bytes(saving: Callable[..., Saving]) -> None:
+    run = saving(700_000)
+    run.shelf.plan(run.save(1, 120_000).bytes, None)
+    receipts = [run.save(step, size) for step, size in enumerate([120_000, 125_000, 180_000, 180_000], 2)]
+
+    assert all(receipt.committed for receipt in receipts) and run.steps == [5]
+    assert len(run.said) == 1 and run.said[0].startswith("checkpoints are 27"), run.said
+
+
+def test_where_no_third_fits_the_older_of_two_gives_way_before_the_write(
+    saving: Callable[..., Saving],
+) -> None:
+    run = saving(700_000)
+    receipts = [run.save(step, size) for step, size in enumerate([120_000, 120_000, 220_000, 220_000], 1)]
+
+    assert all(receipt.committed for receipt in receipts)
+    assert run.said[0].startswith(
+        "there is no room for 3 checkpoints any more: step 1 removed, step 2 is good"
+    )
+    assert run.said[0].endswith("keeping the last one from now on")
+    assert run.steps == [4]
+
+
+def test_a_damaged_newest_one_is_never_all_that_stays(saving: Callable[..., Saving]) -> None:
+    run = saving(700_000)
+    for step in (1, 2):
+        run.save(step, 120_000)
+    with open(os.path.join(run.store.list()[0].folder, "state.safetensors"), "r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"x")
+    refused = run.save(3, 230_000)
+
+    assert refused.error is not None and "do not fit" in refused.error
+    assert run.steps == [2, 1]
+
+
+def test_only_when_not_even_one_fits_beside_the_last_good_one_nothing_is_saved(
+    saving: Callable[..., Saving],
+) -> None:
+    run = saving(700_000)
+    for step in (1, 2):
+        run.save(step, 120_000)
+    refused = run.save(3, 400_000)
+
+    wanted = (
+        r"59\d\.\d KiB do not fit beside the last good one, for which 49\d\.\d KiB of 683\.6 KiB can be had: "
+        r"\d+\.\d KiB more are needed"
+    )
+    assert refused.error is not None and re.fullmatch(wanted, refused.error), refused.error
+    assert run.steps == [2, 1]  # nothing is given up where that would not do
+
+
+def test_a_pinned_one_gives_no_way(saving: Callable[..., Saving]) -> None:
+    run = saving(700_000)
+    run.save(1, 120_000, pin="kept")
+    run.save(2, 120_000)
+
+    assert run.save(3, 230_000).error is not None and run.steps == [2, 1]
+
+
+def test_a_quota_that_nobody_sees_is_answered_with_one_after_the_other(saving: Callable[..., Saving]) -> None:
+    run = saving(keep=Keep(last=4))
+    for step in (1, 2, 3, 4):
+        size = run.save(step, 120_000).bytes
+
+    gave_way = [run.shelf.give_way(size) for _ in range(4)]
+    assert gave_way == [True, True, True, False] and run.steps == [4]
+
+
+def test_a_training_goes_on_saving_where_the_disk_fills_up_under_a_write(
+    make_disk: Callable[[str], Path],
+) -> None:
+    """Filled after the room was measured: only the writer sees it, and tells it some steps later."""
+    disk = make_disk("6m")
+    code = """
+from buoy.checkpoint import budget
+filler = os.path.join(os.path.dirname(sys.argv[1]), "filler")
+def fill():
+    with open(filler, "ab", buffering=0) as file:
+        try:
+            while True: file.write(bytes(4096))
+        except OSError: pass
+real = budget.room
+def room(folder, *arguments):
+    found = real(folder, *arguments)
+    there = [name for name in os.listdir(os.path.join(folder, "checkpoints")) if name.startswith("step-")]
+    if len(there) == 2 and not os.path.exists(filler): fill()
+    return found
+budget.room = room
+def each(step):
+    if step in (15, 25, 32): time.sleep(1.0)  # the writer has time to finish
+train(sys.argv[1], steps=60, save=10, size=100_000, keep=2, pause=0.01, each=each)
+"""
+    done = run(disk / "run", code)
+
+    assert done.stdout.endswith("finished\n") and "is not saved" not in done.stderr, done.stderr
+    assert "step 10 removed, step 20 is good and stays" in done.stderr
+    again = int(saves(done)[3][0])  # at once, not in a minute
+    assert 30 < again < 40 and kept(disk / "run")[0] == 60
