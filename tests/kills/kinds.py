@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.kills import calls, damage, instants, keras_start, power, torch_start
+from tests.kills import calls, damage, instants, keras_start, power, power_removal, torch_start
 from tests.kills.kind import Kind
 
 ALL = [
@@ -19,6 +19,12 @@ ALL = [
     Kind("full-disk", "a small file system fills up", calls.full_disk),
     Kind("power-loss", "unsynced effects of a save are dropped", power.power_loss),
     Kind("power-check", "the same without fsync is caught", power.power_loss_without_fsync),
+    Kind("power-removal", "unsynced effects of a removal are dropped", power_removal.power_loss_removal),
+    Kind(
+        "power-removal-check",
+        "the same without fsync is caught",
+        power_removal.power_loss_removal_without_fsync,
+    ),
     Kind("bit-flip", "single bits flipped", damage.flipped_bits),
     Kind("cut-short", "files cut short", damage.cut_short),
 ]

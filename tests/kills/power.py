@@ -1,4 +1,4 @@
-"""Power loss, which SIGKILL cannot show: the recorded calls of a save replayed with unsynced effects dropped.
+"""Power loss, which SIGKILL cannot show: recorded calls replayed with unsynced effects dropped.
 
 The model is what POSIX allows and file systems have done: data that was not fsynced may be missing, torn at any
 4096 bytes, or there with the file's new size; a name that was made, renamed or removed in a folder may be as
@@ -49,7 +49,7 @@ class Disk:
         real = getattr(os, name)
         note = {"mkdir": self._mkdir, "open": self._opened, "write": self._write, "pwrite": self._pwrite,
                 "ftruncate": self._truncate, "fsync": self._fsync, "rename": self._rename, "close": self._close,
-                "unlink": self._unlink, "rmdir": self._unlink}.get(name)  # fmt: skip
+                "unlink": self._unlink, "rmdir": self._unlink, "truncate": self._truncate_path}.get(name)  # fmt: skip
         if note is None:
             return real
 
@@ -76,6 +76,9 @@ class Disk:
 
     def _truncate(self, _: Any, descriptor: int, size: int) -> None:
         self.events.append(("truncate", self._open[descriptor], size))
+
+    def _truncate_path(self, _: Any, path: str, size: int) -> None:
+        self.events.append(("truncate", path, size))
 
     def _fsync(self, _: Any, descriptor: int) -> None:
         self.events.append(("fsync", self._open[descriptor]))
