@@ -75,7 +75,7 @@ def _replay(
         disk.cut(before, until, chance, target)
         words = f"replay {trial}, cut after call {until}, {until - saved} of the removal"
         _judge(tally, target, until == every, words)
-        if trial % 10 == 5:
+        if trial % 50 == 5:
             go_on(tally, target, 9, SIZE, words)
             _judge(tally, target, False, f"{words}, gone on")
         shutil.rmtree(target)
