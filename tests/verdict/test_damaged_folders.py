@@ -148,3 +148,16 @@ def test_settle_writes_a_whole_verdict(attempt: Attempt) -> None:
     assert written == json.loads(json.dumps(verdict.to_json()))
     assert written["cause"]["id"] == "kernel-oom"
     assert [path.name for path in folder.iterdir() if path.suffix == ".part"] == []
+
+
+def test_without_a_record_of_who_the_training_was_nobody_is_said_to_have_ended_first(tmp_path: Path) -> None:
+    """The only process that left words is the training itself, as far as anyone knows."""
+    attempt = Attempt(tmp_path)
+    attempt.raises("builtins.ValueError", "no such label")
+    folder = attempt.write()
+    for name in ("attempt.json", "death.json"):
+        (folder / name).write_text('{"sche')
+    verdict = judge(load(str(folder)))
+
+    assert verdict.cause.id == "python-exception" and verdict.cause.claim.grade != "certain"
+    assert "ended first" not in render(verdict)

@@ -234,3 +234,8 @@ def test_the_report_and_top_of_a_run_hold_its_own_checkpoints_and_end(
     assert marks == {"a": {"checkpoint at step 16", "finished"}, "b": {"checkpoint at step 9", "killed"}}
     assert (now["status"], now["step"], now["name"]) == ("finished", 16, "a")
     assert [event["text"] for event in now["events"]] == ["checkpoint at step 16"]
+
+
+def test_one_that_had_made_no_checkpoint_is_to_be_trained_again(kernel: Attempt, tmp_path: Path) -> None:
+    """It saves by itself: to be told to save would be no help."""
+    assert "train it again: no checkpoint had been made yet" in story(tmp_path, "b").cause.next[0]

@@ -58,7 +58,7 @@ def _headline(verdict: dict[str, Any]) -> str:
 def _evidence(claim: dict[str, Any], mechanism: dict[str, Any]) -> str:
     lines = []
     for item in [item for item in claim.get("evidence") or () if isinstance(item, dict)][:4]:
-        source = f' <span style="opacity:.6">({_text(item["source"])})</span>' if item.get("source") else ""
+        source = f' <span style="opacity:.75">({_text(item["source"])})</span>' if item.get("source") else ""
         lines.append(f"<li>{_text(item.get('text', ''))}{source}</li>")
     known = " ".join(lines)
     if mechanism.get("text") and _text(mechanism["text"]) not in known:
@@ -101,7 +101,7 @@ def _code(text: str) -> str:
 
 
 def _row(label: str, text: str) -> str:
-    return f'<div><span style="opacity:.6">{label}</span> {text}</div>' if text else ""
+    return f'<div><span style="opacity:.75">{label}</span> {text}</div>' if text else ""
 
 
 def _text(value: object) -> str:

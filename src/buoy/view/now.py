@@ -48,7 +48,7 @@ def state(attempt: Attempt, run: str | None = None) -> dict[str, Any]:
         "seconds": life.seconds if last else None,
         "step": (own.step or 0) if story is not None else _number(last.get("step")),
         "phase": last.get("phase") if story is None else None,
-        "step_seconds": life.series["step_seconds"][-1][1] if "step_seconds" in life.series else None,
+        "step_seconds": _step_seconds(life) if story is None else None,
         "resources": _resources(life),
         "time": _time(life, about),
         "micro_batch": _micro_batch(kept),
@@ -70,6 +70,11 @@ def _status(life: Life, age: float | None) -> str:
     if not may_live(life.about) or age is None:
         return "not known"
     return "running" if age < _SILENT_SECONDS else "no news"
+
+
+def _step_seconds(life: Life) -> float | None:
+    measured = life.series.get("step_seconds")
+    return measured[-1][1] if measured else None
 
 
 def _resources(life: Life) -> list[dict[str, Any]]:

@@ -77,9 +77,11 @@ def html(plan: Plan) -> str:
     if plan.remedies:
         now = _figure(plan)
         rows = "".join(
-            f"<tr><td style='text-align:left'>{escape(remedy.title)}</td><td>{escape(_change(remedy, now))}</td>"
-            f"<td>{escape(_time(remedy))}</td><td>{_EXACT[remedy.exact]}</td>"
-            f"<td style='text-align:left'><code>{escape(remedy.code)}</code> {escape(remedy.note)}</td></tr>"
+            f"<tr><td style='text-align:left'>{escape(remedy.title)}</td>"
+            f"<td style='white-space:nowrap'>{escape(_change(remedy, now).removeprefix('peak '))}</td>"
+            f"<td style='white-space:nowrap'>{escape(_time(remedy))}</td>"
+            f"<td style='white-space:nowrap'>{_EXACT[remedy.exact]}</td>"
+            f"<td style='text-align:left'>{_code(remedy)} {escape(remedy.note)}</td></tr>"
             for remedy in plan.remedies
         )
         cards.append(
@@ -218,7 +220,12 @@ def _change(remedy: Remedy, now: Interval) -> str:
     if remedy.peak is None or saving is None:
         return "peak n/a"
     sign = "-" if saving >= 0 else "+"
-    return f"peak {format_bytes(remedy.peak.likely)} ({sign}{abs(saving):.0%}, {remedy.basis})"
+    change = f"{sign}{abs(saving):.0%}" if round(saving, 2) else "the same"
+    return f"peak {format_bytes(remedy.peak.likely)} ({change}, {remedy.basis})"
+
+
+def _code(remedy: Remedy) -> str:
+    return f"<code>{escape(remedy.code)}</code>" if remedy.code else ""
 
 
 def _time(remedy: Remedy) -> str:

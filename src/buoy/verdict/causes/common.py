@@ -180,6 +180,9 @@ def go_on(evidence: Evidence) -> str:
     restart = f"`buoy run --restart 3 -- {_pasteable(evidence)}`" if _can_be_restarted(evidence) else ""
     saved = last_save(evidence)
     if saved is None:
+        if evidence.events_of("training"):  # a run or guard of ours saves by itself, and had no time to
+            again = f"; {restart} starts it again by itself" if restart else ""
+            return f"train it again: no checkpoint had been made yet{again}"
         again = f"; then {restart} goes on by itself" if restart else ""
         return f"save every few minutes and load it at the start{again}"
     path, age = saved
