@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import shlex
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from buoy.flight.attempt import is_kernel
 from buoy.flight.trainings import Training, training_of
 from buoy.units import format_duration
-from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Reading, Verdict, Where
 from buoy.verdict.values import number, printable
+
+if TYPE_CHECKING:
+    from buoy.verdict.evidence import Evidence
 
 IDLE = "done"
 """The phase of a notebook's kernel between two cells, and of a script that is about to end."""

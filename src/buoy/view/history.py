@@ -11,9 +11,7 @@ from typing import Any
 from buoy.flight.attempt import Attempt, attempt_numbers, attempts_of, is_kernel, missing_of, read_json
 from buoy.flight.log import read_lines
 from buoy.flight.trainings import training_of
-from buoy.verdict.evidence import load
-from buoy.verdict.judge import judge
-from buoy.verdict.own_story import IDLE, of_run, what_became
+from buoy.verdict.own_story import IDLE, what_became
 from buoy.view.liveness import is_alive
 
 MOST_BYTES = 12 << 20
@@ -101,14 +99,21 @@ def read(run_folder: str) -> History:
     lives = []
     for attempt in attempts_of(run_folder):
         life = read_life(attempt)
-        if life.verdict is not None and of_its_own(life, attempt, run_folder):
-            evidence = load(attempt.folder)
-            life.verdict = of_run(judge(evidence), evidence, run_folder).to_json()
-        elif life.verdict is not None:
-            life.verdict = {**life.verdict, "run": run_folder}
+        if life.verdict is not None:
+            is_own = of_its_own(life, attempt, run_folder) is not None
+            life.verdict = _judged(attempt, run_folder) if is_own else {**life.verdict, "run": run_folder}
         life.events = own_events(life, attempt, run_folder)
         lives.append(life)
     return History(run_folder, name, lives, missing_of(run_folder))
+
+
+def _judged(attempt: Attempt, run_folder: str) -> dict[str, Any]:
+    from buoy.verdict.evidence import load
+    from buoy.verdict.judge import judge  # every cause with it: `top` needs none
+    from buoy.verdict.own_story import of_run
+
+    evidence = load(attempt.folder)
+    return of_run(judge(evidence), evidence, run_folder).to_json()
 
 
 def of_its_own(life: Life, attempt: Attempt, run_folder: str) -> str | None:
