@@ -216,6 +216,12 @@ def an_exported_weights_file_is_loaded_by_a_fresh_model(folder: str) -> None:
     checkpoint = Store(folder).newest(print)
     assert checkpoint is not None
     write_weights_h5(checkpoint, folder + ".weights.h5")
+    try:
+        write_weights_h5(checkpoint, folder + "/no/such.weights.h5")
+    except buoy.BuoyError as error:
+        assert "No such file or directory" in str(error)
+    else:
+        raise AssertionError("a file in a folder that is not there was written")
     fresh = model()
     fresh.load_weights(folder + ".weights.h5")
 

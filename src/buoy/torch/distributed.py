@@ -15,7 +15,7 @@ _group: Any = None
 
 def world() -> tuple[int, int]:
     """This process's rank, and how many ranks there are."""
-    if dist.is_available() and dist.is_initialized():
+    if is_up():
         return dist.get_rank(), dist.get_world_size()
     size = os.environ.get("WORLD_SIZE", "1")
     if size.isdigit() and int(size) > 1:
@@ -26,6 +26,11 @@ def world() -> tuple[int, int]:
             hint="call `torch.distributed.init_process_group()` first",
         )
     return 0, 1
+
+
+def is_up() -> bool:
+    """Whether there is a process group; a script may take it down before the process ends."""
+    return dist.is_available() and dist.is_initialized()
 
 
 def agree(value: int) -> int:

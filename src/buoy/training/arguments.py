@@ -25,6 +25,11 @@ def folder_name(folder: object) -> str:
     return name
 
 
+def run_folder(folder: object) -> str:
+    """Its whole path."""
+    return os.path.abspath(os.path.expanduser(folder_name(folder)))
+
+
 def check(
     *,
     seed: object = None,

@@ -72,9 +72,8 @@ class Run:
             seed=seed, micro_batch=micro_batch, inexact=inexact, remedies=remedies, memory_cap=memory_cap,
             mirror=mirror, disk=disk,
         )  # fmt: skip
-        name = arguments.folder_name(folder) if folder is not None and not is_rehearsal() else None
         self._rank, _ = distributed.world()
-        self.folder = os.path.abspath(os.path.expanduser(name)) if name is not None else None
+        self.folder = arguments.run_folder(folder) if folder is not None and not is_rehearsal() else None
         """The run folder; None when nothing is kept."""
         open_runs.close_earlier(self.folder, self._say)
         self._keeper: Keeper | Follower | None = None
@@ -84,11 +83,12 @@ class Run:
             self._keeper = Keeper(
                 self.folder, mirror=mirror, time_limit=time_limit, disk=disk, save=save, keep=keep
             )
-        self._saves = Saves(self._keeper, keep, self._say) if self._keeper is not None else None
         self._from = Resumption(self._keeper, self._say)
+        step, keeper = self._from.step, self._keeper
+        self._saves = Saves(keeper, keep, self._say, step) if keeper is not None else None
         self.resumed = bool(self._from)
         """Whether this process goes on from a checkpoint."""
-        self.step = self._from.step
+        self.step = step
         """Optimizer steps of the run so far (of the first tracked optimizer), or batches when none is tracked."""
         self.batch = 0
         """Batches that the loop has handed out in this pass, those before a resume included."""

@@ -37,8 +37,13 @@ class Saves:
     """What stands between a run and its keeper."""
 
     def __init__(
-        self, keeper: Keeper | Follower, keep: Keep | int | None, say: Callable[[str], None]
+        self,
+        keeper: Keeper | Follower,
+        keep: Keep | int | None,
+        say: Callable[[str], None],
+        step: int | None = None,
     ) -> None:
+        """`step`: what the run goes on from."""
         from buoy.torch import distributed
 
         self._ranks = distributed
@@ -50,10 +55,10 @@ class Saves:
         self._metrics: dict[str, float] = {}
         self._waiting_since: float | None = None
         self._told_trouble = False
-        self.step: int | None = None
-        """The step that was last saved by this process."""
+        self.step = step
+        """The step that was last saved."""
         self.finished_step: int | None = None
-        """The same, if it was saved as the end of the run."""
+        """The same, if this process saved it as the end of the run."""
 
     def wish(self, reason: str, pin: str | None = None) -> None:
         """Save at the next safe point."""
@@ -99,6 +104,13 @@ class Saves:
         """Make a checkpoint of what is tracked and of every rank's own part; None when it failed, which is told."""
         from buoy.torch.tensors import as_tensor
 
+        if not self._alone and not self._ranks.is_up():
+            if self.step != about["step"]:
+                self._trouble(
+                    f"step {about['step']} is not saved: the process group is gone; call `run.save()` before "
+                    "`destroy_process_group()`, or put the loop into `with buoy.Run(...) as run:`"
+                )
+            return None
         ranks = self._ranks.gather(mine)  # first: what may fail below must not leave a rank waiting
         self._wish = self._waiting_since = None
         self.step, self.finished_step = about["step"], about["step"] if about["finished"] else None
