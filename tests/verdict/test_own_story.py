@@ -198,6 +198,7 @@ def test_a_death_in_the_cell_that_made_a_run_may_be_that_of_its_first_step(
 
     assert verdict.cause.id == "killed"
     assert verdict.cause.cascade[0].text == "no step of this run had been done"
+    assert verdict.where.step is None  # the count that the beacon shows is another run's
 
 
 def test_a_death_between_two_cells_is_none_of_a_run_without_a_step(kernel: Attempt, tmp_path: Path) -> None:

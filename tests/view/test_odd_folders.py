@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from buoy.checkpoint.store import Store
 from buoy.cli import main
-from buoy.flight.attempt import find_attempt, new_attempt, write_json
+from buoy.flight.attempt import find_attempt, new_attempt, point_to, write_json
 from buoy.flight.log import FIELDS, SampleLog
 from buoy.machine import host
 from buoy.view import history, report
@@ -169,3 +170,17 @@ def test_without_a_sample_no_time_is_told(tmp_path: Path) -> None:
 
     assert now["seconds"] is None
     assert lines(now)[0] == "notebook #1: no sample yet"
+
+
+def test_a_finished_run_whose_log_lost_that_is_told_by_its_checkpoint(tmp_path: Path, shown: Shown) -> None:
+    """Recorded by a kernel that was killed later; the events of its own training are gone."""
+    make_attempt(tmp_path / "notebook", 5.0, dies_of="killed")
+    run = tmp_path / "cats"
+    point_to(str(run), find_attempt(str(tmp_path / "notebook")))
+    saver = Store(str(run)).saver(say=print, event=lambda kind, **values: None)
+    saver.save({"best": {"loss": 0.5}}, {"step": 7, "finished": True}, lambda value: None, wait=True)
+    saver.close()
+    runs = {run["name"]: run for run in json.loads(shown("runs", str(tmp_path), "--format", "json"))["runs"]}
+
+    assert (runs["cats"]["status"], runs["cats"]["step"]) == ("finished", 7)
+    assert runs["notebook"]["status"] == "killed"

@@ -272,7 +272,8 @@ def _children(folder: str) -> list[str]:
 
 def _last_touched(run_folder: str) -> float:
     numbers = attempt_numbers(run_folder)
-    newest = os.path.join(run_folder, "attempts", f"{numbers[-1]:04d}") if numbers else run_folder
+    # Without an attempt of its own, when it was last opened: a report that was written to it is no sign of life.
+    newest = _attempt(run_folder, numbers[-1]).folder if numbers else os.path.join(run_folder, "run.json")
     try:
         return os.stat(newest).st_mtime
     except OSError:

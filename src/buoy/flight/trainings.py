@@ -23,6 +23,11 @@ class Training(NamedTuple):
     ended: dict[str, Any] | None = None
     """The event that ended its part: its own end, or another run's beginning."""
 
+    @property
+    def is_beside(self) -> bool:
+        """Whether the recording's own step is another run's."""
+        return (self.opened or self.began) and not self.is_last
+
 
 def training_of(events: Iterable[dict[str, Any]], recording: str, run: str) -> Training:
     """What became of the run in the folder `run` within the recording of the run folder `recording`."""

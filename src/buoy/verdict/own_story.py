@@ -35,6 +35,8 @@ def of_run(verdict: Verdict, evidence: Evidence, run_folder: str, whole: bool = 
     story = what_became(own, is_other, is_kernel(evidence.attempt.get("command")), was_idle)
     if story is None or (whole and not is_other):
         named = replace(verdict, run=run_folder) if is_other else verdict
+        if own.is_beside:
+            named = replace(named, where=replace(named.where, step=own.step, epoch=None))
         return _with_progress(named, evidence, own)
     words, hint = _words(story, own, evidence)
     reading = _reading(story, own)

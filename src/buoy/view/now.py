@@ -46,7 +46,7 @@ def state(attempt: Attempt, run: str | None = None) -> dict[str, Any]:
         "status": STORIES[story] if story is not None else _status(life, age),
         "sample_age": age,
         "seconds": life.seconds if last else None,
-        "step": (own.step or 0) if story is not None else _number(last.get("step")),
+        "step": (own.step or 0) if story is not None or own.is_beside else _number(last.get("step")),
         "phase": last.get("phase") if story is None else None,
         "step_seconds": _step_seconds(life) if story is None else None,
         "resources": _resources(life),

@@ -16,7 +16,7 @@ from buoy.units import format_bytes, format_duration
 from buoy.verdict.evidence import load
 from buoy.verdict.judge import judge
 from buoy.verdict.own_story import FINISHED, IDLE, NOT_BEGUN, STORIES, what_became
-from buoy.verdict.values import mapping, number, printable
+from buoy.verdict.values import count, mapping, number, printable
 from buoy.view.liveness import is_alive
 
 SCHEMA = "buoy.runs/1"
@@ -48,7 +48,8 @@ def describe(run: str) -> dict[str, Any]:
     entries = [entry for entry in Store(run).list() if entry.complete]
     newest = entries[0] if entries else None
     is_finished = bool(newest and newest.about.get("finished"))
-    if last.status == NOT_BEGUN and is_finished:  # opened once more, and there was nothing left to do
+    # Opened once more, and there was nothing left to do; or the log lost its end.
+    if is_finished and not last.is_told:
         last = last._replace(status=FINISHED, step=newest.step if newest else None)
     return {
         "run": run,
@@ -106,6 +107,8 @@ class _Words(NamedTuple):
     """Whether its process lives: a notebook's kernel does after its training is done."""
     wall: float | None = None
     """The last sign of life; None when none can be seen."""
+    is_told: bool = True
+    """Whether the log is the run's own, or tells of its training."""
 
 
 def _last_of(attempts: list[Attempt], run: str) -> _Words:
@@ -131,15 +134,19 @@ def _last_words(attempt: Attempt, run: str) -> _Words:
     story = what_became(own, is_other, in_kernel, was_idle)
     verdict = read_json(os.path.join(attempt.folder, "verdict.json"))
     alive = verdict is None and is_alive(about)
+    is_told = own.began or not is_other
     if story is not None:
-        return _Words(story, own.step, alive, number((own.ended or {}).get("wall")) or _newest_write(run))
+        wall = number((own.ended or {}).get("wall")) or _newest_write(run)
+        return _Words(story, own.step, alive, wall, is_told)
     wall = _newest_write(attempt.folder)
     if alive:
         step = beacon.step or None if beacon is not None else None
-        return _Words("idle" if in_kernel and was_idle else "running", step, True, wall)
-    verdict = verdict or judge(load(attempt.folder)).to_json()  # nobody was left to judge it
-    cause, step = mapping(verdict.get("cause")), mapping(verdict.get("where")).get("step")
-    return _Words(str(cause.get("id", "ended")), step if isinstance(step, int) else None, False, wall)
+        status = "idle" if in_kernel and was_idle else "running"
+    else:
+        verdict = verdict or judge(load(attempt.folder)).to_json()  # nobody was left to judge it
+        status = str(mapping(verdict.get("cause")).get("id", "ended"))
+        step = count(mapping(verdict.get("where")).get("step"))
+    return _Words(status, own.step if own.is_beside else step, alive, wall, is_told)
 
 
 def _newest_write(folder: str) -> float | None:
