@@ -137,15 +137,15 @@ class Worker:
             self._home = open_home(
                 str(self._orders["where"]), os.path.basename(self._run), self._orders["mount"]
             )
-            there = [copy for copy in remote_copies(self._home) if copy.name not in self._unusable]
-            self._there = {copy.name: copy for copy in there}
+            there = {copy.name: copy for copy in remote_copies(self._home)}
+            self._there = {name: copy for name, copy in there.items() if name not in self._unusable}
             self._tell_there()
         self._copy_log()
         names = names_in(self._run)
         if names == self._settled:
             self._status.beat()
             return True
-        here = [copy for copy in local_copies(self._run) if copy.key not in self._left_out]
+        here = self._here()
         if here and self._has(here[0]) and here[0].key not in self._proven:
             self._prove(self._home, here[0])
         everything = {**self._there, **{copy.name: copy for copy in here}}
@@ -199,7 +199,7 @@ class Worker:
         except (FileNotFoundError, BuoyError):
             if os.path.isdir(folder):
                 raise
-            raise GiveUp from None  # removed here while it was copied; what was sent of it goes with the other halves
+            raise GiveUp from None  # removed here while it was copied
         except DamagedSource as error:
             self._leave_out(copy, str(error.strerror))
         except OSError as error:
@@ -236,6 +236,9 @@ class Worker:
         self._status.set(damaged_here=f"step {copy.step} here is damaged ({what})", copying=None)
         raise GiveUp
 
+    def _here(self) -> list[Copy]:
+        return [copy for copy in local_copies(self._run) if copy.key not in self._left_out]
+
     def _has(self, copy: Copy) -> bool:
         """Whether this very checkpoint is there: another life may have made one of the same name."""
         there = self._there.get(copy.name)
@@ -245,7 +248,7 @@ class Worker:
         """An old one gives way to a new one; what was sent of it is gone on from later."""
         if newest:
             return
-        here = local_copies(self._run)
+        here = self._here()
         if here and not self._has(here[0]) and here[0].name != copy.name:
             raise GiveUp
 
@@ -277,9 +280,7 @@ class Worker:
         """What nobody will finish: the step was made again, or the checkpoint removed here, while it was copied."""
         newest = max((copy.step for copy in self._there.values()), default=-1)
         for name in self._halves(home.sizes()):
-            if (
-                step_of(name) <= newest
-            ):  # one that is newer than all that is whole is kept: it may be all there is
+            if step_of(name) <= newest:  # else it may be all that is left of its step
                 home.remove(name)
 
     def _halves(self, found: dict[str, dict[str, int]]) -> set[str]:

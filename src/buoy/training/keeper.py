@@ -84,7 +84,9 @@ class Keeper:
         self._failures = 0
         self._seen: Receipt | None = None
         self._expected = False
-        self._reason, self._again = "interval", False
+        self._again = False
+        """The disk was full under the last write, and room was made since."""
+        self._reason, self._pin = "interval", ""
         self._troubles: dict[str, float] = {}
         self._told_deadline = False
         self._loops = 0
@@ -211,6 +213,7 @@ class Keeper:
         wait: bool = False,
     ) -> Receipt:
         """Make a checkpoint. Once it returns without an error, a SIGKILL of this process loses nothing."""
+        pin = pin or (self._pin or None if self._again else None)
         about: dict[str, object] = {
             "step": step,
             "epoch": epoch,
@@ -221,7 +224,7 @@ class Keeper:
             "time": time.time(),
         }
         began = time.monotonic()
-        self._reason = reason
+        self._reason, self._pin = reason, pin or ""
         # The end of the main process may be the end of its container, and of the writer with it.
         self._stopped = reason in _ENDING
         self._ending = finished or self._stopped
