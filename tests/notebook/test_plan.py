@@ -71,7 +71,7 @@ def test_a_plan_of_what_the_notebook_holds_is_shown_and_leaves_no_trace_in_the_k
     assert "the whole batch (4)" in report
     # The kernel's recorder ran before the run was made: its folder knows where it is recorded.
     assert sorted(line.split()[:2] for line in listed.stdout.splitlines()[1:]) == [
-        ["lines", "finished"],
-        ["notebook", "running"],
+        ["runs/lines", "finished"],
+        ["runs/notebook", "idle"],
     ]
-    assert "notebook, attempt 1" in asked.stdout
+    assert "finished: lines, attempt 1" in asked.stdout

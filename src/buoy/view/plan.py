@@ -78,15 +78,15 @@ def html(plan: Plan) -> str:
         now = _figure(plan)
         rows = "".join(
             f"<tr><td style='text-align:left'>{escape(remedy.title)}</td>"
-            f"<td style='white-space:nowrap'>{escape(_change(remedy, now).removeprefix('peak '))}</td>"
+            f"<td style='white-space:nowrap'>{_peak(remedy, now)}</td>"
             f"<td style='white-space:nowrap'>{escape(_time(remedy))}</td>"
             f"<td style='white-space:nowrap'>{_EXACT[remedy.exact]}</td>"
             f"<td style='text-align:left'>{_code(remedy)} {escape(remedy.note)}</td></tr>"
             for remedy in plan.remedies
         )
         cards.append(
-            f"<table><tr><th>remedy for {escape(str(plan.remedies_for))}</th><th>peak</th><th>time</th><th></th>"
-            f"<th></th></tr>{rows}</table>"
+            f"<div style='overflow-x:auto'><table><tr><th>remedy for {escape(str(plan.remedies_for))}</th><th>peak</th>"
+            f"<th>time</th><th></th><th></th></tr>{rows}</table></div>"
         )
     notes = "".join(f"<li>{escape(note)}</li>" for note in plan.notes)
     return f"<div>{''.join(cards)}<ul>{notes}</ul><p>{escape(hint(plan))}</p></div>"
@@ -224,8 +224,15 @@ def _change(remedy: Remedy, now: Interval) -> str:
     return f"peak {format_bytes(remedy.peak.likely)} ({change}, {remedy.basis})"
 
 
+def _peak(remedy: Remedy, now: Interval) -> str:
+    """The same in a narrow column."""
+    size, _, change = _change(remedy, now).removeprefix("peak ").partition(" (")
+    return f"{escape(size)}<br><small>{escape(change.rstrip(')'))}</small>" if change else escape(size)
+
+
 def _code(remedy: Remedy) -> str:
-    return f"<code>{escape(remedy.code)}</code>" if remedy.code else ""
+    style = "white-space:pre-wrap;overflow-wrap:anywhere"
+    return f'<code style="{style}">{escape(remedy.code)}</code>' if remedy.code else ""
 
 
 def _time(remedy: Remedy) -> str:
@@ -257,7 +264,8 @@ def _next_tier(plan: Plan) -> str:
 def _short(answer: Answer) -> str:
     text = f"{answer.verdict}, peak {_range(answer.peak)} of {format_bytes(answer.target.memory)}"
     if answer.largest is not None:
-        text += f", largest batch {answer.largest}"
+        more = " or more" if answer.largest >= SOUGHT else ""
+        text += f", largest batch {min(answer.largest, SOUGHT)}{more}"
     if answer.verdict != answer.memory_verdict:
         text += "; " + "; ".join(
             f"{need.name} {_need(need)}" for need in answer.needs if need.verdict in (TIGHT, NOT)
