@@ -83,11 +83,11 @@ def test_a_damaged_run_json_hides_no_run_and_the_name_in_the_list_is_taken_by_ev
     name = shlex.split(row)[0]
 
     assert name == "runs/Cats and dogs"
-    assert "run.json is" in note
+    assert "run.json " in note
     assert "Cats and dogs" in shown("why", name)
     assert shown("top", name, "--once").startswith("Cats and dogs #1: kernel-oom")
     assert "wrote" in shown("report", name)
-    assert "run.json is" in (tmp_path / "runs" / "Cats and dogs" / "report.html").read_text()
+    assert "run.json " in (tmp_path / "runs" / "Cats and dogs" / "report.html").read_text()
     assert "removed" in shown("runs", "rm", name, "--yes")
     assert not (tmp_path / "runs" / "Cats and dogs").exists()
 
@@ -108,6 +108,16 @@ def test_a_folder_of_somebody_elses_attempts_is_no_run(tmp_path: Path, shown: Sh
 
     assert "no run in" in shown("runs", str(tmp_path))
     assert "nothing was removed" in shown("runs", "rm", str(tmp_path / "thesis"), "--yes")
+
+
+def test_where_no_attempt_can_be_read_nothing_is_known_of_them(tmp_path: Path, shown: Shown) -> None:
+    make_attempt(tmp_path / "cats", 5.0)
+    (tmp_path / "cats" / "attempts").rename(tmp_path / "elsewhere")
+    (tmp_path / "cats" / "attempts").write_text("no folder")
+    listed = in_the_list(shown, tmp_path)
+
+    assert (listed["status"], listed["attempts"]) == ("not known", None)
+    assert "attempts cannot be read (Not a directory)" in shown("why", str(tmp_path / "cats"))
 
 
 def test_an_attempt_that_cannot_be_read_was_seen_at_no_known_time(tmp_path: Path, shown: Shown) -> None:

@@ -55,7 +55,8 @@ def _remove(arguments: list[str]) -> int:
     if run["alive"] and (attempt_numbers(folder) or not run["finished"]):
         raise UsageError("this run is still being written, nothing was removed", received=chosen.run,
                          expected="a run that has ended", hint="stop the training first")  # fmt: skip
-    what = f"{folder} ({format_bytes(run['bytes'])}, {run['attempts']} attempts, {run['checkpoints']} checkpoints)"
+    holds = f"{run['attempts'] or 'no'} attempts, {run['checkpoints']} checkpoints"
+    what = f"{folder} ({format_bytes(run['bytes'])}, {holds})"
     if run["checkpoints"] and not run["finished"] and not chosen.yes:
         raise UsageError(
             "this run is unfinished, nothing was removed",

@@ -128,8 +128,8 @@ def find_attempt(run: str | None = None, number: int | None = None) -> Attempt:
         raise RunFolderError(
             "this run has no attempt yet" if not lacking else "no attempt of this run can be read",
             received=f"{run_folder} ({lacking})" if lacking else run_folder,
-            expected="a run that was started at least once",
-            hint=_begin_one(),
+            expected="an attempt that can be read" if lacking else "a run that was started at least once",
+            hint="make it readable, or bring the folder here whole" if lacking else _begin_one(),
         )
     if number is not None and number not in numbers:
         raise RunFolderError(
@@ -168,11 +168,15 @@ def point_to(run_folder: str, attempt: Attempt) -> None:
         write_json(marker_path, {**marker, "recorded": [*pointers, here]})
 
 
+def _pointers(run_folder: str) -> list:  # type: ignore[type-arg]
+    pointers = (read_json(os.path.join(run_folder, "run.json")) or {}).get("recorded")
+    return pointers if isinstance(pointers, list) else []
+
+
 def _recorded_elsewhere(run_folder: str) -> list[Attempt]:
     """The attempts of other runs that recorded this one, as far as they are still there."""
-    pointers = (read_json(os.path.join(run_folder, "run.json")) or {}).get("recorded")
     found = []
-    for pointer in pointers if isinstance(pointers, list) else []:
+    for pointer in _pointers(run_folder):
         if isinstance(pointer, dict) and isinstance(pointer.get("attempt"), int):
             folder = os.path.normpath(os.path.join(run_folder, str(pointer.get("run"))))
             if pointer["attempt"] in attempt_numbers(folder):
@@ -205,7 +209,9 @@ def missing_of(run_folder: str) -> list[str]:
     lacking = []
     path = os.path.join(run_folder, "run.json")
     if read_json(path) is None:
-        lacking.append("run.json is damaged" if os.path.lexists(path) else "run.json is missing")
+        lacking.append(_what_is_wrong(path))
+    elif not attempt_numbers(run_folder) and _pointers(run_folder) and not _recorded_elsewhere(run_folder):
+        lacking.append("the recording that it names cannot be read")
     attempts = os.path.join(run_folder, "attempts")
     try:
         os.listdir(attempts)
@@ -217,6 +223,17 @@ def missing_of(run_folder: str) -> list[str]:
     if numbers and read_json(os.path.join(attempts, f"{numbers[-1]:04d}", "attempt.json")) is None:
         lacking.append(f"attempt.json of attempt {numbers[-1]} cannot be read")
     return lacking
+
+
+def _what_is_wrong(path: str) -> str:
+    name = os.path.basename(path)
+    try:
+        with open(path, "rb"):
+            return f"{name} is damaged"
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except OSError as error:
+        return f"{name} cannot be read ({error.strerror})"
 
 
 def find_run(run: str | None = None) -> str:

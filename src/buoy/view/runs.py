@@ -44,7 +44,12 @@ def listed(folder: str) -> list[dict[str, Any]]:
 def describe(run: str) -> dict[str, Any]:
     """One run: how it stands, what it holds."""
     attempts = attempts_of(run)
-    last = _last_of(attempts, run)
+    missing = missing_of(run)
+    last = (
+        _last_of(attempts, run)
+        if attempts
+        else _Words("not known" if missing else "never started", is_told=False)
+    )
     entries = [entry for entry in Store(run).list() if entry.complete]
     newest = entries[0] if entries else None
     is_finished = bool(newest and newest.about.get("finished"))
@@ -54,7 +59,7 @@ def describe(run: str) -> dict[str, Any]:
     return {
         "run": run,
         "name": os.path.basename(run),
-        "attempts": len(attempts),
+        "attempts": len(attempts) if attempts or not missing else None,
         "status": STORIES.get(last.status, last.status),
         "step": last.step,
         "alive": last.alive,
@@ -63,7 +68,7 @@ def describe(run: str) -> dict[str, Any]:
         "finished": is_finished or (last.status == "clean-exit" and not entries),
         "bytes": _bytes(run),
         "touched": last.wall if attempts else _newest_write(run),
-        "missing": missing_of(run),
+        "missing": missing,
     }
 
 
@@ -92,7 +97,7 @@ def _row(run: dict[str, Any]) -> tuple[str, ...]:
     return (
         shown(run["run"]),
         printable(run["status"], 24),
-        str(run["attempts"]),
+        "n/a" if run["attempts"] is None else str(run["attempts"]),
         "n/a" if run["step"] is None else str(run["step"]),
         kept,
         format_bytes(run["bytes"]),
@@ -113,7 +118,7 @@ class _Words(NamedTuple):
 
 def _last_of(attempts: list[Attempt], run: str) -> _Words:
     """How the last attempt that did a step of this run stands; one that only opened it again ended nothing."""
-    newest = last = _last_words(attempts[-1], run) if attempts else _Words("never started")
+    newest = last = _last_words(attempts[-1], run)
     for attempt in reversed(attempts[:-1]):
         if last.status != NOT_BEGUN:
             break
