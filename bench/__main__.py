@@ -12,7 +12,7 @@ from pathlib import Path
 
 BENCHES = (
     "startup", "beacon", "sidecar", "recorder", "leaks", "check", "checkpoint", "resume", "recovery", "keras_step",
-    "estimate", "estimate_keras", "estimate_timm", "report",
+    "keras_sizes", "estimate", "estimate_keras", "estimate_timm", "report",
 )  # fmt: skip
 RESULTS = Path(__file__).parent / "results"
 
