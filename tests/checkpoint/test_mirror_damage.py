@@ -224,7 +224,7 @@ def test_what_a_search_found_damaged_is_not_told_as_safe_nor_counted(tmp_path: P
 def test_damage_here_is_not_copied_and_called_safe_nor_does_it_hold_up_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save(tmp_path / "run", 10, 20, size=400)
+    save(tmp_path / "run", 5, 10, 20, size=400)
     flip(tmp_path / "run", 20)
     monkeypatch.setattr(mirror_worker, "_LOOK_SECONDS", 0.0)  # at every piece it asks for a newer one
     sent: list[str] = []
@@ -239,8 +239,8 @@ def test_damage_here_is_not_copied_and_called_safe_nor_does_it_hold_up_the_other
     told = work(tmp_path / "run", tmp_path / "drive", lambda where, name, mount: Counted(where, name, mount))
 
     assert told["damaged_here"] is None  # a good one was copied after it
-    assert told["there"] == ["step-000000010"] and told["newest"] == 10
-    assert sent == ["step-000000020", "step-000000010", "step-000000010"]
+    assert told["there"] == ["step-000000005", "step-000000010"] and told["newest"] == 10
+    assert [int(name[5:]) for name in sent] == [20, 10, 10, 5, 5]
 
 
 def test_a_full_mirror_keeps_the_newest_and_takes_the_next(
