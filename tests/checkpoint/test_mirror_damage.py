@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,9 +14,13 @@ import pytest
 
 from buoy.checkpoint import mirror_worker
 from buoy.checkpoint.homes import FolderHome, open_home
-from buoy.checkpoint.manifest import MANIFEST, STATE
+from buoy.checkpoint.manifest import MANIFEST, STATE, seal
+from buoy.checkpoint.mirror import Mirror
 from buoy.checkpoint.mirror_worker import Worker
-from buoy.checkpoint.store import Store
+from buoy.checkpoint.retention import Keep
+from buoy.checkpoint.search import newest_good
+from buoy.checkpoint.store import Checkpoint, Store
+from buoy.errors import RunFolderError
 from tests.checkpoint.ground import about, as_tensor, open_saver, save, state
 from tests.processes import buoy, read
 
@@ -50,6 +55,15 @@ def flip(run: Path, step: int) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
+
+
+def search(tmp_path: Path, mirror: bool = True) -> tuple[Checkpoint | None, list[str]]:
+    """The checkpoint that a run here would go on from, and what is said on the way."""
+    said: list[str] = []
+    there = Mirror(str(tmp_path / "run"), str(tmp_path / "drive"), Keep()) if mirror else None
+    return newest_good(
+        Store(tmp_path / "run"), there, said.append, lambda topic, text: pytest.fail(text)
+    ), said
 
 
 def work(run: Path, home: Path, home_of: Callable[..., Any] = open_home, keep: int = 3) -> dict[str, Any]:
@@ -100,10 +114,12 @@ def test_only_damaged_ones_here_are_no_new_beginning_either(tmp_path: Path) -> N
     save(tmp_path / "run", 10, 20, size=400)
     cut_short(tmp_path / "run", 10)
     flip(tmp_path / "run", 20)
-    done = go_on(tmp_path / "run", tmp_path / "drive")
+    with pytest.raises(
+        RunFolderError, match=r"no good checkpoint of this run is left \(2 damaged\)"
+    ) as refused:
+        search(tmp_path, mirror=False)
 
-    assert done.returncode == 1 and "from 0" not in done.stdout
-    assert "no good checkpoint of this run is left (2 damaged)" in done.stderr
+    assert "step 20: state.safetensors: its checksum does not fit" in str(refused.value)
     assert len(Store(tmp_path / "run").list()) == 2
 
 
@@ -113,23 +129,34 @@ def test_the_newer_one_that_is_passed_over_is_named_wherever_it_is(tmp_path: Pat
     cut_short(tmp_path / "run", 50)
     cut_short(copies, 40)
     (place(copies, 30) / MANIFEST).unlink()
-    done = go_on(tmp_path / "run", tmp_path / "drive")
+    found, said = search(tmp_path)
 
-    assert done.stdout.startswith("from 20\n"), done.stderr
-    assert done.stderr.count("step-000000050: state.safetensors: 512 of") == 1
-    assert "step 40 in the mirror is damaged" in done.stderr
-    assert "step 30 in the mirror is not whole (manifest.json is not there" in done.stderr
-    assert "step 20 was brought back" in done.stderr
+    assert found is not None and found.step == 20
+    assert "step-000000050: state.safetensors: 512 of" in said[0] and "trying the one before" in said[0]
+    assert said[1].startswith("step 40 in the mirror is damaged (state.safetensors: 512 of")
+    assert said[2].startswith("step 30 in the mirror is not whole (manifest.json is not there")
+    assert said[3:] == [f"step 20 was brought back from the mirror {tmp_path / 'drive'}"]
+
+
+def test_one_of_a_newer_buoy_is_no_new_beginning(tmp_path: Path) -> None:
+    copies = mirrored(tmp_path, 10)
+    path = place(copies, 10) / MANIFEST
+    fields = {**json.loads(path.read_bytes()), "schema": "buoy.checkpoint/2"}
+    del fields["crc32"]
+    path.write_bytes(seal(fields))
+    with pytest.raises(RunFolderError, match="no checkpoint of this run can be read by this buoy") as refused:
+        search(tmp_path)
+
+    assert refused.value.received == "step 10: manifest.json: buoy.checkpoint/2"
 
 
 def test_a_first_copy_that_was_never_finished_is_said_and_is_no_reason_not_to_begin(tmp_path: Path) -> None:
     copies = mirrored(tmp_path, 10)
     (place(copies, 10) / MANIFEST).unlink()
-    done = go_on(tmp_path / "run", tmp_path / "drive")
+    found, said = search(tmp_path)
 
-    assert done.stdout.startswith("from 0\n"), done.stderr
-    assert "step 10 in the mirror is not whole" in done.stderr
-    assert "nothing in the mirror was ever whole (1 begun): the training begins at step 0" in done.stderr
+    assert found is None and "step 10 in the mirror is not whole" in said[0]
+    assert said[1] == "nothing in the mirror was ever whole (1 begun): the training begins at step 0"
 
 
 def test_a_step_made_again_while_it_is_copied_leaves_no_half_copy(tmp_path: Path) -> None:

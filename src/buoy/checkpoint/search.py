@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from buoy.checkpoint.mirror import Mirror, MirrorFailed
-from buoy.checkpoint.passed_over import PassedOver, Unusable, in_words
+from buoy.checkpoint.passed_over import NEWER, PassedOver, Unusable, in_words
 from buoy.checkpoint.store import Checkpoint, Store
 from buoy.errors import RunFolderError
 
@@ -50,6 +50,13 @@ def _begin_anew_or_refuse(
     if not damaged:
         say(f"nothing in the mirror was ever whole ({len(unusable)} begun): the training begins at step 0")
         return
+    if any(one.fault == NEWER for one in damaged):
+        raise RunFolderError(
+            "no checkpoint of this run can be read by this buoy",
+            received=in_words(damaged),
+            expected="one of a format that it knows",
+            hint="`pip install --upgrade buoy`",
+        )
     raise RunFolderError(
         f"no good checkpoint of this run is left ({len(damaged)} damaged)",
         received=in_words(damaged),
