@@ -230,7 +230,8 @@ def _prune(options: argparse.Namespace) -> ExitCode:
         )
     else:
         words = f"removed {len(removed)}, {format_bytes(size)} freed" if done else "nothing removed"
-        sys.stdout.write(f"{words}; {len(entries) - len(removed)} stay\n")
+        left = len(entries) - len(removed)
+        sys.stdout.write(f"{words}; {left} {'stays' if left == 1 else 'stay'}\n")
     return ExitCode.OK
 
 

@@ -62,7 +62,7 @@ def few_of(data: Any) -> Any:
     """
     whole = _map(tf.convert_to_tensor, data)
     few = _map(lambda leaf: leaf[:SAMPLES], whole)
-    if not _are_copies(few):
+    if not _are_copies(_map(lambda leaf: leaf[:FEWEST], few)):
         return few
     unlike = [row for leaf in _inputs(whole) for row in _rows_unlike_the_first(leaf)]
     if unlike:
@@ -85,7 +85,7 @@ def _inputs(data: Any) -> list[Any]:
 
 def _are_copies(few: Any) -> bool:
     inputs = _inputs(few)
-    return len(inputs[0]) > 1 and not any(_rows_unlike_the_first(leaf) for leaf in inputs)
+    return bool(inputs) and len(inputs[0]) > 1 and not any(_rows_unlike_the_first(leaf) for leaf in inputs)
 
 
 def _rows_unlike_the_first(leaf: Any) -> list[int]:
