@@ -72,7 +72,7 @@ held = "held = b'x' * (60 << 20); import time; time.sleep(60)"
 subprocess.Popen([sys.executable, "-c", held], env=environment())
 worker = subprocess.Popen([sys.executable, "-c", held.replace("60 <<", "30 <<")])
 print(worker.pid, flush=True)
-forked(lambda: exec(held), os.devnull, 60.0)
+forked([lambda: exec(held)], os.devnull, 60.0)
 """
 
 

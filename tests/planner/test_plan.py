@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -176,9 +177,9 @@ def test_the_next_smaller_sibling_is_named_and_traced() -> None:
     pytest.importorskip("transformers")
     with Workshop() as workshop:
         request = parse_source(f"{BUILDS}:bert_medium")
-        whole, smaller = workshop.trace(request), workshop.trace(request, ("smaller_model",))
+        whole, smaller = workshop.trace(request), workshop.trace(replace(request, changes=("smaller_model",)))
         with pytest.raises(EstimateError) as error:
-            workshop.trace(parse_source(f"{BUILDS}:parameters"), ("smaller_model",))
+            workshop.trace(replace(parse_source(f"{BUILDS}:parameters"), changes=("smaller_model",)))
 
     assert 0 < smaller.facts["parameters"] < whole.facts["parameters"] - 4 * 3 * 1024**2
     assert "bert-small instead" in smaller.notes

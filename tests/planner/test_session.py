@@ -10,6 +10,7 @@ import pytest
 from buoy.errors import UsageError
 from buoy.estimate.devices import all_devices
 from buoy.estimate.events import Trace
+from buoy.estimate.result import PER_OPERATION
 from buoy.estimate.siblings import all_siblings
 from buoy.planner.model import FITS, NOT, TIGHT, UNKNOWN, Need, worst
 from buoy.planner.session import Session, batch_bytes, held, needs
@@ -56,6 +57,16 @@ def test_workers_multiply_batches_and_may_copy_the_data_set(trace: Trace) -> Non
     assert (alone.verdict, helped["host RAM"].verdict) == (FITS, TIGHT), (
         "copies grow only where the data is a list of Python objects: tight, not a certain no"
     )
+
+
+def test_the_operations_of_a_graph_take_host_memory_of_their_own(trace: Trace) -> None:
+    plain = {on: named(Session(), trace, on)["host RAM"] for on in ("colab-cpu", "colab-t4")}
+    trace.facts["operations"] = 10_000
+    graph = {on: named(Session(), trace, on)["host RAM"] for on in plain}
+
+    for on, need in graph.items():
+        assert need.high - plain[on].high == 10_000 * PER_OPERATION
+        assert (need.low == plain[on].low) == (on == "colab-t4"), "measured on a CPU: on a GPU it may be less"
 
 
 def test_disk_holds_the_checkpoints_kept_one_being_written_and_the_data(trace: Trace) -> None:

@@ -7,6 +7,18 @@ from dataclasses import dataclass
 
 from buoy.estimate.events import Event, Trace
 
+START = (2, 4)
+"""The sizes through which the line goes, unless one was traced already."""
+
+
+def starting_sizes(traced: int | None) -> tuple[int, int]:
+    """Two sizes for the line, one of them traced already where it is known.
+
+    >>> starting_sizes(64), starting_sizes(3), starting_sizes(1)
+    ((16, 64), (2, 3), (2, 4))
+    """
+    return (max(START[0], traced // 4), traced) if traced is not None and traced > START[0] else START
+
 
 @dataclass(frozen=True, slots=True)
 class LargestBatch:
@@ -50,13 +62,17 @@ def at_size(first: Trace, small: int, second: Trace, large: int, size: int) -> T
 
 
 def largest_batch(
-    trace_at: Callable[[int], Trace], fits: Callable[[Trace], bool], *, start: int = 2, most: int = 1 << 16
+    trace_at: Callable[[int], Trace],
+    fits: Callable[[Trace], bool],
+    *,
+    start: tuple[int, int] = START,
+    most: int = 1 << 16,
 ) -> LargestBatch:
     """The largest batch that fits: two traces, a search by replay between them, and a trace that checks the answer.
 
     Where the check disagrees, the size is brought down until a real trace fits.
     """
-    small, large = start, 2 * start
+    small, large = start
     first, second = trace_at(small), trace_at(large)
     traces = 2
 

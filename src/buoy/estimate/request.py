@@ -24,8 +24,6 @@ class Request:
     device: str = "t4"
     batch: int | None = None
     """Samples per step; None keeps the sample batch as it is."""
-    steps: int | None = None
-    """Steps to trace; None is 3, or 2 for very large models."""
     accumulate: int = 1
     """Micro-batches per optimizer step."""
     autocast: str | None = None
@@ -34,6 +32,8 @@ class Request:
     """Another optimizer than the code's own: AdamW, Adam, SGD (with momentum), Adafactor, ..."""
     checkpointing: bool = False
     """Recompute activations in backward."""
+    changes: tuple[str, ...] = ()
+    """Remedies applied to the step, by their names in `trace_remedies`."""
 
     def to_json(self) -> str:
         """As the child reads it."""
@@ -42,7 +42,8 @@ class Request:
     @classmethod
     def from_json(cls, text: str) -> Request:
         """As the child got it."""
-        return cls(**json.loads(text))
+        fields = json.loads(text)
+        return cls(**{**fields, "changes": tuple(fields["changes"])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from buoy.estimate.allocators import Fits, Replay, bfc, expandable, host, native
-from buoy.estimate.batch import LargestBatch, largest_batch
+from buoy.estimate.batch import START, LargestBatch, largest_batch
 from buoy.estimate.devices import Device
 from buoy.estimate.events import PARTS, Trace
 
@@ -80,7 +80,7 @@ class Estimate:
         have = memory if memory is not None else self.device.memory
         if have is None:
             return "unknown"
-        fits = Fits(self.trace.events, ALLOCATORS[self.allocator])
+        fits = Fits(self.trace.events, ALLOCATORS[self.allocator], self.replay)
         # A library that cannot have its largest workspace takes a smaller one: only the likely one must fit.
         if fits.within(have - self.device.context[1] - self.margin):
             return "fits"
@@ -128,10 +128,13 @@ def largest(
     *,
     memory: int | None = None,
     allocator: str | None = None,
+    start: tuple[int, int] = START,
 ) -> LargestBatch:
     """The largest batch that surely fits the device: two traces and a check."""
     return largest_batch(
-        trace_at, lambda trace: estimate(trace, device, allocator=allocator).verdict(memory) == "fits"
+        trace_at,
+        lambda trace: estimate(trace, device, allocator=allocator).verdict(memory) == "fits",
+        start=start,
     )
 
 

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from buoy.estimate.request import EstimateError, Request
 from buoy.estimate.trace_load import load
+from buoy.estimate.trace_remedies import apply
 from buoy.estimate.trace_steps import Job, Loss
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -54,6 +55,7 @@ def build(request: Request, *, lazily: bool = True) -> Job:
         _checkpoint(job.model)
     if request.batch is not None:
         job.batch = resized(job.batch, request.batch)
+    apply(job, request.changes)
     return job
 
 

@@ -11,15 +11,15 @@ import torch
 from torch.utils._pytree import tree_map
 
 from buoy.estimate.events import Trace
+from buoy.estimate.steady import another_step
 from buoy.estimate.trace_autocast import CudaAutocast
 from buoy.estimate.trace_fake import empty_like, fake_device, moved
 from buoy.estimate.trace_recurrent import RESERVE_DOUBT
 from buoy.estimate.trace_semantics import CudaSemantics
 from buoy.estimate.trace_tape import Device, Tape, follow_modules
 
-# The optimizer's state is there from the second step on; the third only settles the allocator's cache. For models with
-# more parameters than this the cache is small beside them, and a person waits.
-LARGE = 1_000_000_000
+# The optimizer's state is there from the second step on; the third settles the allocator's cache.
+STEPS, TAKEN = 3, 2
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 
@@ -39,7 +39,7 @@ def trace_steps(
     job: Job,
     device: Device,
     *,
-    steps: int | None = None,
+    steps: int = STEPS,
     accumulate: int = 1,
     autocast: str | None = None,
     scaler: bool = False,
@@ -64,9 +64,9 @@ def trace_steps(
         stack.callback(follow_modules(job.model, tape))
         scale = torch.amp.GradScaler(device.type, enabled=scaler)
         batch = loss = None
-        if steps is None:
-            steps = 3 if _parameters(job.model) < LARGE else 2
-        for step in range(steps):
+
+        def take(step: int) -> None:
+            nonlocal batch, loss
             tape.phase = "batch"
             tape.mark(f"step {step + 1}")
             batch = tree_map(lambda leaf: on(leaf, where), job.batch)
@@ -83,13 +83,23 @@ def trace_steps(
             scale.step(optimizer)
             scale.update()
             gradients_and_state(tape, job.model, optimizer)
-        tape.phase = "other"
+
+        taken = min(steps, TAKEN)
+        for step in range(taken):
+            take(step)
         trace = tape.trace()
+        for step in range(taken, steps):
+            further = another_step(trace)
+            if further is None:
+                take(step)
+                taken, further = step + 1, tape.trace()
+            trace = further
+        tape.phase = "other"
         del batch, loss
     trace.notes = list(job.notes)
     trace.facts |= {
         "attention": semantics.attention,
-        "recurrent_doubt": round(RESERVE_DOUBT * semantics.reserve / (steps * accumulate)),
+        "recurrent_doubt": round(RESERVE_DOUBT * semantics.reserve / (taken * accumulate)),
         "parameters": _parameters(job.model),
         "optimizer": type(optimizer).__name__,
     }

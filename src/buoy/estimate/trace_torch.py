@@ -51,7 +51,7 @@ def trace_request(request: Request) -> Trace:
         job = build(request)
         with ordinary_values():
             trace = trace_steps(
-                job, device, steps=request.steps, accumulate=request.accumulate, autocast=request.autocast,
+                job, device, accumulate=request.accumulate, autocast=request.autocast,
                 scaler=request.autocast == "fp16",
             )  # fmt: skip
     except Exception as error:

@@ -27,7 +27,7 @@ class Change:
     request: dict[str, object] | None = None
     """Fields of the request."""
     inside: str | None = None
-    """A change inside the child, by its name in `buoy.torch.remedies`."""
+    """A change inside the child, by its name in `buoy.estimate.trace_remedies`."""
     allocator: str | None = None
 
 

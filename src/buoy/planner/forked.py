@@ -8,19 +8,44 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from buoy.flight import recorder
 from buoy.machine import helpers
 
 _PAUSE = 0.02
+_AT_ONCE = max(1, min(2, os.cpu_count() or 1))  # each may take half of the memory
 
 
-def forked(work: Callable[[], None], said: str, timeout: float) -> int | None:
-    """Run `work` in a child, its words going to the file `said`; the exit code (-N for signal N), None after a timeout.
+def forked(works: Sequence[Callable[[], None]], said: str, timeout: float) -> list[int | None]:
+    """Do each work in a child of its own, two at once, their words going to the file `said`.
 
-    The child has a session of its own, so that whatever it started ends with it.
+    Returns the exit codes (-N for signal N), None for one that took longer than `timeout`. Each child has a session of
+    its own, so that whatever it started ends with it.
     """
+    codes: list[int | None] = [None] * len(works)
+    waiting = list(enumerate(works))
+    running: dict[int, tuple[int, float]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < _AT_ONCE:
+                number, work = waiting.pop(0)
+                running[_fork(work, said)] = (number, time.monotonic() + timeout)
+            for pid, (number, end) in list(running.items()):
+                found, status = os.waitpid(pid, os.WNOHANG)
+                if found:
+                    codes[number] = os.waitstatus_to_exitcode(status)
+                if found or time.monotonic() > end:
+                    del running[pid]
+                    _end(pid)
+            time.sleep(_PAUSE if running else 0)
+    finally:
+        for pid in running:
+            _end(pid)
+    return codes
+
+
+def _fork(work: Callable[[], None], said: str) -> int:
     recorded = recorder.current()
     with warnings.catch_warnings():
         # Python warns of threads that hold locks; the child runs our tracer only, and a timeout bounds it.
@@ -30,17 +55,7 @@ def forked(work: Callable[[], None], said: str, timeout: float) -> int | None:
         if recorded is not None:
             recorded.beacon.detach()  # a traced step is no step of the training
         _in_child(work, said)
-    end = time.monotonic() + timeout
-    try:
-        while True:
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
-                return os.waitstatus_to_exitcode(status)
-            if time.monotonic() > end:
-                return None
-            time.sleep(_PAUSE)
-    finally:
-        _end(pid)
+    return pid
 
 
 def _in_child(work: Callable[[], None], said: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from buoy.errors import UsageError
+from buoy.estimate.batch import starting_sizes
 from buoy.estimate.events import Trace
 from buoy.estimate.request import EstimateError, Request
 from buoy.estimate.result import Estimate, estimate, largest
@@ -21,8 +22,11 @@ from buoy.planner.remedies import allocator_of, find_remedies
 from buoy.planner.session import PROCESS_CPU, Session, Wishes, held, needs
 from buoy.planner.targets import THIS, Target, next_tier, targets
 from buoy.planner.workshop import LIVE, Workshop
+from buoy.units import format_bytes
 
 Say = Callable[[str], None]
+REMEDY_SECONDS = 120.0
+"""How long remedies are tried that nobody asked for."""
 
 
 def plan(
@@ -92,7 +96,17 @@ def make_plan(
         here = replace(request, device=chosen.target.device.id)
         tried = chosen.target.id
         linear = flops.get("linear") if flops else None
-        found, cheapest = find_remedies(workshop, here, chosen, capacity(chosen.target), say, linear)
+        limit = None if remedies else REMEDY_SECONDS
+        known = f"{tried}: {chosen.memory_verdict}, peak {format_bytes(chosen.peak.likely)}"
+        found, cheapest = find_remedies(
+            workshop,
+            here,
+            chosen,
+            capacity(chosen.target),
+            lambda text: say(f"{known}; {text}"),
+            linear,
+            limit,
+        )
     dearer = None
     if len(places) == 1 and tried is not None:
         better = next_tier(places[0])
@@ -135,7 +149,7 @@ def _answer(
     most = micro = None
     if size is not None and capacity(place) is not None:
         say(f"{place.words}: {verdict}; seeking the largest batch")
-        most = _largest(workshop, request, place)
+        most = _largest(workshop, request, place, known={size: trace})
         if verdict == FITS:
             micro = size
         elif most is not None and split:
@@ -152,16 +166,26 @@ def _answer(
     return Answer(place, figure, verdict, most, micro, around, seconds, basis)
 
 
-def _largest(workshop: Workshop, request: Request, place: Target, beside: int = 0) -> int | None:
+def _largest(
+    workshop: Workshop,
+    request: Request,
+    place: Target,
+    beside: int = 0,
+    known: dict[int, Trace] | None = None,
+) -> int | None:
+    """The largest batch that fits beside so many bytes; `known` are traces that need not be made."""
+    known = known or {}
     memory = capacity(place)
     assert memory is not None
 
     def trace_at(size: int) -> Trace:
-        return workshop.trace(replace(request, batch=size))
+        return known[size] if size in known else workshop.trace(replace(request, batch=size))
 
+    start = starting_sizes(next(iter(known), None))
     try:
         chosen = allocator_of(request, place.device)
-        return largest(trace_at, place.device, memory=memory - beside, allocator=chosen).batch
+        workshop.prepare([replace(request, batch=size) for size in start if size not in known])
+        return largest(trace_at, place.device, memory=memory - beside, allocator=chosen, start=start).batch
     except EstimateError:
         return None  # a batch whose size the code fixes itself
 

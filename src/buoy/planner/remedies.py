@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -35,19 +37,31 @@ def find_remedies(
     capacity: int | None,
     say: Callable[[str], None],
     linear: float | None = None,
+    seconds: float | None = None,
 ) -> tuple[tuple[Remedy, ...], Remedy | None]:
     """Every remedy's effect on this place, largest saving first, and the cheapest way to fit.
 
-    `linear` are the bytes of the linear layers' weights, where they were counted.
+    `linear` are the bytes of the linear layers' weights, where they were counted. After `seconds` no further one is
+    begun; those left out are named.
     """
     bench = _Bench(workshop, request, answer, capacity)
     changes = changes_for(request, answer)
     tried: list[tuple[Change, Remedy]] = []
-    for change in changes:
-        say(f"trying {change.title}")
-        remedy = bench.tried((change,))
-        if remedy is not None:
-            tried.append((change, remedy))
+    end = time.monotonic() + seconds if seconds is not None else math.inf
+    same = [change for change in changes if change.id not in _ANOTHER]
+    others = [change for change in changes if change.id in _ANOTHER]
+    for pair in [*_pairs(same), *_pairs(others)]:
+        why = None if time.monotonic() < end else "left out after its time: `--remedies` tries all"
+        kept = next((remedy.title for _, remedy in tried if remedy.exact and remedy.verdict == FITS), None)
+        if kept is not None and pair[0].id in _ANOTHER:
+            why = f"not tried: {kept} fits and keeps the training as it is"
+        if why is None:
+            say(f"trying {' and '.join(change.title for change in pair)}")
+            bench.prepare(pair)
+        for change in pair:
+            remedy = bench.tried((change,)) if why is None else _untried((change,), why)
+            if remedy is not None:
+                tried.append((change, remedy))
     now = answer.peak
     helping = [(change, remedy) for change, remedy in tried if (remedy.saving(now) or 0) > _NOTHING]
     cheapest = None
@@ -73,6 +87,10 @@ class _Bench:
         self._answer = answer
         self._capacity = capacity
 
+    def prepare(self, changes: list[Change]) -> None:
+        """Have the traces of these changes made together, each alone on the step."""
+        self._workshop.prepare([self._changed((change,))[0] for change in changes])
+
     def tried(self, changes: tuple[Change, ...]) -> Remedy | None:
         """The changes together; None where they cannot be applied to this model."""
         try:
@@ -80,7 +98,7 @@ class _Bench:
         except EstimateError as error:
             if error.message in NOT_APPLICABLE:
                 return None
-            return _untried(changes, error)
+            return _untried(changes, f"could not be tried: {error.received or error.message}")
         verdict = figure.verdict(self._capacity)
         # What was found out while applying it, such as the smaller sibling's name.
         learned = [note for note in figure.notes if note not in self._answer.estimate.notes]
@@ -120,18 +138,27 @@ class _Bench:
         return None
 
     def _figure(self, changes: tuple[Change, ...]) -> Estimate:
+        request, allocator = self._changed(changes)
+        return estimate(self._workshop.trace(request), self._answer.target.device, allocator=allocator)
+
+    def _changed(self, changes: tuple[Change, ...]) -> tuple[Request, str | None]:
+        """The request and the allocator with these changes."""
         request = self._request
-        inside: list[str] = []
         allocator = allocator_of(request, self._answer.target.device)
         for change in changes:
             request = replace(request, **(change.request or {}))  # type: ignore[arg-type]
-            inside += [change.inside] if change.inside else []
+            if change.inside:
+                request = replace(request, changes=(*request.changes, change.inside))
             allocator = change.allocator or allocator
-        trace = self._workshop.trace(request, tuple(inside))
-        return estimate(trace, self._answer.target.device, allocator=allocator)
+        return request, allocator
 
 
-def _untried(changes: tuple[Change, ...], error: EstimateError) -> Remedy:
+def _pairs(changes: list[Change]) -> list[list[Change]]:
+    """Two at a time, as they are traced."""
+    return [changes[start : start + 2] for start in range(0, len(changes), 2)]
+
+
+def _untried(changes: tuple[Change, ...], why: str) -> Remedy:
     """What could not be tried is named, with the reason; nothing is claimed about it."""
     return Remedy(
         id="+".join(change.id for change in changes),
@@ -143,7 +170,7 @@ def _untried(changes: tuple[Change, ...], error: EstimateError) -> Remedy:
         time=None,
         time_basis="",
         code="\n".join(change.code for change in changes),
-        note=f"could not be tried: {error.received or error.message}",
+        note=why,
     )
 
 
@@ -157,10 +184,10 @@ def _exclude(one: Change, other: Change) -> bool:
 
 def _product(times: list[tuple[float, float] | None]) -> tuple[float, float] | None:
     low = high = 1.0
-    for time in times:
-        if time is None:
+    for factor in times:
+        if factor is None:
             return None
-        low, high = low * time[0], high * time[1]
+        low, high = low * factor[0], high * factor[1]
     return low, high
 
 

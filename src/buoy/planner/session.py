@@ -8,6 +8,7 @@ from typing import TypedDict
 
 from buoy.errors import UsageError
 from buoy.estimate.events import Trace
+from buoy.estimate.result import PER_OPERATION
 from buoy.planner.model import Need
 from buoy.planner.targets import Target
 from buoy.units import format_bytes, format_duration, parse_bytes, parse_duration
@@ -108,7 +109,7 @@ def needs(
     """What this session needs of the target, beside the device's memory."""
     weights, state, batch = held(trace, "weights"), held(trace, "optimizer"), batch_bytes(trace)
     sample = batch / size if (size := trace.facts.get("batch")) else None
-    found = [_ram(session, target, weights, state, batch, sample, peak)]
+    found = [_ram(session, target, trace, sample, peak)]
     if session.workers:
         waiting = session.workers * session.prefetch * batch
         found.append(
@@ -161,10 +162,9 @@ class _Parts:
         )
 
 
-def _ram(
-    session: Session, target: Target, weights: int, state: int, batch: int, sample: float | None, peak: int
-) -> Need:
+def _ram(session: Session, target: Target, trace: Trace, sample: float | None, peak: int) -> Need:
     parts, add = (made := _Parts()), made.add
+    weights, state, batch = held(trace, "weights"), held(trace, "optimizer"), batch_bytes(trace)
     process = PROCESS_CPU if target.is_cpu else PROCESS_CUDA
     add(
         "process",
@@ -173,6 +173,9 @@ def _ram(
     )
     if target.is_cpu:
         add("training step", peak, peak, "traced")
+    graph = PER_OPERATION * trace.facts.get("operations", 0)
+    add("operations of the graph", graph if target.is_cpu else 0, graph,
+        "nodes, kernels and Python objects of each, fitted on a CPU")  # fmt: skip
     loading = weights + state + (0 if target.is_cpu else weights)
     add("loading a checkpoint", 0, loading, "on resume the saved state is beside the model it is loaded into")
     data = None if session.data is None else session.data * (1 + session.augmented)

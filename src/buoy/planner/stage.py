@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from buoy.estimate.child import confine, last_words, refuse
@@ -45,14 +46,17 @@ def main() -> None:
 
 
 def answer(order: dict[str, Any], said: str) -> dict[str, Any]:
-    """Carry out one order: `{"request", "changes", "result", "memory", "timeout"}`, or `{"script", "arguments"}`."""
+    """Carry out an order: `{"requests", "results", "memory", "timeout"}`, or `{"script", "arguments", ...}`.
+
+    Several requests are traced in parallel; the answer has a code for each.
+    """
     if order.get("framework") == "keras":
         return _keras(order, said)
     for name in _NEEDED:
         importlib.import_module(name)
     if "script" not in order:
-        _load_libraries(Request.from_json(order["request"]).source)
-        return {"code": forked(lambda: trace_into(order), said, float(order["timeout"]))}
+        _load_libraries(Request.from_json(order["requests"][0]).source)
+        return {"codes": forked(works(order), said, float(order["timeout"]))}
     return _run_script(order, "torch", said)
 
 
@@ -78,7 +82,15 @@ def _keras(order: dict[str, Any], said: str) -> dict[str, Any]:
             keras: Any = importlib.import_module("keras")
             keras.mixed_precision.set_global_policy(order["precision"])
         return _run_script(order, "keras", said)
-    request = Request.from_json(order["request"])
+    return {
+        "codes": [
+            _keras_trace(*each, order) for each in zip(order["requests"], order["results"], strict=True)
+        ]
+    }
+
+
+def _keras_trace(text: str, result: str, order: dict[str, Any]) -> int:
+    request = Request.from_json(text)
     try:
         if "script" in request.source:
             trace = importlib.import_module("buoy.keras.first_step").trace(request)
@@ -86,11 +98,11 @@ def _keras(order: dict[str, Any], said: str) -> dict[str, Any]:
             _confine_once(int(order["memory"]))
             importlib.import_module("keras").utils.clear_session()  # names are numbered anew
             trace = importlib.import_module("buoy.estimate.trace_keras").trace_request(request)
-        trace.save(order["result"])
+        trace.save(result)
     except BaseException as error:  # noqa: BLE001 - the parent learns it from here
-        _refuse(order["result"], error, request)
-        return {"code": 3}
-    return {"code": 0}
+        _refuse(result, error, request)
+        return 3
+    return 0
 
 
 @functools.cache
@@ -125,16 +137,20 @@ def _load_libraries(source: dict[str, Any]) -> None:
         pass
 
 
-def trace_into(order: dict[str, Any]) -> None:
+def works(order: dict[str, Any]) -> list[Callable[[], None]]:
+    """What the forked children have to do, one for each request."""
+    pairs = zip(order["requests"], order["results"], strict=True)
+    return [functools.partial(trace_into, order, Request.from_json(text), result) for text, result in pairs]
+
+
+def trace_into(order: dict[str, Any], request: Request, result: str) -> None:
     """In the forked child: trace what was ordered and leave the result or the reason."""
     import gc
 
-    request, result = Request.from_json(order["request"]), order["result"]
     confine(int(order["memory"]) + _held())
     gc.disable()  # the process is short, and what is freed must not depend on when the collector runs
     tracer = importlib.import_module("buoy.estimate.trace_torch")
     try:
-        _with_changes(tuple(order["changes"]))
         if order.get("count_flops"):
             counted = importlib.import_module("buoy.torch.flops").of(request)
             with open(result, "w", encoding="utf-8") as file:
@@ -144,20 +160,6 @@ def trace_into(order: dict[str, Any]) -> None:
     except BaseException as error:  # noqa: BLE001 - whatever it was, the parent learns it from here
         _refuse(result, error, request)
         raise SystemExit(3) from None
-
-
-def _with_changes(names: tuple[str, ...]) -> None:
-    """Let every job built from here on have these remedies applied."""
-    if not names:
-        return
-    building: Any = importlib.import_module("buoy.estimate.trace_build")
-    remedies: Any = importlib.import_module("buoy.torch.remedies")
-    build = building.build
-
-    def changed(request: Request, **options: Any) -> Any:
-        return remedies.apply(build(request, **options), names)
-
-    building.build = changed
 
 
 def _refuse(result: str, error: BaseException, request: Request) -> None:

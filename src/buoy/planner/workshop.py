@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -66,29 +67,37 @@ class Workshop:
         """How many traces were made."""
         return len(self._known)
 
-    def trace(self, request: Request, changes: tuple[str, ...] = ()) -> Trace:
+    def trace(self, request: Request) -> Trace:
         """The trace; raises EstimateError with the reason when it cannot be made."""
-        key = request.to_json() + "+".join(changes)
-        if key not in self._known:
-            try:
-                self._known[key] = self._made(request, changes)
-            except BuoyError as error:
-                self._known[key] = error
-        found = self._known[key]
+        self.prepare([request])
+        found = self._known[request.to_json()]
         if isinstance(found, BuoyError):
             raise found
         return found
+
+    def prepare(self, requests: Sequence[Request]) -> None:
+        """Have these traces made, in parallel where they can be; `trace` then answers at once."""
+        wanted = list({r.to_json(): r for r in requests if r.to_json() not in self._known}.values())
+        alone = [r for r in wanted if r.framework == "keras" and r.autocast is not None]
+        for request in alone:
+            self._known[request.to_json()] = _or_error(partial(self._in_other_precision, request))
+        together = [request for request in wanted if request not in alone]
+        if together:
+            for request, path in zip(together, self._order(together), strict=True):
+                self._known[request.to_json()] = path if isinstance(path, BuoyError) else Trace.load(path)
 
     def flops(self, request: Request) -> dict[str, float] | None:
         """Floating-point operations of a forward pass; None where they cannot be counted."""
         if request.framework != "torch":
             return None
         try:
-            path = self._order(request, (), count_flops=True)
+            path = self._order([request], count_flops=True)[0]
+            if isinstance(path, BuoyError):
+                return None
             with open(path, encoding="utf-8") as file:
                 counted: dict[str, float] = json.load(file)
             return counted
-        except (BuoyError, OSError, ValueError):
+        except (OSError, ValueError):
             return None
 
     def run_script(
@@ -115,11 +124,6 @@ class Workshop:
         found: dict[str, Any] = answer["found"]
         return found
 
-    def _made(self, request: Request, changes: tuple[str, ...]) -> Trace:
-        if request.framework == "keras" and request.autocast is not None:
-            return self._in_other_precision(request)
-        return Trace.load(self._order(request, changes))
-
     def _in_other_precision(self, request: Request) -> Trace:
         """Keras decides on the precision where a layer is made: in a process of its own, a script is run again."""
         if "script" not in request.source:
@@ -129,26 +133,29 @@ class Workshop:
             other.run_script(*self._script, "keras", policy)
             return other.trace(replace(request, autocast=None))
 
-    def _order(self, request: Request, changes: tuple[str, ...], count_flops: bool = False) -> str:
-        """Have it done; the path of the result."""
-        result = self._new_result()
+    def _order(self, requests: Sequence[Request], count_flops: bool = False) -> list[str | BuoyError]:
+        """Have them done; for each the path of its result, or why there is none."""
+        results = [self._new_result() for _ in requests]
         memory = child.most_memory()
-        order = {"request": request.to_json(), "changes": changes, "result": result, "memory": memory,
-                 "timeout": self._timeout, "count_flops": count_flops, "framework": request.framework}  # fmt: skip
+        order = {"requests": [request.to_json() for request in requests], "results": results, "memory": memory,
+                 "timeout": self._timeout, "count_flops": count_flops, "framework": requests[0].framework}  # fmt: skip
+        codes: list[int | None]
         if self._live is not None:
             live = ModuleType(LIVE)
             live.build = self._live  # type: ignore[attr-defined]
 
-            def work() -> None:
+            def seeing(work: Callable[[], None]) -> None:
                 sys.modules[LIVE] = live
-                stage.trace_into(order)
+                work()
 
-            code: int | None = forked(work, self._said, self._timeout)
+            codes = forked([partial(seeing, work) for work in stage.works(order)], self._said, self._timeout)
         else:
-            code = self._ask(order)["code"]
-        if code != 0 or not os.path.exists(result):
-            raise self._why(code, result, memory)
-        return result
+            answer = self._ask(order)
+            codes = answer.get("codes", [answer.get("code")] * len(results))
+        return [
+            result if code == 0 and os.path.exists(result) else self._why(code, result, memory)
+            for code, result in zip(codes, results, strict=True)
+        ]
 
     def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
         if self._stage is None:
@@ -165,7 +172,8 @@ class Workshop:
         except BrokenPipeError:
             return {"code": process.wait()}
         # The stage ends a trace that takes too long; it is itself bounded too, for what hangs outside of one.
-        ready, _, _ = select.select([process.stdout], [], [], self._timeout + 60)
+        longest = self._timeout * len(order.get("requests", "1")) + 60
+        ready, _, _ = select.select([process.stdout], [], [], longest)
         line = process.stdout.readline() if ready else None
         if line:
             answer: dict[str, Any] = json.loads(line)
@@ -181,6 +189,13 @@ class Workshop:
 
     def _why(self, code: int | None, result: str, memory: int) -> BuoyError:
         return child.failure(code, result, self._said, limit=memory, timeout=self._timeout)
+
+
+def _or_error(make: Callable[[], Trace]) -> Trace | BuoyError:
+    try:
+        return make()
+    except BuoyError as error:
+        return error
 
 
 def refusal_of(error: BuoyError) -> dict[str, Any]:

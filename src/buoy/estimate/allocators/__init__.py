@@ -64,10 +64,12 @@ class Fits:
     nothing between the bounds is interpolated.
     """
 
-    def __init__(self, events: Sequence[Event], allocator: Allocator) -> None:
+    def __init__(
+        self, events: Sequence[Event], allocator: Allocator, unlimited: Replay | None = None
+    ) -> None:
         self._events = events
         self._allocator = allocator
-        self.unlimited = allocator.replay(events)
+        self.unlimited = unlimited or allocator.replay(events)
         self.floor = allocator.floor(events)
 
     def within(self, capacity: int) -> bool:

@@ -19,12 +19,11 @@ from buoy.estimate.siblings import Sibling, smaller, smaller_config
 _CHUNK = 1024
 
 
-def apply(job: Any, names: tuple[str, ...]) -> Any:
-    """The job with each named remedy; raises EstimateError where one has nothing to change."""
+def apply(job: Any, names: tuple[str, ...]) -> None:
+    """Change the job by each named remedy; raises EstimateError where one has nothing to change."""
     for name in names:
         {"lora": _lora, "in_backward": _in_backward, "offload": _offload, "chunked_loss": _chunked_loss,
          "smaller_input": _smaller_input, "smaller_model": _smaller_model, "pruned": _pruned}[name](job)  # fmt: skip
-    return job
 
 
 class _Low(nn.Module):
