@@ -61,7 +61,7 @@ def test_the_one_that_trained_when_the_kernel_died_died_with_it(kernel: Attempt,
 def test_one_that_was_only_made_was_not_killed(kernel: Attempt, tmp_path: Path) -> None:
     verdict = story(tmp_path, "c")
 
-    assert verdict.cause.id == "not-begun"
+    assert (verdict.cause.id, verdict.cause.claim.grade) == ("not-begun", "likely")
     assert verdict.where.step is None and verdict.wall is None
 
 
@@ -181,7 +181,7 @@ def test_advice_names_the_checkpoint_of_the_run_that_trained_last(kernel: Attemp
 
 def _opens_another(kernel: Attempt, tmp_path: Path, phase: int) -> None:
     """A fourth run is made, and the kernel dies in this phase."""
-    kernel.event("opened", 50.0, run="../d", path="/content/runs/d", newest=None)
+    kernel.event("opened", 50.0, run="../d", path="/content/runs/d", newest=None, counted=120)
     kernel.write()
     point_to(str(tmp_path / "runs" / "d"), find_attempt(str(tmp_path / "runs" / "train")))
     with (kernel.folder / f"process-{PID}" / "beacon").open("r+b") as file:
@@ -240,3 +240,18 @@ def test_the_report_and_top_of_a_run_hold_its_own_checkpoints_and_end(
 def test_one_that_had_made_no_checkpoint_is_to_be_trained_again(kernel: Attempt, tmp_path: Path) -> None:
     """It saves by itself: to be told to save would be no help."""
     assert "train it again: no checkpoint had been made yet" in story(tmp_path, "b").cause.next[0]
+
+
+def test_a_loop_that_announced_nothing_may_have_trained_it(tmp_path: Path) -> None:
+    """Steps were counted after it was made: then nobody says that it did none."""
+    attempt = Attempt(tmp_path, 9)  # whose beacon stands at step 120
+    attempt.attempt.update(mode="watch", command=KERNEL)
+    for name, counted in (("a", 20), ("b", 120)):
+        attempt.event("opened", 500.0, run=f"../{name}", newest=None, counted=counted)
+    attempt.write()
+    for name in ("a", "b"):
+        point_to(str(tmp_path / "runs" / name), find_attempt(str(attempt.folder.parents[1])))
+    silent, idle = story(tmp_path, "a"), story(tmp_path, "b")
+
+    assert (silent.cause.id, silent.cause.cascade) == ("killed", ())
+    assert idle.cause.cascade[0].text == "no step of this run had been done"

@@ -82,7 +82,8 @@ class Recorder:
 
     def opened(self, folder: str, newest: str | None) -> None:
         """A run with a folder of its own was made in this process; `newest` is the checkpoint it found there."""
-        self.event("opened", run=self._seen_from_here(folder), path=folder, newest=newest)
+        counted = self.beacon.count
+        self.event("opened", run=self._seen_from_here(folder), path=folder, newest=newest, counted=counted)
 
     def trains(self, folder: str, step: int) -> None:
         """The run in this folder trains now and is at this step: what is counted from here on is its own."""

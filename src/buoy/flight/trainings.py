@@ -22,11 +22,19 @@ class Training(NamedTuple):
     finished: bool = False
     ended: dict[str, Any] | None = None
     """The event that ended its part: its own end, or another run's beginning."""
+    counted: int | None = None
+    """Where the recorder's count stood when it was made; None once a training was announced after that."""
+    stepped_unseen: bool = False
+    """Whether steps were counted then, before any training was announced: they may be its own."""
 
     @property
     def is_beside(self) -> bool:
         """Whether the recording's own step is another run's."""
         return (self.opened or self.began) and not self.is_last
+
+    def may_have_stepped(self, count: int | None) -> bool:
+        """Whether a loop that announced nothing may have trained it; `count` is where the recorder's stands now."""
+        return self.stepped_unseen or (self.counted is not None and (count or 0) > self.counted)
 
 
 def training_of(events: Iterable[dict[str, Any]], recording: str, run: str) -> Training:
@@ -38,13 +46,16 @@ def training_of(events: Iterable[dict[str, Any]], recording: str, run: str) -> T
         kind, of = event.get("kind"), event.get("run")
         newest = of if kind in ("opened", "training") else newest
         if kind == "opened" and of == name:
-            found = found._replace(opened=True)
+            found = found._replace(opened=True, counted=_count(event.get("counted")) or 0)
         elif kind == "training" and of == name:
             last = name
             found = Training(True, _count(event.get("step")) or found.step, True)
         elif kind == "training":
             if last == name and found.ended is None and event.get("together") is not True:
                 found = found._replace(ended=event, step=_count(event.get("left")) or found.step)
+            if found.counted is not None:
+                unseen = found.stepped_unseen or (_count(event.get("left")) or 0) > found.counted
+                found = found._replace(counted=None, stepped_unseen=unseen)
             last = of
         elif kind == "trained" and of == name:
             finished = event.get("finished") is True

@@ -214,6 +214,7 @@ class Keeper:
     ) -> Receipt:
         """Make a checkpoint. Once it returns without an error, a SIGKILL of this process loses nothing."""
         pin = pin or (self._pin or None if self._again else None)
+        self.recorder.trains(self.folder, step)  # a loop that is not ours shows itself only here
         about: dict[str, object] = {
             "step": step,
             "epoch": epoch,
@@ -344,10 +345,10 @@ class Keeper:
         there = recorder.current()
         attempt = there.attempt if there is not None else recorder.attempt_of_environment()
         mirror = self._mirror.log_folder if self._mirror is not None else None
+        there_already = next((entry.folder for entry in self.store.list() if entry.complete), None)
         if attempt is not None and os.path.realpath(attempt.run_folder) != os.path.realpath(self.folder):
             say(f"checkpoints go to {self.folder}, the recording to {attempt.run_folder}")
             joined = watch()
-            there_already = next((entry.folder for entry in self.store.list() if entry.complete), None)
             joined.opened(self.folder, there_already)
             if limit is not None:
                 joined.event("time-limit", seconds=limit)
@@ -356,7 +357,9 @@ class Keeper:
             except OSError:
                 pass  # a folder that cannot be written is told of when the first checkpoint is made
             return joined
-        return watch(self.folder, mirror=mirror, time_limit=limit)
+        own = watch(self.folder, mirror=mirror, time_limit=limit)
+        own.opened(self.folder, there_already)
+        return own
 
     def _with_mirror(self, act: Callable[[Mirror], None]) -> None:
         if self._mirror is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from buoy.flight.attempt import is_kernel
 from buoy.flight.trainings import Training, training_of
 from buoy.units import format_duration
-from buoy.verdict.model import Cause, Claim, Reading, Verdict, Where
+from buoy.verdict.model import Cause, Claim, Grade, Reading, Verdict, Where
 from buoy.verdict.values import number, printable
 
 if TYPE_CHECKING:
@@ -31,7 +31,10 @@ def of_run(verdict: Verdict, evidence: Evidence, run_folder: str, whole: bool = 
     recording = verdict.run
     own = training_of(evidence.events, recording, run_folder)
     is_other = os.path.realpath(run_folder) != os.path.realpath(recording)
-    was_idle = evidence.main is not None and evidence.main.phase == IDLE
+    main = evidence.main
+    was_idle = main is not None and main.phase == IDLE
+    if not own.began and own.may_have_stepped(main.step if main else None):
+        own = Training()  # it trained in a loop that told us nothing: the process's end is all there is
     story = what_became(own, is_other, is_kernel(evidence.attempt.get("command")), was_idle)
     if story is None or (whole and not is_other):
         named = replace(verdict, run=run_folder) if is_other else verdict
@@ -44,7 +47,7 @@ def of_run(verdict: Verdict, evidence: Evidence, run_folder: str, whole: bool = 
         verdict,
         run=run_folder,
         mechanism=Claim(_mechanism(story, evidence), "certain"),
-        cause=Cause(story, Claim(words, "certain", (reading,) if reading else ()), next=(hint,)),
+        cause=Cause(story, Claim(words, _grade(story), (reading,) if reading else ()), next=(hint,)),
         where=Where(step=own.step),
         holders=(),
         wall=number(own.ended.get("wall")) if own.ended else None,
@@ -94,6 +97,11 @@ def _before(own: Training, evidence: Evidence) -> str:
     return f", {format_duration(end - t)} before its process ended"
 
 
+def _grade(story: str) -> Grade:
+    """A training that was announced is certain; that none was is only likely to mean that there was none."""
+    return "likely" if story == NOT_BEGUN else "certain"
+
+
 def _mechanism(story: str, evidence: Evidence) -> str:
     return "none of its own" if evidence.is_dead else "none: its process is alive"
 
@@ -121,7 +129,7 @@ def _with_progress(verdict: Verdict, evidence: Evidence, own: Training) -> Verdi
     if own.finished:
         claim = Claim(f"its training had been finished at step {own.step}{_before(own, evidence)}", "certain")
     elif own.opened and not own.began:
-        claim = Claim("no step of this run had been done", "certain")
+        claim = Claim("no step of this run had been done", "likely")
     else:
         return verdict
     return replace(verdict, cause=replace(verdict.cause, cascade=(claim, *verdict.cause.cascade)))

@@ -119,6 +119,9 @@ def _judged(attempt: Attempt, run_folder: str) -> dict[str, Any]:
 def of_its_own(life: Life, attempt: Attempt, run_folder: str) -> str | None:
     """How a run ended within a process that went on, as one word; None where its end is the process's."""
     own = training_of(life.events, attempt.run_folder, run_folder)
+    counted = life.last.get("step")
+    if not own.began and own.may_have_stepped(counted if isinstance(counted, int) else None):
+        return None
     is_other = os.path.realpath(attempt.run_folder) != os.path.realpath(run_folder)
     was_idle = life.last.get("phase") == IDLE
     return what_became(own, is_other, is_kernel(life.about.get("command")), was_idle)

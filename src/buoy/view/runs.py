@@ -11,7 +11,7 @@ from buoy.checkpoint.store import Store
 from buoy.flight.attempt import Attempt, attempts_of, is_kernel, is_run, missing_of, read_json
 from buoy.flight.beacon import read_beacon
 from buoy.flight.log import read_lines
-from buoy.flight.trainings import training_of
+from buoy.flight.trainings import Training, training_of
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.evidence import load
 from buoy.verdict.judge import judge
@@ -135,6 +135,8 @@ def _last_words(attempt: Attempt, run: str) -> _Words:
     own = training_of(events, attempt.run_folder, run)
     is_other = os.path.realpath(run) != os.path.realpath(attempt.run_folder)
     beacon = read_beacon(os.path.join(attempt.folder, f"process-{about.get('pid')}", "beacon"))
+    if not own.began and own.may_have_stepped(beacon.step if beacon is not None else None):
+        own = Training()
     in_kernel, was_idle = is_kernel(about.get("command")), beacon is not None and beacon.phase == IDLE
     story = what_became(own, is_other, in_kernel, was_idle)
     verdict = read_json(os.path.join(attempt.folder, "verdict.json"))
