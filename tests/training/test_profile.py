@@ -152,3 +152,38 @@ def test_a_training_under_another_profiler_goes_on_and_says_that_there_is_no_pro
 def test_a_wish_that_is_no_number_of_steps_is_refused(steps: Any) -> None:
     with pytest.raises(buoy.BuoyError, match="not a number of steps"):
         buoy.Run().profile(steps)
+
+
+def test_a_profile_ends_before_its_record_takes_much_memory(capfd: pytest.CaptureFixture[str]) -> None:
+    layers = [torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1), torch.nn.BatchNorm2d(4)) for _ in range(60)]
+    model = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.AdamW(model.parameters())
+    run = buoy.Run()
+    run.track(model=model, optimizer=optimizer)
+    run.profile(steps=1000)
+    for _ in run.batches(range(200)):
+        if "asked for" in capfd.readouterr().err:
+            break
+        model(torch.ones(2, 4, 2, 2)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    run.finish()
+
+    assert 5 < run.step < 200  # about 2 MiB a step, of which 32 MiB are granted
+
+
+def test_why_a_profile_was_short_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from buoy.flight import profile
+    from buoy.torch.profile import profile_of
+
+    said: list[str] = []
+    monkeypatch.setattr(profile, "_MOST_GROWTH", -(1 << 40))
+    profiling = profile.Profiling(said.append)
+    profiling.ask(5)
+    for step in range(8):
+        profiling.between_steps(step, lambda: profile_of(None, [torch.nn.Linear(2, 2)]))
+    profiling.close()
+
+    assert len(said) == 1
+    assert "1 step, " in said[0]
+    assert "5 were asked for, but their record would take too much memory" in said[0]
