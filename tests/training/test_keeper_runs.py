@@ -55,6 +55,10 @@ with a.loop(), b.loop():
         a.due(step), b.due(step)
 with a.loop():
     a.due(3)
+    a.recorder.step(4)
+b.recorder.step(30)  # as a run that goes on says where it is
+with b.loop():
+    b.due(30)
 """
 
 
@@ -64,10 +68,10 @@ def test_loops_that_run_in_turns_are_told_once_each(tmp_path: Path) -> None:
         [sys.executable, "-c", HEAD + IN_TURNS, str(tmp_path)], capture_output=True, text=True, timeout=60
     )
     told = [
-        (event["run"], event["step"], event["together"])
+        (event["run"], event["step"], event["left"], event["together"])
         for event in events(tmp_path / "a")
         if event["kind"] == "training"
     ]
 
     assert done.returncode == 0, done.stderr
-    assert told == [(".", 0, False), ("../b", 0, True), (".", 3, False)]
+    assert told == [(".", 0, 0, False), ("../b", 0, 0, True), (".", 3, 0, False), ("../b", 30, 4, False)]

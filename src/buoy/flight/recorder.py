@@ -38,6 +38,7 @@ class Recorder:
         """How often another training of this process has begun to step."""
         self._trained_last: str | None = None
         self._training: set[str] = set()
+        self._left_at: int | None = None
         if attempt is None:
             self.beacon = Beacon(None)
             return
@@ -92,9 +93,11 @@ class Recorder:
         together = bool(self._training)
         self._training.add(folder)
         if folder == self._trained_last:
+            self._left_at = None
             return
-        left = self.beacon.count
-        self._trained_last = folder
+        # A run that goes on has set the count to its own already: where the loop before it ended is what was left.
+        left = self._left_at if self._left_at is not None else self.beacon.count
+        self._trained_last, self._left_at = folder, None
         self.turn += 1
         self.beacon.at(step)
         self.event("training", run=self._seen_from_here(folder), step=step, left=left, together=together)
@@ -102,6 +105,8 @@ class Recorder:
     def pauses(self, folder: str) -> None:
         """A loop of this run has ended; another run that trains from here on trains in its place."""
         self._training.discard(folder)
+        if folder == self._trained_last:
+            self._left_at = self.beacon.count
 
     def trained(self, folder: str, step: int, finished: bool) -> None:
         """The training of the run in this folder is over: at its end (`finished`), or given up."""
