@@ -86,7 +86,7 @@ class Keeper:
         self._expected = False
         self._again = False
         """The disk was full under the last write, and room was made since."""
-        self._reason, self._pin = "interval", ""
+        self._asked: tuple[str, str | None] = ("interval", None)  # the last save's reason, and its pin
         self._troubles: dict[str, float] = {}
         self._told_deadline = False
         self._loops = 0
@@ -166,7 +166,7 @@ class Keeper:
         if not busy and self._before_the_end(now):
             return "deadline"  # even after failures: there is no later
         if self._again and not busy:
-            return self._reason
+            return self._asked[0]
         if now < self._not_before:
             return None
         if step >= self._step_due:
@@ -213,7 +213,7 @@ class Keeper:
         wait: bool = False,
     ) -> Receipt:
         """Make a checkpoint. Once it returns without an error, a SIGKILL of this process loses nothing."""
-        pin = pin or (self._pin or None if self._again else None)
+        pin = pin or (self._asked[1] if self._again else None)
         self.recorder.trains(self.folder, step)  # a loop that is not ours shows itself only here
         about: dict[str, object] = {
             "step": step,
@@ -225,7 +225,7 @@ class Keeper:
             "time": time.time(),
         }
         began = time.monotonic()
-        self._reason, self._pin = reason, pin or ""
+        self._asked = (reason, pin)
         # The end of the main process may be the end of its container, and of the writer with it.
         self._stopped = reason in _ENDING
         self._ending = finished or self._stopped
@@ -299,11 +299,10 @@ class Keeper:
         self._expected = True
         self.store.trust(receipt)
         changed = self._shelf.learn(receipt.bytes, self._hours_left())
-        if changed is not None:
-            say(changed)
-        words = self._interval.learn(self._pace.cost(receipt, now, step))
-        if words is not None and not self._ending:
-            say(words)
+        chosen = self._interval.learn(self._pace.cost(receipt, now, step))
+        for words in (changed, chosen):
+            if words is not None and not self._ending:
+                say(words)
         self._shelf.tidy()
 
     def _gave_way(self, receipt: Receipt) -> bool:
