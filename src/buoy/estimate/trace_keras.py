@@ -72,12 +72,24 @@ def trace_model(model: Any, batch: Any, notes: list[str]) -> Trace:
 
     specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), batch)
     model.optimizer.build(model.trainable_variables)
-    traced = tf.function(model.train_step).get_concrete_function(specs)
-    return trace_step(traced.graph, model.variables, model.optimizer, batch, notes)
+    graph = tf.function(model.train_step).get_concrete_function(specs).graph
+    return trace_step(graph, model.variables, _optimizers(model, graph), batch, notes)
+
+
+def _optimizers(model: Any, graph: Any) -> list[Any]:
+    """Those that the step uses: a `train_step` of its own (a GAN's) has others than the one Keras makes."""
+    used = {id(variable) for variable in graph.variables}
+    attributes = {id(value): value for value in (model.optimizer, *vars(model).values())}
+    return [
+        optimizer
+        for optimizer in attributes.values()
+        if hasattr(optimizer, "apply_gradients")
+        and any(id(_array(variable)) in used for variable in optimizer.variables)
+    ] or [model.optimizer]
 
 
 def trace_step(
-    function: Any, variables: Any, optimizer: Any, batch: Any, notes: list[str], *, op_by_op: bool = False
+    function: Any, variables: Any, optimizers: Any, batch: Any, notes: list[str], *, op_by_op: bool = False
 ) -> Trace:
     """The trace of a step that TensorFlow has made into a graph, whoever wrote it.
 
@@ -104,7 +116,7 @@ def trace_step(
         notes = [*notes, f"{graph.unknown} tensors have no fixed size and were left out"]
     held = [_array(variable) for variable in variables]
     weights = [_bytes(array) for array in held]
-    state = [_bytes(_array(variable)) for variable in optimizer.variables]
+    state = [_bytes(_array(variable)) for optimizer in optimizers for variable in optimizer.variables]
     trace = to_trace(graph, weights, state)
     trace.notes = notes
     leaves = tf.nest.flatten(batch)
@@ -114,7 +126,7 @@ def trace_step(
         "batch": int(leaves[0].shape[0]) if leaves and leaves[0].shape.rank else None,
         "batch_bytes": sum(_bytes(leaf) or 0 for leaf in leaves),
         "parameters": sum(int(array.shape.num_elements()) for array in held if array.shape.rank),
-        "optimizer": type(optimizer).__name__,
+        "optimizer": type(optimizers[0]).__name__,
         "peak_in_graph_order": live_peak(graph, graph.creation_order()) + sum(weights) + sum(state),
         "tensorflow": tf.__version__,
     }

@@ -117,10 +117,12 @@ def trace(request: Request) -> Trace:
         graph, batch = step.graph, step.batch
     optimizer = step.optimizer
     if step.graph is not None:
-        return trace_step(graph, optimizer._trainable_variables, optimizer, batch, [_OP_BY_OP], op_by_op=True)
+        return trace_step(
+            graph, optimizer._trainable_variables, [optimizer], batch, [_OP_BY_OP], op_by_op=True
+        )
     owned = {id(getattr(variable, "value", variable)) for variable in optimizer.variables}
     variables = [variable for variable in graph.variables if id(variable) not in owned]
-    return trace_step(graph, variables, optimizer, batch, [])
+    return trace_step(graph, variables, [optimizer], batch, [])
 
 
 class _Script:
@@ -173,7 +175,12 @@ class _Script:
                 "the model is not compiled", hint="`model.compile(optimizer, loss)` before `fit`"
             )
         self.step = _Step(batch=tf.nest.map_structure(tf.convert_to_tensor, batch), model=model)
-        model._symbolic_build(data_batch=self.step.batch)
+        try:
+            model._symbolic_build(data_batch=self.step.batch)
+        except RuntimeError:
+            # A model with a `train_step` of its own and no `call` (a GAN, a VAE) cannot be built so, and need not be.
+            if not all(layer.built for layer in model._flatten_layers(include_self=False)):
+                raise
         raise _Reached
 
     def _call(self, original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:

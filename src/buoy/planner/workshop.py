@@ -79,9 +79,9 @@ class Workshop:
         """Have these traces made, in parallel where they can be; `trace` then answers at once."""
         wanted = list({r.to_json(): r for r in requests if r.to_json() not in self._known}.values())
         alone = [r for r in wanted if r.framework == "keras" and r.autocast is not None]
+        together = [request for request in wanted if request not in alone]
         for request in alone:
             self._known[request.to_json()] = _or_error(partial(self._in_other_precision, request))
-        together = [request for request in wanted if request not in alone]
         if together:
             for request, path in zip(together, self._order(together), strict=True):
                 self._known[request.to_json()] = path if isinstance(path, BuoyError) else Trace.load(path)
