@@ -110,7 +110,7 @@ def test_a_training_that_ends_first_tells_what_was_measured(
 @pytest.mark.parametrize(
     ("batches", "why"),
     [
-        (1, "the training ended after 1 steps, and 2 are for warming up"),
+        (1, "the training ended after 1 step, and 2 are for warming up"),
         (2, "the training ended after 2 steps, and 2 are for warming up"),
     ],
 )

@@ -41,8 +41,7 @@ class Summary:
 
     def __str__(self) -> str:
         each = max(1, self.steps)
-        steps = f"{self.steps} step{'s' if self.steps != 1 else ''}"
-        lines = [f"{steps}, {_short(self.seconds / each)} each{self.note and f' ({self.note})'}"]
+        lines = [f"{_steps(self.steps)}, {_short(self.seconds / each)} each{self.note and f' ({self.note})'}"]
         for phase, spent in self.phases.items():
             share = None if spent is None or not self.seconds else 100 * spent / self.seconds
             told = "    n/a" if share is None else f"{share:5.1f} %  {_short((spent or 0.0) / each)}"
@@ -60,6 +59,10 @@ class Summary:
         if self.trace is not None:
             lines.append(f"raw trace: {self.trace}")
         return "\n".join(lines)
+
+
+def _steps(number: int) -> str:
+    return f"{number} step{'s' if number != 1 else ''}"
 
 
 def _resident() -> int:
@@ -137,7 +140,7 @@ class Profiling:
             self._give_up("no step came after it was asked for")
         elif not self._has_begun or not made:
             made = WARM_UP if self._has_begun else made
-            self._give_up(f"the training ended after {made} steps, and {WARM_UP} are for warming up")
+            self._give_up(f"the training ended after {_steps(made)}, and {WARM_UP} are for warming up")
         else:
             try:
                 self._tell(self._profiler, f"; the training ended before the {self._wanted} asked for")
