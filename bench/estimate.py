@@ -61,6 +61,7 @@ def main() -> dict[str, Any]:
         result["golden_allocated_within_half_percent"] == result["recorded"],
         result["golden_reserved_within_three_percent"] >= 0.9 * result["recorded"],
         result["cpu_within"] == result["cpu_models"], result["llama_seconds"] <= 10, result["llama_mib"] <= 500,
+        result["published_median_error"] <= 0.03, result["published_inside"] >= 0.9, result["published_under"] <= 0.05,
     ]  # fmt: skip
     return {**result, "met": all(asked)}
 

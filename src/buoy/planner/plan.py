@@ -156,7 +156,8 @@ def _answer(
             # Gradients of the earlier pieces stay while the next one runs: less fits than in one piece.
             kept = held(trace, "weights") if request.framework == "keras" else 0
             pieces = replace(request, accumulate=max(2, request.accumulate)) if not kept else request
-            micro = _even(size, _largest(workshop, pieces, place, kept))
+            known = {size: trace} if pieces is request else None
+            micro = _even(size, _largest(workshop, pieces, place, kept, known))
     seconds: tuple[float, float] | None
     if session.step_seconds is not None:
         seconds, basis = (session.step_seconds, session.step_seconds), "as given"
