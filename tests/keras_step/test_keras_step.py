@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ def test_keras_step(name: str, results: dict[str, str | None]) -> None:
     assert results[name] is None, results[name]
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="Keras starts on no backend that is not installed")
 def test_on_the_torch_backend_it_says_that_it_does_not_work() -> None:
     code = """
 import keras
