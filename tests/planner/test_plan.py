@@ -15,7 +15,7 @@ from buoy.estimate.request import EstimateError
 from buoy.planner.advice import changes_for
 from buoy.planner.model import FITS, NOT, Plan
 from buoy.planner.plan import parse_source
-from buoy.planner.remedies import NOT_APPLICABLE
+from buoy.planner.remedies import NOT_APPLICABLE, find_remedies
 from buoy.planner.workshop import Workshop
 
 torch = pytest.importorskip("torch")
@@ -192,3 +192,14 @@ def test_what_the_next_tier_would_buy_is_shown(by_activations: Plan) -> None:
     assert better is not None and better.target.id == "colab-l4"
     assert (better.largest or 0) > (by_activations.answers[0].largest or 0)
     assert "1.71 compute units an hour (of 2026-03-10)" in str(by_activations)
+
+
+def test_remedies_that_nobody_asked_for_end_with_their_time_and_are_named(by_activations: Plan) -> None:
+    with Workshop() as workshop:
+        request, answer = parse_source(f"{BUILDS}:activations"), by_activations.answers[0]
+        found, cheapest = find_remedies(workshop, request, answer, None, lambda text: None, seconds=0.0)
+
+        assert workshop.traces == 0 and cheapest is None
+    late = {remedy.id for remedy in found if remedy.basis == "not tried"}
+    assert {"mixed-precision", "checkpointing"} <= late
+    assert all("`--remedies` tries all" in remedy.note for remedy in found if remedy.id in late)

@@ -26,6 +26,7 @@ NOT_APPLICABLE = {
     "no smaller sibling is known",
     "no layers to prune",
 }
+_LATE = "left out, as trying took long: `--remedies` tries all"
 # These make it another training altogether: the last resort.
 _ANOTHER = {"smaller-model", "smaller-input"}
 
@@ -42,7 +43,7 @@ def find_remedies(
     """Every remedy's effect on this place, largest saving first, and the cheapest way to fit.
 
     `linear` are the bytes of the linear layers' weights, where they were counted. After `seconds` no further one is
-    begun; those left out are named.
+    begun and those left out are named; another training is then not tried where one fits that stays the same.
     """
     bench = _Bench(workshop, request, answer, capacity)
     changes = changes_for(request, answer)
@@ -51,15 +52,15 @@ def find_remedies(
     same = [change for change in changes if change.id not in _ANOTHER]
     others = [change for change in changes if change.id in _ANOTHER]
     for pair in [*_pairs(same), *_pairs(others)]:
-        why = None if time.monotonic() < end else "left out after its time: `--remedies` tries all"
-        kept = next((remedy.title for _, remedy in tried if remedy.exact and remedy.verdict == FITS), None)
-        if kept is not None and pair[0].id in _ANOTHER:
-            why = f"not tried: {kept} fits and keeps the training as it is"
-        if why is None:
+        kept = any(remedy.exact and remedy.verdict == FITS for _, remedy in tried)
+        if kept and seconds is not None and pair[0].id in _ANOTHER:
+            break
+        late = time.monotonic() > end
+        if not late:
             say(f"trying {' and '.join(change.title for change in pair)}")
             bench.prepare(pair)
         for change in pair:
-            remedy = bench.tried((change,)) if why is None else _untried((change,), why)
+            remedy = _untried((change,), _LATE) if late else bench.tried((change,))
             if remedy is not None:
                 tried.append((change, remedy))
     now = answer.peak
