@@ -67,7 +67,7 @@ def unseal(data: bytes, folder: str) -> dict[str, object]:
                 f"checkpoint {folder} is of a format this buoy does not know",
                 received=schema[:80],
                 expected=SCHEMA,
-                hint="`pip install --upgrade buoy`",
+                hint="it was written by a newer buoy: install that one",
             )
         raise DamagedCheckpoint(folder, MANIFEST, "not a checkpoint of buoy", "schema")
     _check_fields(fields, folder)

@@ -55,7 +55,7 @@ def _begin_anew_or_refuse(
             "no checkpoint of this run can be read by this buoy",
             received=in_words(damaged),
             expected="one of a format that it knows",
-            hint="`pip install --upgrade buoy`",
+            hint="it was written by a newer buoy: install that one",
         )
     raise RunFolderError(
         f"no good checkpoint of this run is left ({len(damaged)} damaged)",

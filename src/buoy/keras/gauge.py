@@ -63,7 +63,11 @@ def climb(measure: Measure, start: int, most: int, room: Callable[[], float]) ->
         larger = min(2 * size, further, most)
         if larger < size * _WORTH:
             largest = max(size, larger)
-            return Reading(largest, each, 0.0, bound=False) if end is None else _on_the_line(points, slopes, largest)
+            return (
+                Reading(largest, each, 0.0, bound=False)
+                if end is None
+                else _on_the_line(points, slopes, largest)
+            )
         size = larger
 
 
