@@ -39,9 +39,9 @@ def _remove(arguments: list[str]) -> int:
     parser.add_argument("run", metavar="RUN", help="the run folder")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     chosen = parser.parse_args(arguments)
-    from buoy.flight.attempt import attempt_numbers, is_run
+    from buoy.flight.attempt import attempt_numbers, is_run, recorded_in
     from buoy.units import format_bytes
-    from buoy.view.runs import describe
+    from buoy.view.runs import describe, shown
 
     folder = chosen.run.rstrip("/") if os.path.lexists(chosen.run) else os.path.join("runs", chosen.run)
     if os.path.islink(folder) or not is_run(folder):
@@ -63,6 +63,13 @@ def _remove(arguments: list[str]) -> int:
             received=what,
             expected=f"a finished run: step {run['checkpoint_step']} in it is all there is to go on from",
             hint=f"`buoy runs rm {chosen.run} --yes` removes it all the same",
+        )
+    others = [shown(other) for other in recorded_in(folder)]
+    if others:
+        named = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
+        sys.stderr.write(
+            f"buoy: {folder} holds the recording of {named}: `buoy why` and `buoy report` will know nothing "
+            "of those attempts; their checkpoints stay\n"
         )
     if not chosen.yes and not _agrees(f"remove {what}? [y/N] "):
         sys.stderr.write("buoy: nothing was removed; `--yes` removes it without asking\n")

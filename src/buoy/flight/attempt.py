@@ -18,6 +18,8 @@ ATTEMPT_SCHEMA = "buoy.attempt/1"
 
 _PARTS = ("attempts", "checkpoints")
 _RECORDS = ("attempt.json", "events.jsonl", "death.json", "verdict.json")
+_IDENTITY = ("wall", "boot_id", "pid")
+"""What of attempt.json tells one attempt from every other, wherever its folder is copied."""
 
 Attempt = namedtuple("Attempt", "run_folder folder number")
 
@@ -120,9 +122,15 @@ def find_attempt(run: str | None = None, number: int | None = None) -> Attempt:
         name = os.path.basename(os.path.abspath(run))
         number = int(name) if name.isdigit() and os.path.abspath(run) != run_folder else None
     known = attempts_of(run_folder)
-    if known and (number is None or not numbers):
-        last = known[-1]
-        return last if number is None else find_attempt(last.run_folder, number)
+    if known and number is None:
+        return known[-1]
+    if (
+        known and not numbers
+    ):  # recorded by others only: their numbers are meant, where they recorded this run
+        numbers = sorted({attempt.number for attempt in known})
+        meant = [attempt for attempt in known if attempt.number == number]
+        if meant:
+            return meant[-1]
     if not known:
         lacking = "; ".join(missing_of(run_folder))
         raise RunFolderError(
@@ -163,6 +171,8 @@ def point_to(run_folder: str, attempt: Attempt) -> None:
     pointers = marker.get("recorded")
     pointers = pointers if isinstance(pointers, list) else []
     here = {"run": os.path.relpath(attempt.run_folder, run_folder), "attempt": attempt.number}
+    about = read_json(os.path.join(attempt.folder, "attempt.json")) or {}
+    here |= {key: about[key] for key in _IDENTITY if about.get(key) is not None}
     if here not in pointers:
         os.makedirs(run_folder, mode=0o700, exist_ok=True)
         write_json(marker_path, {**marker, "recorded": [*pointers, here]})
@@ -179,9 +189,58 @@ def _recorded_elsewhere(run_folder: str) -> list[Attempt]:
     for pointer in _pointers(run_folder):
         if isinstance(pointer, dict) and isinstance(pointer.get("attempt"), int):
             folder = os.path.normpath(os.path.join(run_folder, str(pointer.get("run"))))
-            if pointer["attempt"] in attempt_numbers(folder):
-                found.append(_attempt(folder, pointer["attempt"]))
+            attempt = _attempt(folder, pointer["attempt"])
+            if attempt.number in attempt_numbers(folder) and _is_meant(pointer, attempt, run_folder):
+                found.append(attempt)
     return found
+
+
+def _is_meant(pointer: dict, attempt: Attempt, run_folder: str) -> bool:  # type: ignore[type-arg]
+    """Whether the attempt of this number is the one that was pointed to: numbers begin again in a new folder."""
+    about = read_json(os.path.join(attempt.folder, "attempt.json")) or {}
+    both = [key for key in _IDENTITY if pointer.get(key) is not None and about.get(key) is not None]
+    if "wall" in both:
+        return all(pointer[key] == about[key] for key in both)
+    # Written before pointers said more than a number, or attempt.json is lost: the recording must name the run.
+    from buoy.flight.log import read_lines
+    from buoy.flight.trainings import training_of
+
+    events = [
+        line for line in read_lines(os.path.join(attempt.folder, "events.jsonl")) if isinstance(line, dict)
+    ]
+    own = training_of(events, attempt.run_folder, run_folder)
+    return own.opened or own.began
+
+
+def is_last_lost(run_folder: str) -> bool:
+    """Whether the last recording that a run names is not here, and none is that may be later."""
+    pointers = [pointer for pointer in _pointers(run_folder) if isinstance(pointer, dict)]
+    if not pointers:
+        return False
+    last, found = pointers[-1], attempts_of(run_folder)
+    folder = os.path.normpath(os.path.join(run_folder, str(last.get("run"))))
+    if any((each.run_folder, each.number) == (folder, last.get("attempt")) for each in found):
+        return False
+    return not found or _began(found[-1]) < (last.get("wall") or float("inf"))
+
+
+def recorded_in(run_folder: str) -> list[str]:
+    """The other runs that attempts of this one recorded, as long as they are there and point to it."""
+    from buoy.flight.log import read_lines
+
+    found: dict[str, None] = {}
+    for number in attempt_numbers(run_folder):
+        attempt = _attempt(os.path.abspath(run_folder), number)
+        for event in read_lines(os.path.join(attempt.folder, "events.jsonl")):
+            if (
+                isinstance(event, dict)
+                and event.get("kind") == "opened"
+                and event.get("run") not in (None, ".")
+            ):
+                other = os.path.normpath(os.path.join(attempt.run_folder, str(event["run"])))
+                if attempt in _recorded_elsewhere(other):
+                    found[other] = None
+    return list(found)
 
 
 def _began(attempt: Attempt) -> float:
@@ -210,8 +269,9 @@ def missing_of(run_folder: str) -> list[str]:
     path = os.path.join(run_folder, "run.json")
     if read_json(path) is None:
         lacking.append(_what_is_wrong(path))
-    elif not attempt_numbers(run_folder) and _pointers(run_folder) and not _recorded_elsewhere(run_folder):
-        lacking.append("the recording that it names cannot be read")
+    elif is_last_lost(run_folder):
+        is_all = not attempts_of(run_folder)
+        lacking.append(f"the {'' if is_all else 'last '}recording that it names is not here")
     attempts = os.path.join(run_folder, "attempts")
     try:
         os.listdir(attempts)

@@ -6,7 +6,7 @@ import os
 import shlex
 from dataclasses import replace
 
-from buoy.flight.attempt import Attempt, attempts_of, read_json
+from buoy.flight.attempt import Attempt, attempts_of, is_last_lost, read_json
 from buoy.verdict.evidence import load
 from buoy.verdict.judge import judge
 from buoy.verdict.model import Verdict
@@ -30,6 +30,10 @@ def beside(verdict: Verdict, found: Attempt, run: str) -> Verdict:
         return _last_trained(verdict, others, run)
     if verdict.beside is not None:
         return verdict
+    if is_last_lost(run):
+        return replace(
+            verdict, beside="a later recording of this run is not here: this is about one before it"
+        )
     return replace(verdict, beside=_lived_beside(verdict, found, others[-_MOST:], run))
 
 
