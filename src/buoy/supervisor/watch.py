@@ -18,6 +18,7 @@ from buoy.supervisor.start import (
     start_sidecar,
     write_attempt,
 )
+from buoy.supervisor.upkeep import Upkeep
 
 
 def watch(
@@ -55,8 +56,11 @@ def watch(
         _say(f"nothing is recorded, the training goes on: {error}")
         return _join(None)
     os.environ[recorder.WATCHED_VARIABLE] = attempt.folder
-    if not start_sidecar(attempt, os.getpid()):
+    sidecar = start_sidecar(attempt, os.getpid())
+    if sidecar is None:
         _say("the sidecar did not start: no samples are taken, the training goes on")
+    else:
+        Upkeep(started, attempt, sidecar, _say).begin()
     return started
 
 

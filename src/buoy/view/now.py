@@ -9,6 +9,7 @@ from typing import Any
 from buoy.checkpoint.store import Store
 from buoy.errors import in_notebook
 from buoy.flight.attempt import Attempt, is_kernel
+from buoy.flight.beacon import read_beacon
 from buoy.flight.forecast import Forecast
 from buoy.flight.trainings import training_of
 from buoy.units import format_bytes, format_duration
@@ -16,10 +17,12 @@ from buoy.verdict.own_story import IDLE, STORIES
 from buoy.verdict.values import printable
 from buoy.view.changes import sizes, words
 from buoy.view.history import Life, checkpoints_of, of_its_own, own_events, read_life
-from buoy.view.liveness import may_live
+from buoy.view.liveness import may_live, recorder_lives
 
 SCHEMA = "buoy.top/1"
 _SILENT_SECONDS = 15.0
+_STALE_SECONDS = 5.0
+"""A reading this old is no longer shown as the present one: the recorder takes several in a second."""
 LIVES = ("running", "idle", "no sample yet")
 """What may yet change."""
 _NO_DEATH = (*LIVES, "no news", "not known", "clean-exit", *STORIES.values())
@@ -31,6 +34,9 @@ def state(attempt: Attempt, run: str | None = None) -> dict[str, Any]:
     """The numbers of a run within the attempt that records it, by default its own; what is not known is None."""
     run = run or attempt.run_folder
     life = read_life(attempt, every=8)  # about one a second is enough here
+    unrecorded = _unrecorded(life)
+    if unrecorded is not None:
+        _look_without_recorder(life, attempt)
     last, about = life.last, life.about
     is_other = os.path.realpath(run) != os.path.realpath(attempt.run_folder)
     kept = run if is_other else checkpoints_of(life.events, attempt.run_folder)
@@ -45,16 +51,35 @@ def state(attempt: Attempt, run: str | None = None) -> dict[str, Any]:
         "attempt": attempt.number,
         "status": STORIES[story] if story is not None else _status(life, age),
         "sample_age": age,
+        "unrecorded": unrecorded,
         "seconds": life.seconds if last else None,
         "step": (own.step or 0) if story is not None or own.is_beside else _number(last.get("step")),
         "phase": last.get("phase") if story is None else None,
         "step_seconds": _step_seconds(life) if story is None else None,
-        "resources": _resources(life),
+        "resources": _resources(life, forecast=unrecorded is None),
         "time": _time(life, about),
         "micro_batch": _micro_batch(kept),
         "checkpoint": _checkpoint(kept),
         "events": _events(life, own_events(life, attempt, run)),
     }
+
+
+def _unrecorded(life: Life) -> dict[str, Any] | None:
+    """Since when nothing is recorded of a process that lives, and whether its recorder is gone; None if it is well."""
+    since = _number(life.last.get("wall")) or _number(life.about.get("wall"))
+    if not life.alive or since is None or time.time() - since < _STALE_SECONDS:
+        return None
+    lives = recorder_lives(life.about, life.events)
+    return {"seconds": time.time() - since, "recorder": {True: "silent", False: "gone", None: None}[lives]}
+
+
+def _look_without_recorder(life: Life, attempt: Attempt) -> None:
+    """What can be known all the same: the clock, and the page on which the training itself says where it is."""
+    life.seconds = max(life.seconds, time.time() - (_number(life.about.get("wall")) or time.time()))
+    life.series.pop("step_seconds", None)
+    beacon = read_beacon(os.path.join(attempt.folder, f"process-{life.about.get('pid')}", "beacon"))
+    if beacon is not None:
+        life.last = {**life.last, "step": beacon.step, "phase": beacon.phase}
 
 
 def _status(life: Life, age: float | None) -> str:
@@ -77,7 +102,7 @@ def _step_seconds(life: Life) -> float | None:
     return measured[-1][1] if measured else None
 
 
-def _resources(life: Life) -> list[dict[str, Any]]:
+def _resources(life: Life, forecast: bool) -> list[dict[str, Any]]:
     limits = life.about.get("limits")
     limits = limits if isinstance(limits, dict) else {}
     gpus = limits.get("gpus")
@@ -88,7 +113,7 @@ def _resources(life: Life) -> list[dict[str, Any]]:
         _free(life, "disk", "disk_free", _number(limits.get("disk"))),
         _free(life, "shm", "shm_free", _number(limits.get("shm"))),
     ]
-    return [item for item in found if item is not None]
+    return [{**item, **({} if forecast else {"full_in": None})} for item in found if item is not None]
 
 
 def _used(life: Life, name: str, series: str, limit: float | None) -> dict[str, Any] | None:
@@ -177,7 +202,7 @@ def lines(now: dict[str, Any], bar: int = _BAR, events: int = 4) -> list[str]:
         head += f" for {format_duration(now['sample_age'])}"
     if now["seconds"] is not None:
         head += f" · {format_duration(now['seconds'])}"
-    text = [head, _pace(now), ""]
+    text = [head, *_silence(now), _pace(now), ""]
     for item in now["resources"]:
         note = _warned(item["full_in"])
         text.append(_row(item["name"], item["used"], item["limit"], format_bytes, note, bar))
@@ -193,6 +218,15 @@ def lines(now: dict[str, Any], bar: int = _BAR, events: int = 4) -> list[str]:
     if now["status"] not in _NO_DEATH:
         text.append(f"`{'%' if in_notebook() else ''}buoy why` tells what happened")
     return text
+
+
+def _silence(now: dict[str, Any]) -> list[str]:
+    since = now["unrecorded"]
+    if since is None:
+        return []
+    why = {"gone": ": the recorder is gone", "silent": ": the recorder is late"}.get(since["recorder"], "")
+    old = "; what it measured is from then" if now["resources"] else ""
+    return [f"nothing is recorded since {format_duration(since['seconds'])} ago{why}{old}"]
 
 
 def _pace(now: dict[str, Any]) -> str:
