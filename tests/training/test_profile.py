@@ -43,12 +43,13 @@ def test_steps_are_told_by_phase_and_module_and_the_hooks_are_gone(tmp_path: Pat
     profile = Profile(str(tmp_path), [model], [optimizer])
     before = torch.autograd.backward
     profile.prepare()
-    profile.begin()
+    profile.begin(lambda: None)
     begin = time.perf_counter()
     for x, y in torch.utils.data.DataLoader(data, batch_size=32):
         torch.nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
+        profile.whole_step()
     profile.stop()
     summary = profile.summary(3, time.perf_counter() - begin)
 
@@ -187,3 +188,127 @@ def test_why_a_profile_was_short_is_told_once(monkeypatch: pytest.MonkeyPatch) -
     assert len(said) == 1
     assert "1 step, " in said[0]
     assert "5 were asked for, but their record would take too much memory" in said[0]
+
+
+@pytest.mark.parametrize("how", ["return", "break", "exception", "half a step"])
+def test_a_loop_that_is_left_early_leaves_no_profiler_behind(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], how: str
+) -> None:
+    before = torch.autograd.backward
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = buoy.Run(tmp_path / "run")
+    run.track(model=model, optimizer=optimizer)
+    run.profile(steps=3)
+
+    def train() -> None:
+        for _ in run.epochs(2):
+            for x in run.batches(torch.randn(8, 4, 8)):
+                model(x).square().mean().backward()
+                if how == "half a step" and run.step == 3:
+                    raise ArithmeticError
+                optimizer.step()
+                optimizer.zero_grad()
+                if run.step == 4 and how != "half a step":
+                    if how == "exception":
+                        raise ArithmeticError
+                    if how == "return":
+                        return
+                    break
+            else:
+                continue
+            break
+
+    try:
+        train()
+    except ArithmeticError:
+        pass
+    told = capfd.readouterr().err
+
+    assert not torch.autograd._profiler_enabled()
+    assert torch.autograd.backward is before
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+    measured = 1 if how == "half a step" else 2
+    assert f"{measured} step{'s' if measured > 1 else ''}, " in told
+    assert "the training ended before the 3 asked for" in told
+    shares = [float(line[13:18]) for line in told.splitlines() if line[18:20] == " %"]
+    assert sum(shares) == pytest.approx(100, abs=0.5)  # half a step's time is in none of the phases
+    run.finish()
+    assert "profile" not in capfd.readouterr().err
+
+
+def test_another_run_ends_a_profile_that_nobody_comes_back_to(capfd: pytest.CaptureFixture[str]) -> None:
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = buoy.Run()
+    first.track(model=model, optimizer=optimizer)
+    first.profile(steps=3)
+    held = iter(first.batches(torch.randn(8, 4, 8)))  # what no frame lets go of
+    for _ in range(4):
+        model(next(held)).square().mean().backward()
+        optimizer.step()
+    assert torch.autograd._profiler_enabled()
+    second = buoy.Run()
+    told = capfd.readouterr().err
+
+    assert not torch.autograd._profiler_enabled()
+    assert "1 step, " in told
+    second.profile(steps=2)
+    train_with(second)
+    assert "2 steps, " in capfd.readouterr().err
+    held.close()
+
+
+def test_a_record_is_cut_where_modules_run_on_and_no_step_comes(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An iterator that is held and never asked again, then work that buoy knows nothing of."""
+    from buoy.flight import profile
+
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = buoy.Run()
+    run.track(model=model, optimizer=optimizer)
+    run.profile(steps=3)
+    held = iter(run.batches(torch.randn(8, 4, 8)))
+    for _ in range(4):
+        model(next(held)).square().mean().backward()
+        optimizer.step()
+    monkeypatch.setattr(profile, "_MOST_GROWTH", 1 << 20)
+    other, calls = torch.nn.Linear(8, 8), 0
+    while torch.autograd._profiler_enabled() and calls < 20_000:
+        other(torch.ones(1, 8))
+        calls += 1
+    ended_by_itself = not torch.autograd._profiler_enabled()
+    held.close()
+    told = capfd.readouterr().err
+
+    assert ended_by_itself
+    assert "1 step, " in told
+    assert "their record would take too much memory" in told
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def test_a_trace_that_could_not_be_written_is_not_offered(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """torch logs that the disk was full, and says nothing."""
+    run = buoy.Run(tmp_path / "run")
+    (tmp_path / "run" / "profiles").write_text("in the way")
+    run.profile(steps=2)
+    train_with(run)
+    told = capfd.readouterr().err
+
+    assert "2 steps, " in told
+    assert "raw trace: n/a, it could not be written whole" in told
+
+
+def test_a_trace_that_breaks_off_is_known_as_such(tmp_path: Path) -> None:
+    from buoy.torch.profile import _is_whole
+
+    empty, short, whole = (tmp_path / name for name in ("empty", "short", "whole"))
+    empty.touch()
+    short.write_text('{"traceEvents": [{"name": "aten::ad')
+    whole.write_text('{"traceEvents": []}\n')
+
+    assert [_is_whole(str(path)) for path in (empty, short, whole)] == [False, False, True]

@@ -36,6 +36,8 @@ class Summary:
     """TensorFlow: seconds that the operations of each part of the step took, added up over all threads."""
     trace: str | None = None
     """The raw trace: a file for Perfetto, or a folder for TensorBoard."""
+    trace_is_lost: bool = False
+    """It should be there, and could not be written."""
     note: str = ""
     """Which steps these were."""
 
@@ -58,6 +60,8 @@ class Summary:
             lines += _sizes(self.held, _OWNERS)
         if self.trace is not None:
             lines.append(f"raw trace: {self.trace}")
+        elif self.trace_is_lost:
+            lines.append("raw trace: n/a, it could not be written whole (is the disk full?)")
         return "\n".join(lines)
 
 
@@ -79,13 +83,19 @@ def _sizes(sizes: dict[str, int], most: int) -> list[str]:
 
 
 class Profiler(Protocol):
-    """A framework's profiler; each call is made between two steps."""
+    """A framework's profiler; each call is made between two steps, but for `cut` and an early `stop`."""
 
     def prepare(self) -> None:
         """The next step is the last that does not count."""
 
-    def begin(self) -> None:
-        """The next step counts."""
+    def begin(self, look: Callable[[], None]) -> None:
+        """The next step counts. `look` is to be called now and then while much runs and no step becomes whole."""
+
+    def whole_step(self) -> None:
+        """A step is done: what is measured after it does not count, unless another becomes whole."""
+
+    def cut(self) -> None:
+        """Record no more; inside of anything that the training may do."""
 
     def stop(self) -> None:
         """Leave nothing behind, whatever was begun."""
@@ -99,12 +109,17 @@ class Profiling:
 
     of_next_training = 0
     """Steps that `%buoy profile` wants of whichever training of this process takes the next step."""
+    _at_work: Profiling | None = None
+    """The one that has a framework's profiler: a process can have only one, and it grows until it is stopped."""
 
     def __init__(self, say: Callable[[str], object]) -> None:
+        """A training begins: the profile of another one, that nobody ended, ends here."""
+        if Profiling._at_work is not None:
+            Profiling._at_work.close()
         self._say = say
         self._wanted = 0
         self._profiler: Profiler | None = None
-        self._is_prepared = self._has_begun = False
+        self._is_prepared = self._has_begun = self._is_cut = False
         self._first = self._last = 0
         """Where warming up or measuring began, and the newest step that is whole."""
         self._began = self._ended = 0.0
@@ -122,14 +137,24 @@ class Profiling:
             self._wanted, Profiling.of_next_training = Profiling.of_next_training, 0
         if not self._wanted:
             return
-        self._last, self._ended = step, time.perf_counter()
         try:
             if self._profiler is None:
-                self._is_prepared = self._has_begun = False
+                if Profiling._at_work is not None:
+                    Profiling._at_work.close()
+                self._is_prepared = self._has_begun = self._is_cut = False
                 self._profiler, self._first = make(), step
-            self._go_on(step - self._first, self._profiler)
+                Profiling._at_work = self
+            self._is_whole(step, self._profiler)
+            self._go_on(self._last - self._first, self._profiler)
         except Exception as error:  # noqa: BLE001 - a second profiler, a full disk: no reason to end a training
             self._give_up(error)
+
+    def leave(self, step: int | None) -> None:
+        """The loop was left early, so nobody may come between two steps again: `step` if it is whole, else None."""
+        if self._profiler is not None:
+            if step is not None:
+                self._is_whole(step, self._profiler)
+            self.close()
 
     def close(self) -> None:
         """The training is over: tell what was measured, also where it is less than was asked for."""
@@ -138,30 +163,54 @@ class Profiling:
         made = self._last - self._first
         if self._profiler is None:
             self._give_up("no step came after it was asked for")
+        elif self._is_cut and not made:
+            self._give_up(f"no step was whole before its record took more than {format_bytes(_MOST_GROWTH)}")
         elif not self._has_begun or not made:
             made = WARM_UP if self._has_begun else made
             self._give_up(f"the training ended after {_steps(made)}, and {WARM_UP} are for warming up")
         else:
             try:
-                self._tell(self._profiler, f"; the training ended before the {self._wanted} asked for")
+                self._tell(self._profiler, self._why_short(made))
             except Exception as error:  # noqa: BLE001 - the same
                 self._give_up(error)
 
+    def _is_whole(self, step: int, profiler: Profiler) -> None:
+        if not self._is_cut:  # what came after that is not in the record
+            self._last, self._ended = step, time.perf_counter()
+            if self._has_begun:
+                profiler.whole_step()
+
+    def _why_short(self, made: int) -> str:
+        if made >= self._wanted:
+            return ""
+        if self._is_cut:
+            return f"; {self._wanted} were asked for, but their record would take too much memory"
+        return f"; the training ended before the {self._wanted} asked for"
+
+    def _look(self) -> None:
+        """Much has run since the last step was whole: an iterator that nobody asks again, or a long evaluation."""
+        try:
+            if self._profiler is not None and not self._is_cut and self._is_too_large():
+                self._is_cut = True
+                self._profiler.cut()
+        except Exception:  # noqa: BLE001 - it is called from inside the person's own forward pass
+            pass
+
+    def _is_too_large(self) -> bool:
+        return _resident() - self._resident > _MOST_GROWTH
+
     def _go_on(self, made: int, profiler: Profiler) -> None:
         if self._has_begun:
-            if made >= self._wanted:
-                self._tell(profiler)
-            elif made and _resident() - self._resident > _MOST_GROWTH:
-                self._tell(
-                    profiler, f"; {self._wanted} were asked for, but their record would take too much memory"
-                )
+            self._is_cut = self._is_cut or bool(made and self._is_too_large())
+            if made >= self._wanted or self._is_cut:
+                self.close()
             return
         if made >= WARM_UP - 1 and not self._is_prepared:
             self._is_prepared = True
             profiler.prepare()
         if made >= WARM_UP:
             self._first, self._has_begun = self._last, True
-            profiler.begin()
+            profiler.begin(self._look)
             self._resident = _resident()
             self._began = time.perf_counter()
 
@@ -169,14 +218,20 @@ class Profiling:
         # To the end of the last whole step: a cell that was interrupted is run again much later.
         profiler.stop()
         summary = profiler.summary(self._last - self._first, self._ended - self._began)
-        self._profiler, self._wanted = None, 0
+        self._let_go()
         self._say(str(replace(summary, note=f"after {WARM_UP} steps of warm-up{ended}")))
 
     def _give_up(self, why: object) -> None:
-        profiler, self._profiler, self._wanted = self._profiler, None, 0
+        profiler = self._profiler
+        self._let_go()
         try:
             if profiler is not None:
                 profiler.stop()
         except Exception:  # noqa: BLE001 - what failed first is told
             pass
         self._say(f"there is no profile: {why}")
+
+    def _let_go(self) -> None:
+        self._profiler, self._wanted = None, 0
+        if Profiling._at_work is self:
+            Profiling._at_work = None

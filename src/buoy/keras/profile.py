@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -31,14 +32,14 @@ class Profile:
     def __init__(self, folder: str, model: Any, keeper: Any) -> None:
         self._folder = os.path.join(folder, "profiles", str(int(time.time())))
         self._model, self._keeper = model, keeper
-        self._saving = 0.0
+        self._saving = self._saving_in_whole_steps = 0.0
         self._records = False
 
     def prepare(self) -> None:
         """TensorFlow's profiler starts at once."""
 
-    def begin(self) -> None:
-        """Record, and time what the keeper saves."""
+    def begin(self, look: Callable[[], None]) -> None:
+        """Record, and time what the keeper saves. `fit` always comes to its end: nobody needs to look."""
         os.makedirs(self._folder, exist_ok=True)
         tf.profiler.experimental.start(self._folder)
         save = self._keeper.save
@@ -53,6 +54,14 @@ class Profile:
         self._keeper.save = timed
         self._records = True
 
+    def whole_step(self) -> None:
+        """What was measured so far is of whole steps."""
+        self._saving_in_whole_steps = self._saving
+
+    def cut(self) -> None:
+        """TensorFlow's profiler has nothing that can be ended apart."""
+        self.stop()
+
     def stop(self) -> None:
         """Record no more; TensorFlow writes its trace."""
         if self._records:
@@ -63,11 +72,19 @@ class Profile:
     def summary(self, steps: int, seconds: float) -> Summary:
         """What was measured, as far as the trace tells."""
         data_wait, operations = _read(self._folder, getattr(self._model.optimizer, "name", None))
+        saving = self._saving_in_whole_steps
         # What is left is the step: its callbacks and Keras's own loop are in it.
-        step = None if data_wait is None else max(0.0, seconds - data_wait - self._saving)
-        phases = {"data wait": data_wait, "step": step, "checkpoint": self._saving}
+        step = None if data_wait is None else max(0.0, seconds - data_wait - saving)
+        phases = {"data wait": data_wait, "step": step, "checkpoint": saving}
         held = holders([self._model])
-        return Summary(steps, seconds, phases, held, operations=operations, trace=self._folder)
+        trace = self._folder if any(os.path.getsize(path) for path in _traces(self._folder)) else None
+        return Summary(
+            steps, seconds, phases, held, operations=operations, trace=trace, trace_is_lost=trace is None
+        )
+
+
+def _traces(folder: str) -> list[str]:
+    return glob.glob(os.path.join(glob.escape(folder), "**", "*.xplane.pb"), recursive=True)
 
 
 def _read(folder: str, optimizer: str | None) -> tuple[float | None, dict[str, float]]:
@@ -77,7 +94,7 @@ def _read(folder: str, optimizer: str | None) -> tuple[float | None, dict[str, f
     except ImportError:  # another version keeps it elsewhere: the raw trace is there all the same
         return None, {}
     waited, parts = 0.0, {"forward": 0.0, "backward": 0.0, "update": 0.0}
-    for path in glob.glob(os.path.join(glob.escape(folder), "**", "*.xplane.pb"), recursive=True):
+    for path in _traces(folder):
         space = xplane_pb2.XSpace()
         with open(path, "rb") as file:
             space.ParseFromString(file.read())

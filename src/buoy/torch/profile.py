@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,6 +16,10 @@ from buoy.torch.holders import holders
 from buoy.torch.state import parts
 
 _PHASES = ("data wait", "forward", "backward", "optimizer", "other")
+_CALLS, _CALLS_PER_MODULE = 1024, 32
+"""Calls of modules without a whole step, at least and per module of the model, from which on the record's size is
+looked at inside of what runs: below them it may well be one step, whose activations are no record."""
+_CALLS_BETWEEN_LOOKS = 256
 
 
 class Profile:
@@ -27,6 +32,9 @@ class Profile:
         self._modules, self._optimizers = list(modules), list(optimizers)
         self._undo: list[Callable[[], object]] = []
         self._spent = dict.fromkeys(_PHASES, 0.0)
+        self._spent_in_whole_steps = dict(self._spent)
+        self._calls = 0
+        self._thread = 0
         self._kept: dict[str, int] = {}
         self._stack: list[str] = []
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -42,33 +50,46 @@ class Profile:
         self._profiler.prepare_trace()
         self._is_prepared = True
 
-    def begin(self) -> None:
+    def begin(self, look: Callable[[], None]) -> None:
         """Hook what the phases are read from, and record."""
+        self._thread = threading.get_ident()
+        self._hook_every_module(look)
         self._hook_modules()
         self._hook_optimizers()
         self._hook_backward()
         self._hook_loaders()
         self._record()
 
+    def whole_step(self) -> None:
+        """What was measured so far is of whole steps."""
+        self._spent_in_whole_steps = dict(self._spent)
+        self._calls = 0
+
+    def cut(self) -> None:
+        """Record no more. The hooks stay: they may be what is running now."""
+        if self._records:
+            self._is_prepared = self._records = False
+            self._profiler.stop_trace()
+
     def stop(self) -> None:
         """Record no more, and take every hook away."""
         try:
             if self._is_prepared and not self._records:  # torch's own schedule ends a warm-up in the same way
                 self._record()
-            if self._records:
-                self._is_prepared = self._records = False
-                self._profiler.stop_trace()
+            self.cut()
         finally:
             while self._undo:
                 self._undo.pop()()
 
     def summary(self, steps: int, seconds: float) -> Summary:
         """What was measured; writes the trace."""
-        spent: dict[str, float | None] = {**self._spent}
-        spent["other"] = max(0.0, seconds - sum(self._spent.values()))
+        known = self._spent_in_whole_steps
+        spent: dict[str, float | None] = {**known, "other": max(0.0, seconds - sum(known.values()))}
         saved = dict(sorted(self._kept.items(), key=lambda item: -item[1]))
         held = holders(self._modules, self._optimizers)
-        return Summary(steps, seconds, spent, held, saved=saved, trace=self._write_trace())
+        trace = self._write_trace()
+        lost = trace is None and self._folder is not None
+        return Summary(steps, seconds, spent, held, saved=saved, trace=trace, trace_is_lost=lost)
 
     def _record(self) -> None:
         self._profiler.start_trace()
@@ -77,10 +98,29 @@ class Profile:
     def _write_trace(self) -> str | None:
         if self._folder is None:
             return None
-        os.makedirs(self._folder, exist_ok=True)
         path = os.path.join(self._folder, f"{int(time.time())}.pt.trace.json")
-        self._profiler.export_chrome_trace(path)
-        return path
+        try:
+            os.makedirs(self._folder, exist_ok=True)
+            self._profiler.export_chrome_trace(path)
+            if _is_whole(path):
+                return path
+            os.unlink(path)  # torch only logs that the disk was full
+        except (OSError, RuntimeError):
+            pass
+        return None
+
+    def _hook_every_module(self, look: Callable[[], None]) -> None:
+        """Also those that are not of this training: it may be over, with nobody to say so."""
+        enough = max(_CALLS, _CALLS_PER_MODULE * sum(1 for root in self._modules for _ in root.modules()))
+
+        def called(*_: Any) -> None:
+            if threading.get_ident() == self._thread:  # torch's profiler is ended where it was begun
+                self._calls += 1
+                if self._calls >= enough and self._calls % _CALLS_BETWEEN_LOOKS == 0:
+                    look()
+
+        hook = nn.modules.module.register_module_forward_pre_hook(called)
+        self._undo.append(hook.remove)
 
     def _hook_modules(self) -> None:
         """Time in the outermost forward, and what each module's own operations keep for the backward pass."""
@@ -163,6 +203,13 @@ class Profile:
 
         torch.autograd.backward = backward
         self._undo.append(lambda: setattr(torch.autograd, "backward", original))
+
+
+def _is_whole(path: str) -> bool:
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 64))
+        return file.read().rstrip().endswith(b"}")
 
 
 def profile_of(folder: str | None, objects: Iterable[object]) -> Profile:

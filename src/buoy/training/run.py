@@ -190,17 +190,20 @@ class Run:
             if not self._from.finished:
                 self._say(f"all {count} epochs are done already (step {self.step}); nothing is left to do")
             self._random.return_to_place()  # what comes after the loop draws as it did the first time
-        for epoch in range(max(before, first), before + count):
-            self._position.begin_epoch(epoch)
-            if self._keeper is not None:
-                self._keeper.recorder.epoch(epoch)
-            if self._position.is_returning:
-                self._random.return_to_way()
-            else:
-                self._random.return_to_place()
-            self._random.begin_way()
-            yield epoch - before
-            self._end_epoch(last=epoch + 1 == before + count)
+        try:
+            for epoch in range(max(before, first), before + count):
+                self._position.begin_epoch(epoch)
+                if self._keeper is not None:
+                    self._keeper.recorder.epoch(epoch)
+                if self._position.is_returning:
+                    self._random.return_to_way()
+                else:
+                    self._random.return_to_place()
+                self._random.begin_way()
+                yield epoch - before
+                self._end_epoch(last=epoch + 1 == before + count)
+        finally:
+            self._profiling.leave(self._whole_step)
         self._epochs_before += count
         self._in_epochs = False
 
@@ -305,6 +308,12 @@ class Run:
         if reason:
             self._save(reason, pin=pin, epoch_done=epoch_done, finished=finished)
 
+    @property
+    def _whole_step(self) -> int | None:
+        """The step, unless it is half done; without an optimizer nobody can tell."""
+        position = self._position
+        return self.step if position.counts_steps and position.is_between_steps else None
+
     def _new_profile(self) -> Profiler:
         from buoy.torch.profile import profile_of
 
@@ -338,11 +347,10 @@ class Run:
             return
         from buoy.torch.data import Place
 
-        position, exhausted = self._position, False
+        position, exhausted, counts_batches = self._position, False, not self._position.counts_steps
         try:
             self._arrive()
             place = Place(self._random.seed, self._rank, position.epoch, loop.number)
-            counts_batches = not position.counts_steps
             with self._keeper.loop() if self._keeper is not None else nullcontext():
                 feed = self._feeds.open(loader, place, loop.saved)
                 loop.place = feed.state_dict
@@ -370,6 +378,8 @@ class Run:
                     yield batch
         finally:
             position.end_loop(loop, exhausted=exhausted)
+            if not exhausted and (loop.trains or counts_batches):
+                self._profiling.leave(self._whole_step)
             if not loop.nested:
                 self._random.begin_way()
 
