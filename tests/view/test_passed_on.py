@@ -41,6 +41,7 @@ def test_neither_page_nor_numbers_hold_a_place_of_the_machine(tmp_path: Path) ->
     verdict = json.loads((folder / "verdict.json").read_text())
     verdict["cause"]["next"] = [f"go on from {place}, saved 3 s before the end"]
     verdict["where"]["file"] = "/home/secret-place/train.py"
+    verdict["where"]["cell"] = 'In [7] train(secret="plan for the next paper")'
     (folder / "verdict.json").write_text(json.dumps(verdict))
     add_events(
         folder,
@@ -54,3 +55,5 @@ def test_neither_page_nor_numbers_hold_a_place_of_the_machine(tmp_path: Path) ->
         assert "secret" not in text
         assert str(tmp_path) not in text
         assert "step-900" in text
+        assert "In [7]" in text
+        assert "train(" not in text

@@ -1,6 +1,8 @@
-"""Keeps secrets out of the log: arguments that look like a token, key, password or a URL with credentials."""
+"""Keeps secrets out of the log: words that look like a token, key, password or a URL with credentials."""
 
 from __future__ import annotations
+
+import re
 
 MASK = "***"
 _SECRET_WORDS = ("token", "secret", "passw", "passwd", "pwd", "apikey", "api_key", "api-key", "access_key",
@@ -18,6 +20,18 @@ _SECRET_PREFIXES = (
     "ASIA",
     "AIza",
     "eyJ",
+)
+# In code a token stands between brackets and quotes. `hf_tokenizer` is a name: a token has capitals or digits.
+_TOKEN = re.compile(
+    r"(?<![A-Za-z0-9_])(?:hf_(?=[A-Za-z0-9]*[A-Z0-9])[A-Za-z0-9]{8,}|gh[opsu]_[A-Za-z0-9]{12,}|github_pat_\w{12,}"
+    r"|glpat-[\w-]{12,}|xox[bp]-[\w-]{12,}|sk-(?=[\w-]*\d)[\w-]{12,}|A[KS]IA[A-Z0-9]{12,}|AIza[\w-]{20,}"
+    r"|eyJ[\w-]{10,}[\w.-]*)"
+)
+_QUOTED = r"""[rbfu]*(?P<quote>["'])(?P<value>.*?)(?:(?P=quote)|$)"""
+_NAMED = re.compile(r"""(?P<name>[A-Za-z_][\w.-]*)(?P<between>["'\])]*\s*[=:,]\s*)""" + _QUOTED)
+_CALLED = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<between>\(\s*)" + _QUOTED)
+_OPAQUE = re.compile(
+    r"""(?<=["'])(?:[0-9a-fA-F]{32,}|(?=[^"']*\d)(?=[^"']*[a-z])(?=[^"']*[A-Z])[A-Za-z0-9+/=]{24,})(?=["'])"""
 )
 
 
@@ -57,7 +71,26 @@ def mask_text(text: str) -> str:
         # `Authorization: Bearer abc` and `--token abc` inside a sentence
         bare = word.strip("'\"(),;:`")
         hide_next = bare.lower() == "bearer" or (bare.startswith("-") and _is_secret_name(bare))
-    return " ".join(masked)
+    return _TOKEN.sub(MASK, " ".join(masked))
+
+
+def mask_code(line: str) -> str:
+    """A line of a person's code with its secrets replaced: `mask_text`, and what is quoted as one.
+
+    >>> mask_code('login("hunter2"); wandb.login(key = "x"); load("cats.csv")')
+    'login("***"); wandb.login(key = "***"); load("cats.csv")'
+    >>> mask_code('connect("0123456789abcdef0123456789abcdef", timeout=3)')
+    'connect("***", timeout=3)'
+    """
+
+    def hidden(found: re.Match[str]) -> str:
+        name = found["name"].lower()
+        is_secret = _is_secret_name(name) or name.endswith("login")
+        shown = found["name"] + found["between"] + found["quote"] + MASK + found["quote"]
+        return shown if is_secret else found[0]
+
+    line = _CALLED.sub(hidden, _NAMED.sub(hidden, line))
+    return mask_text(_OPAQUE.sub(MASK, line))
 
 
 def _mask_word(word: str) -> str:

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from buoy.flight.beacon import Beacon
-from buoy.flight.privacy import mask_text
+from buoy.flight.privacy import mask_code
 
 _MOST = 120
 
@@ -43,4 +43,4 @@ def _first_line(code: str | None) -> str:
         for line in (code or "").splitlines()
         if line.strip() and not line.lstrip().startswith("#")
     ]
-    return mask_text(lines[0])[:_MOST] if lines else ""
+    return mask_code(lines[0])[:_MOST] if lines else ""

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from html import escape
@@ -23,6 +24,7 @@ from buoy.view.places import without_places
 
 SCHEMA = "buoy.report/1"
 _MOST_ROWS = 12
+_CELL = re.compile(r"In \[\d*\]")
 _KEY = {
     "save": "checkpoint",
     "warning": "warning",
@@ -159,6 +161,10 @@ def _verdicts(history: History) -> str:
 
 def _verdict(history: History, life: Life) -> dict[str, Any]:
     told: dict[str, Any] = without_places(life.verdict, life.about, history.folder)
+    where = told.get("where")
+    if isinstance(where, dict) and where.get("cell"):
+        number = _CELL.match(str(where["cell"]))  # what follows it is the person's own code
+        told["where"] = {**where, "cell": number[0] if number is not None else None}
     return told
 
 
