@@ -47,10 +47,13 @@ def _make_run(run_folder: str) -> None:
         _refuse_foreign(run_folder)
     marker = os.path.join(run_folder, "run.json")
     if not os.path.exists(marker):
-        write_json(
-            marker, {"schema": RUN_SCHEMA, "name": os.path.basename(run_folder), "created": time.time()}
-        )
+        write_json(marker, new_marker(run_folder))
     os.makedirs(os.path.join(run_folder, "attempts"), mode=0o700, exist_ok=True)
+
+
+def new_marker(run_folder: str) -> dict:  # type: ignore[type-arg]
+    """What run.json holds of a run that begins."""
+    return {"schema": RUN_SCHEMA, "name": os.path.basename(run_folder), "created": time.time()}
 
 
 def _refuse_foreign(run_folder: str) -> None:
@@ -163,11 +166,7 @@ def _attempt(run_folder: str, number: int) -> Attempt:
 def point_to(run_folder: str, attempt: Attempt) -> None:
     """Note in a run folder that this attempt of another run records it: a notebook's, whose recorder ran already."""
     marker_path = os.path.join(run_folder, "run.json")
-    marker = read_json(marker_path) or {
-        "schema": RUN_SCHEMA,
-        "name": os.path.basename(run_folder),
-        "created": time.time(),
-    }
+    marker = read_json(marker_path) or new_marker(run_folder)
     pointers = marker.get("recorded")
     pointers = pointers if isinstance(pointers, list) else []
     here = {"run": os.path.relpath(attempt.run_folder, run_folder), "attempt": attempt.number}

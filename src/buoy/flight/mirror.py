@@ -1,11 +1,16 @@
 """Copies the tail of the log to a second home, such as a mounted drive that outlives the machine.
 
 Each copy is made by a short-lived fork: a drive that hangs or vanishes stops that process and nothing else.
+A home that is named while the recorder runs already (a notebook's, joined by a run with a mirror) is left in
+`mirrors.json` of the attempt; the run's folder there then points to the copy of the recording, as it does here.
 """
 
 from __future__ import annotations
 
+import json
 import os
+
+from buoy.flight.attempt import attempt_numbers, new_marker, read_json, write_json
 
 PERIOD = 45.0
 _TAIL_BYTES = 512 << 10
@@ -20,15 +25,79 @@ _WHOLE = (
 )
 
 
+_ASKED = "mirrors.json"
+_IDENTITY = ("boot_id", "pid", "start_ticks", "wall")
+"""By what one attempt is known from another of the same number, which a new machine makes too."""
+
+
+def ask_for_copies(attempt_folder: str, mirror: str, run_folder: str) -> None:
+    """Let the recorder of this attempt copy its log to this home too, on behalf of the run in this folder."""
+    path = os.path.join(attempt_folder, _ASKED)
+    asked = (read_json(path) or {}).get("mirrors")
+    asked = asked if isinstance(asked, list) else []
+    home = {"folder": os.path.abspath(mirror), "run": os.path.abspath(run_folder)}
+    if home not in asked:
+        write_json(path, {"mirrors": [*asked, home]})
+
+
+class Mirrors:
+    """Every second home of one attempt's log: the one given at its start, and those asked for since."""
+
+    def __init__(self, attempt_folder: str, first: object) -> None:
+        self._folder = attempt_folder
+        self._homes: dict[str, Mirror] = {}
+        self._asked = 0
+        self._told: dict[str, str | None] = {}
+        if isinstance(first, str):
+            self._homes[first] = Mirror(attempt_folder, first)
+
+    def tick(self, now: float, alarm: bool = False) -> None:
+        """Copy where it is time; never waits."""
+        self._look()
+        for home in self._homes.values():
+            home.tick(now, alarm)
+
+    def last_copy(self) -> None:
+        """The attempt has ended."""
+        self._look()
+        for home in self._homes.values():
+            home.last_copy()
+
+    def new_troubles(self) -> list[tuple[str, str]]:
+        """(home, why it takes no copy), each once."""
+        found = [
+            (folder, home.trouble)
+            for folder, home in self._homes.items()
+            if home.trouble is not None and home.trouble != self._told.get(folder)
+        ]
+        self._told = {folder: home.trouble for folder, home in self._homes.items()}
+        return found
+
+    def _look(self) -> None:
+        path = os.path.join(self._folder, _ASKED)
+        try:
+            changed = os.stat(path).st_mtime_ns
+        except OSError:
+            return
+        if changed == self._asked:
+            return
+        self._asked = changed
+        asked = (read_json(path) or {}).get("mirrors")
+        for home in asked if isinstance(asked, list) else ():
+            folder, run = home["folder"], home["run"]
+            if folder not in self._homes:
+                self._homes[folder] = Mirror(self._folder, folder)
+            self._homes[folder].serve(run)
+
+
 class Mirror:
     """The second home of one attempt's log."""
 
     def __init__(self, attempt_folder: str, mirror: str) -> None:
         self._from = attempt_folder
-        run_folder = os.path.dirname(os.path.dirname(attempt_folder))
-        self._run_json = os.path.join(run_folder, "run.json")
-        self._run_to = os.path.join(mirror, os.path.basename(run_folder))
-        self._to = os.path.join(self._run_to, "attempts", os.path.basename(attempt_folder))
+        self._mirror = mirror
+        self._recording = os.path.dirname(os.path.dirname(attempt_folder))
+        self._runs: list[str] = []
         self._copier: int | None = None
         self._due = 0.0
         self.trouble: str | None = None
@@ -40,6 +109,12 @@ class Mirror:
         if self._copier is None and (alarm or now >= self._due):
             self._due = now + PERIOD
             self._start()
+
+    def serve(self, run_folder: str) -> None:
+        """This run is recorded by the attempt: let its folder in the mirror point to the copy, from now on."""
+        if os.path.basename(run_folder) != os.path.basename(self._recording):
+            self._runs.append(run_folder)
+        self._due = 0.0
 
     def last_copy(self) -> None:
         """The attempt has ended: copy once more, in a process of its own that outlives the sidecar."""
@@ -57,12 +132,21 @@ class Mirror:
         code = 1
         try:
             os.nice(5)
-            copy_tail(self._from, self._run_json, self._run_to, self._to)
+            self._copy()
             code = 0
         except OSError as error:
             code = error.errno or 1
         finally:
             os._exit(min(code, 255))
+
+    def _copy(self) -> None:
+        name = os.path.basename(self._recording)
+        run_to = os.path.join(self._mirror, name)
+        number = _number_there(self._from, run_to)
+        to = os.path.join(run_to, "attempts", f"{number:04d}")
+        copy_tail(self._from, os.path.join(self._recording, "run.json"), run_to, to)
+        for run in self._runs:
+            _point_there(run, os.path.join(self._mirror, os.path.basename(run)), self._from, name, number)
 
     def _reap(self) -> None:
         if self._copier is None:
@@ -76,6 +160,37 @@ class Mirror:
             self._copier = None
             code = os.waitstatus_to_exitcode(status)
             self.trouble = None if code == 0 else (os.strerror(code) if code > 0 else f"signal {-code}")
+
+
+def _number_there(attempt_folder: str, run_to: str) -> int:
+    """Its number in the mirror: its own, unless a lost machine's attempt has that one; never over that."""
+    mine = _identity(attempt_folder)
+    number = int(os.path.basename(attempt_folder))
+    taken = attempt_numbers(run_to)
+    for there in (number, *reversed(taken)):
+        found = _identity(os.path.join(run_to, "attempts", f"{there:04d}"))
+        if found == mine or (found is None and there == number):
+            return there
+    return max(taken) + 1
+
+
+def _identity(attempt_folder: str) -> list[object] | None:
+    about = read_json(os.path.join(attempt_folder, "attempt.json"))
+    return [about.get(key) for key in _IDENTITY] if about is not None else None
+
+
+def _point_there(run: str, run_to: str, attempt_folder: str, recording: str, number: int) -> None:
+    """Write the run's marker beside its checkpoints in the mirror; what machines before this one left there stays."""
+    marker = read_json(os.path.join(run, "run.json")) or new_marker(run)
+    mine = {"run": os.path.join(os.pardir, recording), "attempt": number}
+    for each in marker.get("recorded") or ():
+        told = os.path.join(run, str(each.get("run")), "attempts", f"{each.get('attempt')}".zfill(4))
+        if os.path.normpath(told) == attempt_folder:
+            mine = {**each, **mine}
+    kept = (read_json(os.path.join(run_to, "run.json")) or {}).get("recorded")
+    kept = [each for each in kept if each != mine] if isinstance(kept, list) else []
+    os.makedirs(run_to, exist_ok=True)
+    _write(os.path.join(run_to, "run.json"), json.dumps({**marker, "recorded": [*kept, mine]}).encode())
 
 
 def copy_tail(attempt_folder: str, run_json: str, run_to: str, to: str) -> None:

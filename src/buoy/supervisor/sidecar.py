@@ -19,7 +19,7 @@ from buoy.flight.alarms import Alarms
 from buoy.flight.attempt import read_json, write_json
 from buoy.flight.death import counter_change, exit_status, gather
 from buoy.flight.log import EventLog, SampleLog
-from buoy.flight.mirror import Mirror
+from buoy.flight.mirror import Mirrors
 from buoy.flight.parent import Parent
 from buoy.flight.privacy import mask_text
 from buoy.flight.sampler import Sampler
@@ -55,9 +55,7 @@ class Sidecar:
         self._before = self._sampler.counters()
         self._alarms = Alarms(self._attempt, self._sampler)
         self._stacks = StackAsker(self._events)
-        mirror = self._attempt.get("mirror")
-        self._mirror = Mirror(folder, mirror) if isinstance(mirror, str) else None
-        self._mirror_trouble: str | None = None
+        self._mirrors = Mirrors(folder, self._attempt.get("mirror"))
         self._poll = select.poll()
         self._poll.register(self._pidfd, select.POLLIN)
         self._child_pidfds: dict[int, int] = {}  # descriptor -> pid
@@ -106,21 +104,15 @@ class Sidecar:
             if kind == "hang":
                 self._stacks.ask(self._lead_pid(), "hang")
         self._stacks.near_exhaustion(self._sampler.pressure, self._lead_pid(), now)
-        if self._mirror is not None:
-            self._mirror.tick(now, alarm=bool(warnings))
-            self._tell_mirror_trouble(self._mirror)
+        self._mirrors.tick(now, alarm=bool(warnings))
+        for home, trouble in self._mirrors.new_troubles():
+            text = f"the mirror {home} takes no copy: {trouble}; the log here goes on"
+            self._events.add("warning", alarm="mirror", text=text, values={})
+            _tell(text)
 
     def _lead_pid(self) -> int:
         lead = self._sampler.lead()
         return next((pid for pid, reading in self._sampler.beacons.items() if reading is lead), self._pid)
-
-    def _tell_mirror_trouble(self, mirror: Mirror) -> None:
-        if mirror.trouble != self._mirror_trouble:
-            self._mirror_trouble = mirror.trouble
-            if mirror.trouble is not None:
-                text = f"the mirror {self._attempt.get('mirror')} takes no copy: {mirror.trouble}; the log here goes on"
-                self._events.add("warning", alarm="mirror", text=text, values={})
-                _tell(text)
 
     def _check_clock(self, now: float) -> None:
         gap = now - self._last
@@ -220,8 +212,7 @@ class Sidecar:
         from buoy.verdict import settle  # only now: it is larger than the whole sampling loop
 
         settle(self._folder)
-        if self._mirror is not None:
-            self._mirror.last_copy()
+        self._mirrors.last_copy()
 
 
 def _tell(text: str) -> None:

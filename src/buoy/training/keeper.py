@@ -23,14 +23,11 @@ from buoy.checkpoint.search import newest_good
 from buoy.checkpoint.state import AsTensor
 from buoy.checkpoint.store import Checkpoint, Receipt, Saver, Store
 from buoy.errors import BuoyError, UsageError
-from buoy.flight import recorder
-from buoy.flight.attempt import point_to
-from buoy.flight.recorder import Recorder
 from buoy.planner import rehearsal
 from buoy.supervisor.start import limit_seconds
-from buoy.supervisor.watch import watch
 from buoy.training import deadline
 from buoy.training.alarms import Alarms
+from buoy.training.recording import record
 from buoy.training.rhythm import Interval, Pace
 from buoy.training.shelf import Shelf
 from buoy.training.signals import Signals
@@ -67,7 +64,8 @@ class Keeper:
         given = limit_seconds(time_limit)
         self._mirror = Mirror(self.folder, mirror, wish) if mirror is not None else None
         self.store = Store(self.folder)
-        self.recorder = self._record(given)
+        log_home = self._mirror.log_folder if self._mirror is not None else None
+        self.recorder = record(self.store, log_home, given, say)
         self._saver: Saver = self.store.saver(say, self.recorder.event)
         self._shelf = Shelf(self.store, wish, allowed, self._trouble, self.recorder.event)
         self._signals = Signals(self.recorder, say)
@@ -339,26 +337,6 @@ class Keeper:
             say(text)
 
     # -- what is known at the start ---------------------------------------------------------------------------
-
-    def _record(self, limit: float | None) -> Recorder:
-        there = recorder.current()
-        attempt = there.attempt if there is not None else recorder.attempt_of_environment()
-        mirror = self._mirror.log_folder if self._mirror is not None else None
-        there_already = next((entry.folder for entry in self.store.list() if entry.complete), None)
-        if attempt is not None and os.path.realpath(attempt.run_folder) != os.path.realpath(self.folder):
-            say(f"checkpoints go to {self.folder}, the recording to {attempt.run_folder}")
-            joined = watch()
-            joined.opened(self.folder, there_already)
-            if limit is not None:
-                joined.event("time-limit", seconds=limit)
-            try:
-                point_to(self.folder, attempt)
-            except OSError:
-                pass  # a folder that cannot be written is told of when the first checkpoint is made
-            return joined
-        own = watch(self.folder, mirror=mirror, time_limit=limit)
-        own.opened(self.folder, there_already)
-        return own
 
     def _with_mirror(self, act: Callable[[Mirror], None]) -> None:
         if self._mirror is not None:
