@@ -38,6 +38,28 @@ def test_the_plan_stands_beside_what_came(tmp_path: Path) -> None:
     assert "planned for colab-t4: does not fit; the cheapest remedy: micro-batches of 16" in page
 
 
+def test_samples_at_once_are_those_that_the_run_really_used_or_unknown(tmp_path: Path) -> None:
+    """A kernel trains several runs: only what this one told counts."""
+    folder = make_attempt(tmp_path / "cats", 120.0)
+    add_events(folder, plan(batch=512, micro_batch=None), _batch("/else/dogs", 64))
+
+    assert _samples_at_once(tmp_path / "cats") == ("the whole batch (512)", None)
+
+    add_events(folder, _batch("/moved/from/cats", 8), _batch("/else/dogs", 128))
+
+    assert _samples_at_once(tmp_path / "cats") == ("the whole batch (512)", "the whole batch (8)")
+    assert "n/a" not in report.page(history.read(str(tmp_path / "cats"))).split("samples at once")[-1][:80]
+
+
+def _batch(path: str, samples: int) -> dict[str, Any]:
+    return {"kind": "batch", "step": 0, "samples": samples, "path": path}
+
+
+def _samples_at_once(run: Path) -> tuple[Any, Any]:
+    rows = report.as_json(history.read(str(run)))["plan"]["rows"]
+    return next((row["planned"], row["real"]) for row in rows if row["what"] == "samples at once")
+
+
 def test_a_plan_for_another_device_is_not_compared(tmp_path: Path) -> None:
     folder = make_attempt(tmp_path / "cats", 120.0)
     add_events(folder, plan(device="a100-40"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -50,7 +51,8 @@ class GuardedFit:
         self._validation = Validation(validation) if hasattr(validation, "element_spec") else None
         if stored is not None:
             self._resume(stored)
-        self._transaction = install_transaction(self._model, guard.step_options, keeper.recorder.event, say)
+        event = partial(keeper.recorder.event, path=keeper.folder)  # a kernel trains several runs
+        self._transaction = install_transaction(self._model, guard.step_options, event, say)
         self._sizes = SizeLog(keeper.folder, self._transaction) if self._transaction is not None else None
         if self._sizes is not None:
             if self._checkpoint is None:

@@ -51,6 +51,7 @@ class Sizes:
         self._say, self._event = say, event
         self._sizer = Sizer(most=micro_batch)
         self._history = History()
+        self._largest = 0
         self._measures = True
         """Until a measurement shows that none can be made, or that the batch cannot be cut."""
 
@@ -107,6 +108,9 @@ class Sizes:
 
     def done(self, number: int, rows: int, each: float, size: int) -> None:
         """A step went through."""
+        if rows > self._largest:  # an epoch's last batch is often smaller
+            self._largest = rows
+            self._event("batch", step=number, samples=rows)
         parts = even(rows, size)
         self._sizer.done(max(parts), each, held_back=len(parts) > 1)
         self._history.note(number, rows, parts, self._sizer)

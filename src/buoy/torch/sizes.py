@@ -34,6 +34,7 @@ class Sizes:
         self._sizer = Sizer(most=micro_batch)
         self._history = History()
         self._parameters, self._optimizers, self._cutting = parameters, optimizers, cutting
+        self._largest = 0
         self.gradient_bytes = 0
         """What the gradients of all parameters take."""
 
@@ -92,6 +93,9 @@ class Sizes:
 
     def learn(self, step: int, whole: Batch, parts: list[int], ramp: MeasuredRamp | None) -> None:
         """The step went through."""
+        if whole.samples > self._largest:  # an epoch's last batch is often smaller
+            self._largest = whole.samples
+            self._event("batch", step=step, samples=whole.samples)
         if ramp is not None:
             ramp.learn(self._sizer, whole.each)
             parts = ramp.sizes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from buoy.flight.log import read_lines
@@ -21,7 +22,8 @@ class MicroBatches:
         name = LOG if not rank else f"micro-batches.{rank}.jsonl"
         self._log = os.path.join(folder, name) if folder is not None else None
         self._saved = saved
-        self._settings = settings
+        # A notebook's kernel trains several runs under one recorder.
+        self._settings = {**settings, "event": partial(settings["event"], path=folder)}
         self._transaction: Any = None
         self._logged = 0
         self._is_checked = False

@@ -16,15 +16,17 @@ from buoy.view.places import without_places
 CPU = "cpu"
 
 
-def comparison(history: History) -> dict[str, Any] | None:
+def comparison(history: History, folder: str | None = None) -> dict[str, Any] | None:
     """The newest plan in the log and what was measured since; None where there is no plan.
 
-    `planned` is [lowest, highest] in bytes, or samples; `real` is None where nothing was measured.
+    `folder` is the run's, where a notebook's recording is elsewhere. `planned` is [lowest, highest] in bytes, or
+    samples; `real` is None where nothing was measured.
     """
     found = _newest(history)
     if found is None:
         return None
     event, lives = found
+    kept = folder if folder is not None else history.kept
     answer = _answer(event, lives[-1])
     rows: list[dict[str, Any]] = []
     if answer is not None and answer.get("device") != CPU:
@@ -35,8 +37,8 @@ def comparison(history: History) -> dict[str, Any] | None:
         rows.append(_row(f"device memory{with_these}", answer.get("peak"), seen))
     if answer is not None:
         rows.append(_row("host RAM", answer.get("host_ram"), _highest(lives, "process")))
-    rows += _reserved(history.kept)
-    rows.append(_micro_batch(event, history.kept))
+    rows += _reserved(kept)
+    rows.append(_samples_at_once(event, lives, kept))
     return {
         "source": without_places(event.get("source"), lives[-1].about),
         "on": answer.get("on") if answer is not None else None,
@@ -132,13 +134,29 @@ def _reserved(folder: str) -> list[dict[str, Any]]:
     return [_row(f"{measure} by the framework", [foreseen[0], foreseen[2]], real)]
 
 
-def _micro_batch(event: dict[str, Any], kept: str) -> dict[str, Any]:
+def _samples_at_once(event: dict[str, Any], lives: list[Life], kept: str) -> dict[str, Any]:
     used = [line["samples"] for line in sizes(kept) if "samples" in line]
-    batch = event.get("batch")
-    whole = f"the whole batch ({batch})" if isinstance(batch, int) else "the whole batch"
+    batch = _batch_seen(lives, kept)
+    seen = _whole(batch) if batch is not None else None
     return {
         "what": "samples at once",
         "unit": "samples",
-        "planned": event.get("micro_batch") or whole,
-        "real": (used[-1] or whole) if used else whole,
+        "planned": event.get("micro_batch") or _whole(event.get("batch")),
+        "real": used[-1] if used and used[-1] else seen,
     }
+
+
+def _whole(batch: Any) -> str:
+    return f"the whole batch ({batch})" if isinstance(batch, int) else "the whole batch"
+
+
+def _batch_seen(lives: list[Life], kept: str) -> int | None:
+    """The largest batch that this run really trained with; None where its own loop did not tell."""
+    name = os.path.basename(os.path.abspath(kept))
+    for life in reversed(lives):
+        for event in reversed(life.events):
+            samples = event.get("samples")
+            is_own = os.path.basename(str(event.get("path"))) == name
+            if event.get("kind") == "batch" and is_own and isinstance(samples, int):
+                return samples
+    return None
