@@ -16,11 +16,10 @@ _DESCRIPTION = (
 def execute(arguments: list[str]) -> int:
     """Run the verb."""
     chosen = _parser().parse_args(arguments)
-    from buoy.flight.attempt import find_attempt, find_run
+    from buoy.verdict.asked import asked_for
     from buoy.view.history import read
 
-    find_attempt(chosen.run)  # a run without one is an error with a hint
-    history = read(find_run(chosen.run))
+    history = read(asked_for(chosen.run).run)  # a run without an attempt is an error with a hint
     if chosen.format == "json":
         import json
 

@@ -45,10 +45,11 @@ def execute(arguments: list[str]) -> int:
 
 def _now(run: str | None) -> dict[str, Any]:
     """Looked up each time: a restart is a new attempt."""
-    from buoy.flight.attempt import find_attempt, find_run
+    from buoy.verdict.asked import asked_for
     from buoy.view.now import state
 
-    return state(find_attempt(run), find_run(run))
+    asked = asked_for(run)
+    return state(asked.attempt, None if asked.of_process else asked.run)
 
 
 def _follow_live(run: str | None) -> None:

@@ -70,7 +70,4 @@ def where(recorder: Recorder) -> str:
     """Where this kernel's training is, in lines."""
     assert recorder.attempt is not None
     now = state(recorder.attempt)
-    reading = recorder.beacon.read()
-    if reading is not None:
-        now["step"] = reading.step  # the newest sample is up to a fifth of a second old
     return "\n".join(lines(now))

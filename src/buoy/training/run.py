@@ -138,7 +138,7 @@ class Run:
         from buoy.view.run_card import run_card
 
         attempt = getattr(getattr(self._keeper, "recorder", None), "attempt", None)
-        return run_card(repr(self), attempt, self.step)
+        return run_card(repr(self), attempt, str(self.folder), self.step)
 
     # -- what is saved ----------------------------------------------------------------------------------------
 

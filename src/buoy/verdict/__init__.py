@@ -4,6 +4,7 @@ evidence.py    what the attempt left behind, and the same with parts taken away
 causes/        one file per cause, tried in order
 lost_child.py  what an exception says of a child process that is gone
 own_story.py   a run's own end within a recording that holds others
+asked.py       which run is meant where none is named
 beside.py      other attempts of the run: one that lived at the same time, the one before one that lives
 judge.py       the first that fits, plus mechanism, place and memory holders
 """
@@ -28,17 +29,13 @@ def why(run: str | None = None, attempt: int | None = None) -> Verdict:
     >>> verdict.cause.id, verdict.cause.claim.grade
     ('exit-code', 'certain')
     """
-    from buoy.flight.attempt import find_attempt, find_run
-    from buoy.verdict.beside import beside
-    from buoy.verdict.evidence import load
-    from buoy.verdict.judge import judge
-    from buoy.verdict.own_story import of_run
+    from buoy.verdict.asked import asked_for
+    from buoy.verdict.beside import beside, tell
 
-    found, named = find_attempt(run, attempt), find_run(run)
-    evidence = load(found.folder)
+    asked = asked_for(run, attempt)
+    verdict = tell(asked)
     was_chosen = attempt is not None or os.path.basename(os.path.normpath(run or "")).isdigit()
-    verdict = of_run(judge(evidence), evidence, named, whole=was_chosen)
-    return verdict if was_chosen else beside(verdict, found, named)
+    return verdict if was_chosen else beside(verdict, asked)
 
 
 def settle(folder: str) -> Verdict:

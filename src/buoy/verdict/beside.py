@@ -7,10 +7,12 @@ import shlex
 from dataclasses import replace
 
 from buoy.flight.attempt import Attempt, attempts_of, is_last_lost, read_json
+from buoy.verdict.asked import Asked, concerned
 from buoy.verdict.evidence import load
+from buoy.verdict.going_on import FINISHED, LEFT, NOT_BEGUN
 from buoy.verdict.judge import judge
 from buoy.verdict.model import Verdict
-from buoy.verdict.own_story import FINISHED, LEFT, NOT_BEGUN, of_run
+from buoy.verdict.own_story import of_run
 from buoy.verdict.values import mapping, number, printable, text
 
 _MOST = 8
@@ -18,43 +20,51 @@ _MOST = 8
 _NO_NEWS = ("clean-exit", "still-running", FINISHED, LEFT, NOT_BEGUN)
 
 
-def beside(verdict: Verdict, found: Attempt, run: str) -> Verdict:
+def tell(asked: Asked) -> Verdict:
+    """The verdict on what is asked for; of a process that ended it names the run that it was at."""
+    evidence = load(asked.attempt.folder)
+    whole = asked.of_process and evidence.is_dead
+    run = concerned(asked.attempt) if whole else asked.run
+    return of_run(judge(evidence), evidence, run, whole)
+
+
+def beside(verdict: Verdict, asked: Asked) -> Verdict:
     """The verdict on the last attempt, with a word about another that may be meant.
 
     Where the last one runs well and the one before it died, that death is what is asked for.
     """
-    others = [other for other in attempts_of(run) if other != found]
+    run = asked.attempt.run_folder if asked.of_process else asked.run
+    others = [asked._replace(attempt=other) for other in attempts_of(run) if other != asked.attempt]
     if verdict.cause.id == "still-running":
-        return _before(verdict, others, run) or verdict
+        return _before(verdict, others) or verdict
     if verdict.cause.id == NOT_BEGUN and others:
-        return _last_trained(verdict, others, run)
+        return _last_trained(verdict, others)
     if verdict.beside is not None:
         return verdict
     if is_last_lost(run):
         return replace(
             verdict, beside="a later recording of this run is not here: this is about one before it"
         )
-    return replace(verdict, beside=_lived_beside(verdict, found, others[-_MOST:], run))
+    return replace(
+        verdict,
+        beside=_lived_beside(verdict, asked.attempt, [other.attempt for other in others[-_MOST:]], run),
+    )
 
 
-def _before(running: Verdict, others: list[Attempt], run: str) -> Verdict | None:
+def _before(running: Verdict, others: list[Asked]) -> Verdict | None:
     """The death of the attempt before, if it died."""
-    if not others:
-        return None
-    evidence = load(others[-1].folder)
-    verdict = of_run(judge(evidence), evidence, run)
-    if verdict.cause.id in _NO_NEWS:
+    verdict = tell(others[-1]) if others else None
+    if verdict is None or verdict.cause.id in _NO_NEWS:
         return None
     return replace(
         verdict, beside=f"attempt {running.attempt} is running now; this is about the one before it"
     )
 
 
-def _last_trained(idle: Verdict, others: list[Attempt], run: str) -> Verdict:
+def _last_trained(idle: Verdict, others: list[Asked]) -> Verdict:
     """The end of the last attempt that did a step of this run: one that only opened it again ended nothing."""
     for other in reversed(others[-_MOST:]):
-        evidence = load(other.folder)
-        verdict = of_run(judge(evidence), evidence, run)
+        verdict = tell(other)
         if verdict.cause.id != NOT_BEGUN:
             return replace(verdict, beside=f"attempt {idle.attempt} opened it again and did no step of it")
     return idle

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from buoy.flight.attempt import is_kernel
 from buoy.flight.trainings import Training, training_of
 from buoy.units import format_duration
+from buoy.verdict.going_on import FINISHED, LEFT, NOT_BEGUN, typed, what_to_do, with_its_checkpoints
 from buoy.verdict.model import Cause, Claim, Grade, Reading, Verdict, Where
 from buoy.verdict.values import number, printable
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 IDLE = "done"
 """The phase of a notebook's kernel between two cells, and of a script that is about to end."""
-FINISHED, NOT_BEGUN, LEFT = "finished", "not-begun", "left"
 STORIES = {FINISHED: "finished", NOT_BEGUN: "no step done", LEFT: "left unfinished"}
 """The same for people, in a list."""
 
@@ -26,7 +26,7 @@ STORIES = {FINISHED: "finished", NOT_BEGUN: "no step done", LEFT: "left unfinish
 def of_run(verdict: Verdict, evidence: Evidence, run_folder: str, whole: bool = False) -> Verdict:
     """The verdict on the recording as it concerns this run; the same where the run and the recording are one.
 
-    `whole`: of a run that holds the recording itself its process's end is told, whatever else that trained.
+    `whole`: its process's end is told, whatever became of this run's training before that.
     """
     recording = verdict.run
     own = training_of(evidence.events, recording, run_folder)
@@ -36,12 +36,13 @@ def of_run(verdict: Verdict, evidence: Evidence, run_folder: str, whole: bool = 
     if not own.began and own.may_have_stepped(main.step if main else None):
         own = Training()  # it trained in a loop that told us nothing: the process's end is all there is
     story = what_became(own, is_other, is_kernel(evidence.attempt.get("command")), was_idle)
-    if story is None or (whole and not is_other):
+    if story is None or whole:
         named = replace(verdict, run=run_folder) if is_other else verdict
         if own.is_beside:
             named = replace(named, where=replace(named.where, step=own.step, epoch=None))
-        return _with_progress(named, evidence, own)
-    words, hint = _words(story, own, evidence)
+        return _with_progress(with_its_checkpoints(named, evidence, own), evidence, own)
+    words = _words(story, own, evidence)
+    hint = what_to_do(story, run_folder, is_kernel(evidence.attempt.get("command")))
     reading = _reading(story, own)
     return replace(
         verdict,
@@ -72,20 +73,14 @@ def what_became(own: Training, is_other: bool, in_kernel: bool, was_idle: bool) 
     return None
 
 
-def _words(story: str, own: Training, evidence: Evidence) -> tuple[str, str]:
+def _words(story: str, own: Training, evidence: Evidence) -> str:
     at = f" at step {own.step}" if own.step else ""
     before = _before(own, evidence)
     if story == FINISHED:
-        return f"This training was finished{at}{before}", "nothing: its last checkpoint holds the end"
+        return f"This training was finished{at}{before}"
     if story == NOT_BEGUN:
-        return (
-            "This run was made, and no step of it was done",
-            "train it: nothing of it was lost",
-        )
-    return (
-        f"This training was left{at}, unfinished, when another one began{before}",
-        "train it again in a cell: it goes on from its last checkpoint",
-    )
+        return "This run was made, and no step of it was done"
+    return f"This training was left{at}, unfinished, when another one began{before}"
 
 
 def _before(own: Training, evidence: Evidence) -> str:
@@ -118,7 +113,7 @@ def _later(verdict: Verdict, evidence: Evidence, recording: str) -> str | None:
     """What became of the process afterwards, where that did not end well."""
     if not evidence.is_dead or verdict.cause.id == "clean-exit":
         return None
-    ask = f"`buoy why {shlex.quote(_shown(recording))} --attempt {verdict.attempt}`"
+    ask = f"`buoy why {shlex.quote(typed(recording))} --attempt {verdict.attempt}`"
     return f"the process it was in ended: {verdict.cause.id}; {ask} tells of that"
 
 
@@ -133,9 +128,3 @@ def _with_progress(verdict: Verdict, evidence: Evidence, own: Training) -> Verdi
     else:
         return verdict
     return replace(verdict, cause=replace(verdict.cause, cascade=(claim, *verdict.cause.cascade)))
-
-
-def _shown(folder: str) -> str:
-    """A folder as it can be typed here."""
-    path = os.path.relpath(folder)
-    return folder if path.startswith("..") else path

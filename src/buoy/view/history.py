@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from buoy.flight.attempt import Attempt, attempt_numbers, attempts_of, is_kernel, missing_of, read_json
+from buoy.flight.beacon import read_beacon
 from buoy.flight.log import read_lines
 from buoy.flight.trainings import training_of
 from buoy.verdict.own_story import IDLE, what_became
@@ -100,8 +101,8 @@ def read(run_folder: str) -> History:
     for attempt in attempts_of(run_folder):
         life = read_life(attempt)
         if life.verdict is not None:
-            is_own = of_its_own(life, attempt, run_folder) is not None
-            life.verdict = _judged(attempt, run_folder) if is_own else {**life.verdict, "run": run_folder}
+            took_part = any(event.get("kind") == "opened" for event in life.events)
+            life.verdict = _judged(attempt, run_folder) if took_part else {**life.verdict, "run": run_folder}
         life.events = own_events(life, attempt, run_folder)
         lives.append(life)
     return History(run_folder, name, lives, missing_of(run_folder))
@@ -156,6 +157,9 @@ def read_life(attempt: Attempt, every: int = 1) -> Life:
     samples = list(_samples(folder, life, every))
     minutes = list(_minutes(os.path.join(folder, "minutes.jsonl")))
     _measure(life, minutes, samples)
+    beacon = read_beacon(os.path.join(folder, f"process-{life.about.get('pid')}", "beacon"))
+    if beacon is not None and beacon.step_t:  # a sample is a moment older
+        life.last = {**life.last, "step": beacon.step, "phase": beacon.phase}
     if not samples and not minutes:
         life.missing.append("samples: nothing was measured in this attempt")
     if not life.ended and not life.alive:

@@ -13,10 +13,11 @@ from buoy.flight.beacon import read_beacon
 from buoy.flight.forecast import Forecast
 from buoy.flight.trainings import training_of
 from buoy.units import format_bytes, format_duration
+from buoy.verdict.asked import concerned
 from buoy.verdict.own_story import IDLE, STORIES
 from buoy.verdict.values import printable
 from buoy.view.changes import sizes, words
-from buoy.view.history import Life, checkpoints_of, of_its_own, own_events, read_life
+from buoy.view.history import Life, of_its_own, own_events, read_life
 from buoy.view.liveness import may_live, recorder_lives
 
 SCHEMA = "buoy.top/1"
@@ -31,16 +32,17 @@ _BAR = 24
 
 
 def state(attempt: Attempt, run: str | None = None) -> dict[str, Any]:
-    """The numbers of a run within the attempt that records it, by default its own; what is not known is None."""
-    run = run or attempt.run_folder
+    """The numbers of a run within the attempt that records it; what is not known is None.
+
+    Without a run: of the one that the attempt's process is at, and the end of that process where it has ended.
+    """
+    of_process, run = run is None, run or concerned(attempt)
     life = read_life(attempt, every=8)  # about one a second is enough here
     unrecorded = _unrecorded(life)
     if unrecorded is not None:
         _look_without_recorder(life, attempt)
     last, about = life.last, life.about
-    is_other = os.path.realpath(run) != os.path.realpath(attempt.run_folder)
-    kept = run if is_other else checkpoints_of(life.events, attempt.run_folder)
-    story = of_its_own(life, attempt, run)
+    story = of_its_own(life, attempt, run) if life.alive or not of_process else None
     own = training_of(life.events, attempt.run_folder, run)
     wall = _number(last.get("wall"))
     age = max(0.0, time.time() - wall) if wall is not None else None
@@ -58,8 +60,8 @@ def state(attempt: Attempt, run: str | None = None) -> dict[str, Any]:
         "step_seconds": _step_seconds(life) if story is None else None,
         "resources": _resources(life, forecast=unrecorded is None),
         "time": _time(life, about),
-        "micro_batch": _micro_batch(kept),
-        "checkpoint": _checkpoint(kept),
+        "micro_batch": _micro_batch(run),
+        "checkpoint": _checkpoint(run),
         "events": _events(life, own_events(life, attempt, run)),
     }
 

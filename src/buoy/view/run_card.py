@@ -12,17 +12,17 @@ from buoy.view.now import lines, state
 _MOST = 8
 
 
-def run_card(title: str, attempt: Attempt | None, step: int) -> str:
-    """The card; without a recording only the title."""
-    text = title if attempt is None else "\n".join(_lines(attempt, step))
+def run_card(title: str, attempt: Attempt | None, folder: str, step: int) -> str:
+    """The card of the run in this folder; without a recording only the title."""
+    text = title if attempt is None else "\n".join(_lines(attempt, folder, step))
     return lines_html(text, boxed=True)
 
 
-def _lines(attempt: Attempt, step: int) -> list[str]:
-    text = lines({**state(attempt), "step": step})  # the newest sample is a moment old
+def _lines(attempt: Attempt, folder: str, step: int) -> list[str]:
+    text = lines({**state(attempt, folder), "step": step})  # the newest sample is a moment old
     life = read_life(attempt, every=8)
     history = History(attempt.run_folder, "", [life])
-    told = planned.comparison(history)
+    told = planned.comparison(history, folder)
     if told is not None:
         text += ["", planned.heading(told)]
         text += [

@@ -14,8 +14,9 @@ from buoy.flight.log import read_lines
 from buoy.flight.trainings import Training, training_of
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.evidence import load
+from buoy.verdict.going_on import FINISHED, NOT_BEGUN
 from buoy.verdict.judge import judge
-from buoy.verdict.own_story import FINISHED, IDLE, NOT_BEGUN, STORIES, what_became
+from buoy.verdict.own_story import IDLE, STORIES, what_became
 from buoy.verdict.values import count, mapping, number, printable
 from buoy.view.liveness import is_alive
 

@@ -147,7 +147,9 @@ def last_save(evidence: Evidence) -> tuple[str, float | None] | None:
     opened = evidence.events_of("opened")
     trained = evidence.events_of("training")
     # A notebook trains one run after the other: what another one saved is of no use to the last that trained.
-    if trained:
+    if _is_in_a_loop_of_its_own(evidence):
+        saves, opened = [event for event in saves if event.get("what") != "buoy"], []
+    elif trained:
         of = trained[-1].get("run")
         saves = [event for event in saves if event.get("what") != "buoy" or _is_saved_by(evidence, event, of)]
         opened = [event for event in opened if event.get("run") == of]
@@ -168,6 +170,14 @@ def last_save(evidence: Evidence) -> tuple[str, float | None] | None:
     return printable(path, 80), max(0.0, end - t) if t is not None and end is not None else None
 
 
+def _is_in_a_loop_of_its_own(evidence: Evidence) -> bool:
+    """Whether steps were counted after the last run was finished: those of a loop that no run of ours saves."""
+    told = [event for event in evidence.events if event.get("kind") in ("opened", "training", "trained")]
+    is_over = bool(told) and told[-1].get("kind") == "trained" and told[-1].get("finished") is True
+    step = evidence.main.step if evidence.main is not None else None
+    return is_over and step is not None and step != integer(told[-1].get("step"))
+
+
 def _is_saved_by(evidence: Evidence, save: dict[str, object], run: object) -> bool:
     """Whether a checkpoint lies in the folder of this run, given as seen from the recording's."""
     recording = os.path.dirname(os.path.dirname(evidence.folder))
@@ -177,10 +187,15 @@ def _is_saved_by(evidence: Evidence, save: dict[str, object], run: object) -> bo
 
 def go_on(evidence: Evidence) -> str:
     """How to continue: from the last save, if one was seen."""
+    return go_on_from(evidence, last_save(evidence))
+
+
+def go_on_from(evidence: Evidence, saved: tuple[str, float | None] | None) -> str:
+    """How to continue from what was saved there, so many seconds before the end; None: from nothing."""
     restart = f"`buoy run --restart 3 -- {_pasteable(evidence)}`" if _can_be_restarted(evidence) else ""
-    saved = last_save(evidence)
     if saved is None:
-        if evidence.events_of("training"):  # a run or guard of ours saves by itself, and had no time to
+        # A run or guard of ours saves by itself, and had no time to.
+        if evidence.events_of("training") and not _is_in_a_loop_of_its_own(evidence):
             again = f"; {restart} starts it again by itself" if restart else ""
             return f"train it again: no checkpoint had been made yet{again}"
         again = f"; then {restart} goes on by itself" if restart else ""

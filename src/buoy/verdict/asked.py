@@ -1,0 +1,81 @@
+"""Which run a question is about: the one that is named, else the one that the process was at."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from buoy.flight.attempt import Attempt, find_attempt, find_run, is_kernel, is_run, read_json
+from buoy.flight.beacon import read_beacon
+from buoy.flight.log import read_lines
+from buoy.flight.trainings import Training, training_of
+from buoy.verdict.own_story import IDLE, what_became
+
+
+class Asked(NamedTuple):
+    """An attempt, and whose part in it is asked for."""
+
+    attempt: Attempt
+    run: str
+    """The run's folder; the recording's own where no run of it can be told."""
+    of_process: bool
+    """Whether the end of the process is meant, whatever became of this run's training before that."""
+
+
+def asked_for(run: str | None = None, number: int | None = None) -> Asked:
+    """What a person means by a run (None, or a folder of runs: the newest) and an attempt (None: the last)."""
+    attempt, folder = find_attempt(run, number), find_run(run)
+    if not _names_one(run):
+        return Asked(attempt, concerned(attempt), True)
+    was_chosen = number is not None or os.path.basename(os.path.normpath(run or "")).isdigit()
+    holds_it = os.path.realpath(folder) == os.path.realpath(attempt.run_folder)
+    of_process = holds_it and (was_chosen or not _took_part(attempt, folder))
+    return Asked(attempt, folder, of_process)
+
+
+def concerned(attempt: Attempt) -> str:
+    """The folder of the run that this attempt's process is at, or was at in the end.
+
+    That is the run that was made or trained last, unless that one had no part in the end. Steps that were counted
+    after the end of the last training are those of a loop without a run: then it is the recording's own folder.
+    """
+    about = read_json(os.path.join(attempt.folder, "attempt.json")) or {}
+    events = _events(attempt)
+    beacon = read_beacon(os.path.join(attempt.folder, f"process-{about.get('pid')}", "beacon"))
+    count = beacon.step if beacon is not None else None
+    was_idle = beacon is not None and beacon.phase == IDLE
+    named = [str(event.get("run")) for event in events if event.get("kind") in ("opened", "training")]
+    trained = [str(event.get("run")) for event in events if event.get("kind") == "training"]
+    for name in (*named[-1:], *trained[-1:]):
+        folder = os.path.normpath(os.path.join(attempt.run_folder, name))
+        own = training_of(events, attempt.run_folder, folder)
+        if not own.began and own.may_have_stepped(count):
+            own = Training()
+        story = what_became(own, True, is_kernel(about.get("command")), was_idle)
+        is_it = story is None or (own.finished and own.is_last)
+        if is_it and not _is_left_behind(own, count) and os.path.isdir(folder):
+            return folder
+    return str(attempt.run_folder)
+
+
+def _is_left_behind(own: Training, count: int | None) -> bool:
+    return own.is_last and own.ended is not None and None not in (count, own.step) and count != own.step
+
+
+def _names_one(run: str | None) -> bool:
+    """Whether these words name a run, or one attempt of it: not a folder that runs lie in."""
+    if run is None:
+        return False
+    start = os.path.abspath(run if os.path.isdir(run) else os.path.join("runs", run))
+    run_folder, attempts, _ = start.rpartition(os.sep + "attempts")
+    return is_run(start) or bool(attempts and is_run(run_folder))
+
+
+def _took_part(attempt: Attempt, folder: str) -> bool:
+    own = training_of(_events(attempt), attempt.run_folder, folder)
+    return own.opened or own.began
+
+
+def _events(attempt: Attempt) -> list[dict[str, object]]:
+    lines = read_lines(os.path.join(attempt.folder, "events.jsonl"))
+    return [line for line in lines if isinstance(line, dict)]
