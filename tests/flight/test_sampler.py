@@ -13,7 +13,8 @@ from buoy.flight.beacon import Beacon
 from buoy.flight.death import holders
 from buoy.flight.log import FIELDS
 from buoy.flight.sampler import Sampler
-from tests.processes import wait_until
+from buoy.machine import helpers
+from tests.processes import event, wait_until
 
 
 def beacon(folder: Path, pid: int) -> Beacon:
@@ -104,3 +105,23 @@ def test_buoys_own_processes_are_no_part_of_the_trainings_memory_but_of_the_evid
     assert sample["tree_rss"] == sampler.rss[training.pid] + sampler.rss[worker]
     assert sample["processes"] == 4
     assert sorted(roles.values()) == ["buoy's own", "buoy's own", "child", "main"]
+
+
+def test_what_buoy_starts_beside_a_training_is_known_as_its_own(tmp_path: Path) -> None:
+    """Writer, mirror and sidecar are nobody's children: they are known by the file that Python was given."""
+    script = tmp_path / "writer.py"
+    script.write_text("import time; time.sleep(60)")
+    own = Path(helpers.__file__).parents[1] / "supervisor" / "sidecar.py"
+    training = subprocess.Popen(
+        [sys.executable, "-c", "import buoy; buoy.watch('r'); input()"], cwd=tmp_path, stdin=subprocess.PIPE
+    )
+    other = subprocess.Popen([sys.executable, "-I", "-S", str(script), str(own)])
+    try:
+        start = wait_until(lambda: event(tmp_path / "r", "start"), "the sidecar")
+        assert helpers.is_helper(start["sidecar"])
+        assert not helpers.is_helper(other.pid) and not helpers.is_helper(training.pid)
+    finally:
+        other.kill()
+        training.kill()
+        other.wait()
+        training.communicate()

@@ -418,3 +418,28 @@ def test_reduced_modes_take_the_certainty_with_the_evidence(attempt: Attempt) ->
     assert (answers["no-kernel-log"].id, answers["no-kernel-log"].claim.grade) == ("kernel-oom", "likely")
     assert (answers["old-kernel"].id, answers["old-kernel"].claim.grade) == ("kernel-oom", "certain")
     assert answers["notes-only"].id == "recorder-lost"
+
+
+def test_a_sample_that_came_too_early_is_told_with_its_age(attempt: Attempt) -> None:
+    """One great allocation between two samples: the kernel's own line says more than the last sample."""
+    attempt.oom_killed()
+    attempt.death["kernel_log"]["lines"][0]["text"] = oom_line(PID)["text"].replace("61184kB", "1900000kB")
+    attempt.death["processes"][0]["rss"] = GIB // 8
+    attempt.death["cgroup"]["used"] = None
+    for row in attempt.samples:
+        row["cgroup_used"] = GIB // 8
+    assert "memory last seen: 128.0 MiB of 2.0 GiB (6 %), 0.1 s before the end" in texts(attempt)
+
+    attempt.death["cgroup"]["limit"] = None
+    for row in attempt.samples:
+        row["cgroup_limit"] = None
+    assert said(attempt)[0] == "kernel-oom" and "last seen" not in texts(attempt)
+
+
+def test_buoys_own_process_in_the_memory_group_is_called_that(attempt: Attempt) -> None:
+    writer = {"pid": 7, "name": "python writer.py", "role": "buoy's own", "rss": 10 << 20}
+    other = {"pid": 8, "name": "python serve.py", "role": None, "rss": 10 << 20}
+    attempt.death["cgroup"]["foreign"] = [writer, other]
+
+    told = {holder.pid: holder.detail for holder in attempt.verdict().holders}
+    assert (told[7], told[8]) == ("buoy's own", "not part of this run")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 from folders import DIED_T, GIB, PID, Attempt, exited, note
 
@@ -313,3 +316,14 @@ def test_a_crash_without_a_recorded_stack_points_to_the_scripts_own_faulthandler
     ends(attempt, 11)
 
     assert "on stderr if your script enabled faulthandler" in attempt.verdict().cause.next[0]
+
+
+def test_a_command_with_a_path_can_be_pasted(tmp_path: Path) -> None:
+    """A notebook called `my notebook (1)`, as a browser names a second download."""
+    attempt = Attempt(tmp_path / "my notebook (1)")
+    attempt.process(PID, fault=(SEGFAULT, 0.0))
+    step = next(step for step in ends(attempt, 11).verdict().cause.next if "`cat " in step)
+    command = step.partition("`")[2].rpartition("`")[0]
+
+    shown = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=10)
+    assert shown.stdout == SEGFAULT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 
 from buoy.checkpoint.store import Entry, Store
 from buoy.errors import RunFolderError, UsageError
@@ -18,7 +19,7 @@ def run_alone(action: str, words: list[str]) -> str:
             expected="[RUN]",
             hint="`--keep N` says how many stay"
             if action == "prune"
-            else f"`buoy ckpt show {' '.join(words)}`",
+            else f"`buoy ckpt show {shlex.join(words)}`",
         )
     return run
 
@@ -31,7 +32,7 @@ def run_and_step(words: list[str]) -> tuple[str, int | None]:
     rest, step = list(words), None
     if len(rest) == 2 and os.path.isdir(rest[1]) and not _is_number(rest[1]):
         raise UsageError("one run at a time", received=" ".join(words), expected="[RUN] [STEP]",
-                         hint=f"`buoy ckpt list {rest[0]}`")  # fmt: skip
+                         hint=f"`buoy ckpt list {shlex.quote(rest[0])}`")  # fmt: skip
     if len(rest) == 2 or (rest and _is_number(rest[0]) and not os.path.isdir(rest[0])):
         step = step_number(rest.pop())
     if not rest:

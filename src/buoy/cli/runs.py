@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 
 from buoy.cli.arguments import Parser
@@ -62,7 +63,7 @@ def _remove(arguments: list[str]) -> int:
             "this run is unfinished, nothing was removed",
             received=what,
             expected=f"a finished run: step {run['checkpoint_step']} in it is all there is to go on from",
-            hint=f"`buoy runs rm {chosen.run} --yes` removes it all the same",
+            hint=f"`buoy runs rm {shlex.quote(chosen.run)} --yes` removes it all the same",
         )
     others = [shown(other) for other in recorded_in(folder)]
     if others:

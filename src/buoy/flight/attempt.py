@@ -143,11 +143,14 @@ def find_attempt(run: str | None = None, number: int | None = None) -> Attempt:
             hint="make it readable, or bring the folder here whole" if lacking else _begin_one(),
         )
     if number is not None and number not in numbers:
+        from shlex import quote  # this file is loaded in every training: only where it is needed
+
+        ask = f"buoy.why({run_folder!r})" if in_notebook() else f"buoy why {quote(run_folder)}"
         raise RunFolderError(
             "no such attempt",
             received=f"attempt {number} of {run_folder}",
             expected=f"attempt 1 to {numbers[-1]}" if len(numbers) > 1 else f"attempt {numbers[0]}",
-            hint=f"`{f'buoy.why({run_folder!r})' if in_notebook() else f'buoy why {run_folder}'}` takes the last",
+            hint=f"`{ask}` takes the last",
         )
     return _attempt(run_folder, numbers[-1] if number is None else number)
 

@@ -8,7 +8,7 @@ import time
 from buoy.flight.attempt import read_json
 from buoy.flight.privacy import mask_text
 from buoy.flight.sampler import Sampler
-from buoy.machine import disk, procfs
+from buoy.machine import disk, helpers, procfs
 from buoy.machine.colab import ColabEvents
 from buoy.machine.kernel_log import KernelLog
 
@@ -17,6 +17,7 @@ _PARENT_SECONDS = 0.06
 """How long the supervising parent may take to write the exact status before we go on without it."""
 _PIDFD_SECONDS = 0.04
 _HOLDERS_MOST = 8
+OURS = "buoy's own"
 _SHM = "/dev/shm"  # noqa: S108 - only its free space is read
 
 
@@ -139,7 +140,7 @@ def holders(sampler: Sampler) -> list[dict[str, object]]:
 def _role(sampler: Sampler, pid: int) -> str:
     if pid == sampler.pid:
         return "main"
-    return "buoy's own" if pid in sampler.helpers else "child"
+    return OURS if pid in sampler.helpers else "child"
 
 
 def _cgroup(sampler: Sampler, now: float) -> dict[str, object] | None:
@@ -147,7 +148,12 @@ def _cgroup(sampler: Sampler, now: float) -> dict[str, object] | None:
     if group is None:
         return None
     strangers = [
-        {"pid": pid, "name": mask_text(procfs.process_name(pid)), "rss": procfs.process_memory([pid]) or None}
+        {
+            "pid": pid,
+            "name": mask_text(procfs.process_name(pid)),
+            "role": OURS if helpers.is_helper(pid) else None,
+            "rss": procfs.process_memory([pid]) or None,
+        }
         for pid in sampler.foreign[:_HOLDERS_MOST]
     ]
     return {

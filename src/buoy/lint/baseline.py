@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable
 
 from buoy.errors import UsageError
@@ -32,14 +33,14 @@ def _read(path: str) -> set[tuple[str, str]]:
             "cannot read the baseline",
             received=f"{path}: {error.strerror}",
             expected="a file made by `--write-baseline`",
-            hint=f"`buoy check . --write-baseline {path}`",
+            hint=f"`buoy check . --write-baseline {shlex.quote(path)}`",
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
             "this is not a baseline",
             received=f"{path}: {error}",
             expected=f"JSON with schema {SCHEMA}",
-            hint=f"`buoy check . --write-baseline {path}` makes one",
+            hint=f"`buoy check . --write-baseline {shlex.quote(path)}` makes one",
         ) from None
 
 

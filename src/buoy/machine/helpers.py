@@ -1,7 +1,8 @@
 """Which processes below a training are buoy's own: they trace a plan or answer a question, and train nothing.
 
-Two marks, since a program that was started and a fork differ in what can be seen of them: a variable of the
-environment for the first, the name of the process for the second. The sidecar imports this file.
+Three marks, since they differ in what can be seen of them: a variable of the environment for a program that was
+started, the name of the process for a fork, and for what lives beside the training the file that Python was given.
+The sidecar imports this file.
 """
 
 from __future__ import annotations
@@ -13,6 +14,12 @@ VARIABLE = "BUOY_TRACING"
 _NAME = "buoy-helper"
 _NAMES = (b"buoy", _NAME.encode())
 """The command itself, as `!buoy top` in a notebook, and a fork of ours."""
+_PROGRAMS = (
+    b"/buoy/checkpoint/writer.py",
+    b"/buoy/checkpoint/mirror_worker.py",
+    b"/buoy/supervisor/sidecar.py",
+)
+"""Started by their path, and nobody's children: in a memory group they are seen like strangers."""
 
 
 def mark_this_process() -> None:
@@ -27,5 +34,8 @@ def mark_this_process() -> None:
 def is_helper(pid: int) -> bool:
     """Whether this process is one of ours."""
     if procfs.read_bytes(f"/proc/{pid}/comm", 64).strip() in _NAMES:
+        return True
+    words = procfs.read_bytes(f"/proc/{pid}/cmdline", 4096).split(b"\0")
+    if any(word.endswith(_PROGRAMS) for word in words[1:4]):
         return True
     return VARIABLE.encode() + b"=1" in procfs.read_bytes(f"/proc/{pid}/environ", 1 << 20).split(b"\0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 
 from buoy.errors import UsageError
 
@@ -58,7 +59,7 @@ def uninstall() -> bool:
                     "this start-up file was changed by somebody, it was left alone",
                     received=target,
                     expected="the file that `buoy notebook install` wrote",
-                    hint=f"remove it by hand: `rm {target}`",
+                    hint=f"remove it by hand: `rm {shlex.quote(target)}`",
                 )
     except FileNotFoundError:
         return False

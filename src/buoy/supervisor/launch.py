@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import signal
 import sys
 
@@ -68,22 +69,22 @@ def child_environment(attempt_folder: str) -> dict[str, str]:
 
 def launch_error(name: str, number: int) -> LaunchError:
     """Why a program could not be started, in words."""
-    script = name.endswith(".py")
+    script, typed = name.endswith(".py"), shlex.quote(name)
     if number in (errno.ENOENT, errno.ENOTDIR) and not os.path.exists(name):
         return LaunchError(
             "command not found",
             received=name,
             expected="a program on PATH, or a path to one",
-            hint=f"`buoy run -- python {name}`?" if script else "check the spelling, or give the full path",
+            hint=f"`buoy run -- python {typed}`?" if script else "check the spelling, or give the full path",
             exit_code=ExitCode.NOT_FOUND,
         )
-    reason, hint = os.strerror(number), f"`buoy run -- python {name}`" if script else f"`chmod +x {name}`"
+    reason, hint = os.strerror(number), f"`buoy run -- python {typed}`" if script else f"`chmod +x {typed}`"
     if os.path.isdir(name):
         reason, hint = "a folder", "name the program in it"
     elif number == errno.ENOENT:
-        reason, hint = "the interpreter in its first line is not there", f"`head -1 {name}` shows that line"
+        reason, hint = "the interpreter in its first line is not there", f"`head -1 {typed}` shows that line"
     elif number == errno.ENOEXEC:
-        hint = f"start it with its interpreter: `buoy run -- bash {name}`"
+        hint = f"start it with its interpreter: `buoy run -- bash {typed}`"
     return LaunchError(
         "the command cannot be executed",
         received=f"{name} ({reason})",

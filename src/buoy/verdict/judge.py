@@ -175,9 +175,8 @@ def _holders(evidence: Evidence) -> tuple[Holder, ...]:
         found.append(Holder(name, count(process.get("rss")), count(process.get("pid")), detail))
     for process in mappings(mapping(evidence.death.get("cgroup")).get("foreign"))[:2]:
         name = printable(text(process.get("name")) or "process", 60)
-        found.append(
-            Holder(name, count(process.get("rss")), count(process.get("pid")), "not part of this run")
-        )
+        role = text(process.get("role")) or "not part of this run"
+        found.append(Holder(name, count(process.get("rss")), count(process.get("pid")), role))
     if not found and (rss := count(evidence.last_sample.get("tree_rss"))) is not None:
         found.append(Holder("all its processes, last seen", rss))
     return tuple(found)

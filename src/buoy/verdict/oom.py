@@ -23,6 +23,7 @@ _WATCHED = 10.0
 """Seconds of recording after which a group in which nobody else was seen may be taken to be ours alone."""
 _LATELY = 60.0
 """A foreign process seen in the group within this time may have been the victim."""
+_CONTRADICTED = 1.1
 
 
 class OomFinding(NamedTuple):
@@ -171,7 +172,7 @@ def _counted_in_group(evidence: Evidence, death: ProcessDeath, group: _Delta) ->
         # while somebody killed this one. The longer nobody else was seen, the less likely that is.
         watched = large or (evidence.ran_for or 0.0) >= _WATCHED
         sole = group.recent > len(_rivals(evidence, death))
-        reading = _memory_reading(evidence)
+        reading = memory_reading(evidence) if describe_limit(evidence)[0] is not None else None
         grade: Grade = "likely" if watched and sole else "possible"
         return OomFinding("oom", grade, (group.reading, *([reading] if reading else [])))
     return OomFinding(
@@ -193,7 +194,7 @@ def _counted_on_machine(
                 )  # fmt: skip
         # Killed in another group: a neighbour's, unless the process had been moved there unseen.
         return OomFinding("not-oom", "likely", (group.reading, host.reading))
-    reading = _memory_reading(evidence)
+    reading = memory_reading(evidence) if describe_limit(evidence)[0] is not None else None
     return OomFinding("oom", "likely", (host.reading, *([reading] if reading else [])))
 
 
@@ -240,10 +241,25 @@ def _holds_most(evidence: Evidence, death: ProcessDeath) -> bool:
     return bool(limit and death.rss and death.rss >= limit / 2)
 
 
-def _memory_reading(evidence: Evidence) -> Reading | None:
+def memory_reading(evidence: Evidence) -> Reading | None:
+    """The memory as last seen. Where more is known to have been held, the sample came too early: then with its age."""
     from buoy.units import format_share
 
     limit, peak = describe_limit(evidence)
-    if limit is None or peak is None:
+    if peak is None:
         return None
-    return Reading(f"memory used, last seen: {format_share(peak, limit)}", "samples", evidence.last_wall)
+    words = f"memory last seen: {format_share(peak, limit)}"
+    if _held_at_the_end(evidence) > _CONTRADICTED * peak:
+        seen = number(evidence.last_sample.get("t"))
+        if limit is None or seen is None or evidence.died_t is None:
+            return None
+        words += f", {format_duration(max(0.0, evidence.died_t - seen))} before the end"
+    return Reading(words, "samples", number(evidence.last_sample.get("wall")) or evidence.last_wall)
+
+
+def _held_at_the_end(evidence: Evidence) -> int:
+    """The most that one process is known to have held: by the kernel's own line, or by the last look at each."""
+    named = [parse_oom_kill(str(line["text"])) for line in evidence.own_death.lines]
+    held = [count(found.get("anon_rss")) for found in named if found and found.get("pid") == evidence.pid]
+    held += [count(process.get("rss")) for process in mappings(evidence.death.get("processes"))]
+    return max((size for size in held if size is not None), default=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from html import escape
 from typing import Any
 
@@ -99,7 +100,7 @@ def hint(plan: Plan) -> str:
     if plan.fits:
         script = plan.source.rpartition(":")[0] if ":" in plan.source else plan.source
         script = script if script.endswith(".py") else "train.py"
-        return f"it fits; `buoy run -- python {script}` keeps it alive and says why if it dies"
+        return f"it fits; `buoy run -- python {shlex.quote(script)}` keeps it alive and says why if it dies"
     short = next((need for answer in plan.answers for need in answer.needs if need.verdict == NOT), None)
     if plan.cheapest is not None:
         return f"{plan.cheapest.title}: {plan.cheapest.code.splitlines()[0]}"

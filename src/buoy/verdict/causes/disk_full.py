@@ -8,7 +8,7 @@ from buoy.verdict.causes.common import full_disk, raised_as
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.exceptions import EDQUOT
 from buoy.verdict.model import Cause, Claim, Reading
-from buoy.verdict.values import count, mapping, printable, text
+from buoy.verdict.values import count, mapping, printable, text, typed
 
 
 def judge(evidence: Evidence) -> Cause | None:
@@ -49,7 +49,8 @@ def _next(evidence: Evidence, path: str | None, room: int | None = None) -> tupl
     folder = text(evidence.attempt.get("cwd")) or "."
     if path and "/" in path:
         folder = path.rpartition("/")[0] or "/"
-    steps = [f"see what fills it: `du -xh {folder} | sort -h | tail`; `df -h {folder}` shows what is left"]
+    place = typed(folder)
+    steps = [f"see what fills it: `du -xh {place} | sort -h | tail`; `df -h {place}` shows what is left"]
     if room is not None and room > 1 << 30:
         steps.append("if there is room: `df -i` shows inodes, `sysctl fs.inotify` the limit on watched files")
     steps.append("keep only the last few checkpoints, and delete the old one only after the new one is whole")

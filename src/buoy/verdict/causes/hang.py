@@ -7,7 +7,7 @@ from buoy.verdict.causes.common import how_to_continue, standing_hang, step_of
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.traces import last_stack, user_frame
-from buoy.verdict.values import mappings, number, printable, text
+from buoy.verdict.values import mappings, number, printable, text, typed
 
 # Innermost functions that wait, and what for.
 _WAITS = {
@@ -82,10 +82,8 @@ def _next(evidence: Evidence) -> tuple[str, ...]:
         f"`kill -TERM {pid}` ends it with its stacks written down; `kill -KILL {pid}` if it does not react"
     ]
     if evidence.speaker and evidence.speaker.stacks.text:
-        steps.insert(
-            0,
-            f"read where every thread stands: `cat {evidence.folder}/process-{evidence.speaker.pid}/stacks.txt`",
-        )
+        path = f"{evidence.folder}/process-{evidence.speaker.pid}/stacks.txt"
+        steps.insert(0, f"read where every thread stands: `cat {typed(path)}`")
     steps.append(
         "if it waits for DataLoader workers, try once with `num_workers=0`: the real error then shows"
     )

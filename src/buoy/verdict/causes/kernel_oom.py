@@ -7,7 +7,7 @@ from buoy.units import format_bytes, format_share
 from buoy.verdict.causes.common import go_on, status_reading
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Reading
-from buoy.verdict.oom import describe_limit, examine
+from buoy.verdict.oom import describe_limit, examine, memory_reading
 from buoy.verdict.traces import headline
 from buoy.verdict.trend import bytes_per_second, bytes_per_step
 from buoy.verdict.values import count, mappings, printable
@@ -30,10 +30,9 @@ def judge(evidence: Evidence) -> Cause | None:
     readings = list(finding.evidence)
     if evidence.status.known:
         readings.append(status_reading(evidence))
-    if peak is not None:
-        readings.append(
-            Reading(f"memory last seen: {format_share(peak, limit)}", "samples", evidence.last_wall)
-        )
+    seen = memory_reading(evidence)
+    if seen is not None and seen not in readings:
+        readings.append(seen)
     readings += _colab(evidence)
     return Cause(
         id="kernel-oom",

@@ -8,7 +8,7 @@ from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.status import signal_name
 from buoy.verdict.traces import headline, is_recursion, last_stack, signal_of, user_frame
-from buoy.verdict.values import printable
+from buoy.verdict.values import printable, typed
 
 _WORDS = {
     11: "a bad memory access in native code (SIGSEGV)",
@@ -76,7 +76,8 @@ def _next(evidence: Evidence, signal: int, recursion: bool) -> tuple[str, ...]:
     elif signal == 6:
         steps.append("read the last lines on stderr: native code says there why it gave up")
     if speaker and speaker.fault.text:
-        steps.append(f"see which call crashed: `cat {evidence.folder}/process-{speaker.pid}/fault.txt`")
+        path = f"{evidence.folder}/process-{speaker.pid}/fault.txt"
+        steps.append(f"see which call crashed: `cat {typed(path)}`")
     else:
         steps.append(
             "the stack is on stderr if your script enabled faulthandler; else run it with `python -X faulthandler`"
