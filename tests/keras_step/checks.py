@@ -144,8 +144,10 @@ def a_batch_that_does_not_fit_is_split_and_grows_back() -> None:
 
     assert transaction.retries >= 1
     assert len(said) == transaction.retries and "the batch stays 512" in said[0]
-    assert events[0]["kind"] == "retry" and events[0]["samples"] == 512
-    assert "OOM when allocating tensor" in events[0]["error"]
+    assert events[0] == {"kind": "batch", "step": 0, "samples": 512}  # told once: it stays as large
+    assert events[1]["kind"] == "retry" and events[1]["samples"] == 512
+    assert "OOM when allocating tensor" in events[1]["error"]
+    assert [event["kind"] for event in events].count("batch") == 1
     assert 1 <= transaction.sizes[-1]["samples"] < 512
     for ours, theirs in zip(model.trainable_variables, stock.trainable_variables, strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-6)

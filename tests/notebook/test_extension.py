@@ -122,6 +122,24 @@ def test_magics_answer_in_words(start: Start) -> None:
     assert 'class="buoy-card"' in html(kernel.run("import buoy; buoy.why()"))
 
 
+def test_what_cannot_be_written_or_mended_here_is_said_in_a_notebooks_words(
+    start: Start, tmp_path: Path
+) -> None:
+    kernel = start()
+    kernel.run("%load_ext buoy")
+    kernel.run("import torch\nlosses = []\nfor batch in []:\n    losses.append(loss)\n    loss.backward()")
+    printed = kernel.run("print(repr(get_ipython().run_line_magic('buoy', 'check')))")
+    next(tmp_path.glob("runs/*/run.json")).with_name("report.html").mkdir()
+    report = html(kernel.run("%buoy report"))
+
+    found = "".join(item.get("text", "") for item in printed)
+    assert "(change the cell)" in found
+    assert "--fix" not in found
+    assert "srcdoc" in report  # it is shown all the same
+    assert "cannot write the report" in report
+    assert "`!buoy report RUN -o FILE` writes it elsewhere" in report
+
+
 def test_hints_in_a_kernel_speak_of_what_a_notebook_can_do(start: Start, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("in the way")
     kernel = start()

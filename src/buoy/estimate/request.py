@@ -8,6 +8,9 @@ from typing import Any
 
 from buoy.errors import BuoyError
 
+LIVE = "buoy_planned"
+"""The module under whose name a forked child finds the objects that a running process gave."""
+
 
 class EstimateError(BuoyError):
     """A training step could not be traced; the message says why and what to do."""
@@ -34,6 +37,11 @@ class Request:
     """Recompute activations in backward."""
     changes: tuple[str, ...] = ()
     """Remedies applied to the step, by their names in `trace_remedies`."""
+
+    @property
+    def is_of_live_objects(self) -> bool:
+        """Whether there is no `build` of the person's: the objects are those of a notebook or a running script."""
+        return str(self.source.get("build", "")).partition(":")[0] == LIVE
 
     def to_json(self) -> str:
         """As the child reads it."""

@@ -140,12 +140,16 @@ class Magic:
         history = read(self._attempt().run_folder)
         text = page(history)
         path = os.path.join(history.folder, "report.html")
-        write(path, text)
+        try:
+            write(path, text)
+            told = f"written to {path}"
+        except UsageError as error:  # a full disk: what can be read here is shown all the same
+            told = str(error)
         frame = (
             f'<iframe srcdoc="{escape(text, quote=True)}" sandbox="allow-scripts" '
             'style="width:100%;height:640px;border:1px solid #8884;border-radius:6px"></iframe>'
         )
-        show(f"{frame}<div>written to <code>{escape(path)}</code></div>", f"written to {path}")
+        show(f"{frame}<div>{escape(told)}</div>", told)
 
     def _profile(self, words: list[str]) -> None:
         from buoy.notebook.profiling import profile

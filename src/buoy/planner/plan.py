@@ -14,14 +14,14 @@ from typing import Any, Unpack
 from buoy.errors import UsageError
 from buoy.estimate.batch import starting_sizes
 from buoy.estimate.events import Trace
-from buoy.estimate.request import EstimateError, Request
+from buoy.estimate.request import LIVE, EstimateError, Request
 from buoy.estimate.result import Estimate, estimate, largest
 from buoy.planner import speed
 from buoy.planner.model import FITS, NOT, TIGHT, Answer, Plan, Remedy
 from buoy.planner.remedies import allocator_of, find_remedies
 from buoy.planner.session import PROCESS_CPU, Session, Wishes, held, needs
 from buoy.planner.targets import THIS, Target, next_tier, targets
-from buoy.planner.workshop import LIVE, Workshop
+from buoy.planner.workshop import Workshop
 from buoy.units import format_bytes
 
 Say = Callable[[str], None]

@@ -18,12 +18,9 @@ from typing import Any
 from buoy.errors import BuoyError
 from buoy.estimate import child
 from buoy.estimate.events import Trace
-from buoy.estimate.request import Refusal, Request
+from buoy.estimate.request import LIVE, Refusal, Request
 from buoy.planner import stage
 from buoy.planner.forked import forked
-
-LIVE = "buoy_planned"
-"""The name under which a forked child finds the objects that this process gave."""
 
 
 class Workshop:

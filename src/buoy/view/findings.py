@@ -81,11 +81,16 @@ def _full(item: Diagnostic, paint: Paint) -> str:
         lines += _excerpt(item, paint)
     lines.append(f"  hint: {item.hint}")
     if item.fix is not None:
-        how = {"safe": "`--fix` does it", "unsafe": "`--unsafe-fixes` does it", "display": "do it by hand"}[
-            item.fix.safety
-        ]
-        lines.append(f"  fix: {item.fix.title} ({how})")
+        lines.append(f"  fix: {item.fix.title} ({_how(item)})")
     return "\n".join(lines) + "\n"
+
+
+def _how(item: Diagnostic) -> str:
+    option = {"safe": "--fix", "unsafe": "--unsafe-fixes"}.get(item.fix.safety if item.fix else "")
+    if option is None or not in_notebook():
+        return "do it by hand" if option is None else f"`{option}` does it"
+    # What is checked here is mostly the cells as they were run: there is no file that could be mended.
+    return "change the cell" if item.start.cell is not None else f"`!buoy check {item.path} {option}` does it"
 
 
 def _excerpt(item: Diagnostic, paint: Paint) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from buoy import __version__
 from buoy.checkpoint.store import Entry, Store
-from buoy.errors import UsageError
+from buoy.errors import UsageError, in_notebook
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.values import printable
 from buoy.view import changes, chart, planned, timeline
@@ -111,7 +111,9 @@ def write(target: str, text: str) -> None:
             "cannot write the report",
             received=f"{target} ({error.strerror})",
             expected="a file in a folder that can be written",
-            hint="choose another with `-o FILE`",
+            hint="`!buoy report RUN -o FILE` writes it elsewhere"
+            if in_notebook()
+            else "choose another with `-o FILE`",
         ) from error
 
 
