@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,3 +174,58 @@ def test_every_view_takes_the_step_from_one_place(
 
     assert buoy.why().where.step == run["step"] == life.last["step"] == 122
     assert state(find_attempt("runs/lr2"), "runs/lr2")["step"] == 122
+
+
+@pytest.fixture
+def living(tmp_path: Path) -> Attempt:
+    """A kernel, this very process, that trained runs/a up to step 61."""
+    attempt = Attempt(tmp_path)
+    attempt.alive()
+    attempt.attempt.update(mode="watch", command=KERNEL)
+    attempt.process(os.getpid(), step=61)
+    attempt.event("opened", 5.0, run="../a", newest=None)
+    attempt.event("training", 4.0, run="../a", step=0, left=0)
+    attempt.write()
+    point_to(str(tmp_path / "runs" / "a"), find_attempt(str(tmp_path / "runs" / "train")))
+    return attempt
+
+
+def _ends_its_cell(attempt: Attempt) -> None:
+    with (attempt.folder / f"process-{os.getpid()}" / "beacon").open("r+b") as file:
+        file.seek(104)
+        file.write(struct.pack("<Q", 5))
+
+
+def test_a_training_left_by_an_exception_in_a_living_kernel_is_not_running(
+    living: Attempt, tmp_path: Path
+) -> None:
+    assert buoy.why(str(tmp_path / "runs" / "a")).cause.id == "still-running"
+    living.event("cell-error", 1.0, type="builtins.ValueError", message="bad labels", step=61)
+    living.write()
+    _ends_its_cell(living)
+    verdict = buoy.why(str(tmp_path / "runs" / "a"))
+
+    assert verdict.cause.id == "left"
+    assert "The kernel lives and is idle" in verdict.cause.claim.text
+    assert "left by ValueError at step 61" in verdict.cause.claim.text
+    assert "no checkpoint of it is here" in verdict.cause.next[0]
+
+
+def test_an_exception_before_further_steps_left_nothing(living: Attempt, tmp_path: Path) -> None:
+    living.event("cell-error", 1.0, type="builtins.ValueError", message="bad labels", step=40)
+    living.write()
+    _ends_its_cell(living)
+
+    assert "ValueError" not in buoy.why(str(tmp_path / "runs" / "a")).cause.claim.text
+
+
+def test_a_kernel_that_waits_for_the_answer_trains_nothing(living: Attempt, tmp_path: Path) -> None:
+    """`!buoy why runs/a` in a cell: that cell runs, and its process is below the kernel's."""
+    told = {}
+    for verb in (("why",), ("top", "--once"), ("runs",)):
+        command = [sys.executable, "-m", "buoy", verb[0], str(tmp_path / "runs" / "a"), *verb[1:]]
+        told[verb[0]] = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+
+    assert "left: a" in told["why"] and "is idle" in told["why"]
+    assert "idle" in told["top"].splitlines()[0]
+    assert "idle" in told["runs"].splitlines()[1]

@@ -103,17 +103,9 @@ def _follow_plain(run: str | None) -> None:
 def _is_below(attempt: Attempt) -> bool:
     """Whether the watched process waits for us: a notebook's `!buoy top` about its own kernel would never end."""
     from buoy.flight.attempt import read_json
+    from buoy.verdict.now import waits_for_us
 
-    watched, pid = (read_json(os.path.join(attempt.folder, "attempt.json")) or {}).get("pid"), os.getpid()
-    while pid > 1:
-        if pid == watched:
-            return True
-        try:
-            with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-                pid = int(file.read().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            return False
-    return False
+    return waits_for_us((read_json(os.path.join(attempt.folder, "attempt.json")) or {}).get("pid"))
 
 
 def _is_real_terminal() -> bool:

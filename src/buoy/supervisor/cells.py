@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from buoy.flight import recorder
 from buoy.flight.beacon import Beacon
+from buoy.flight.last_words import describe
 from buoy.flight.privacy import mask_code
 
 _MOST = 120
@@ -32,9 +34,20 @@ def mark_cells(beacon: Beacon) -> None:
     def ends(result: Any) -> None:
         beacon.cell("")
         before[0] = beacon.phase("done")
+        error = getattr(result, "error_in_exec", None)
+        if error is not None and beacon.count:
+            _note(error, beacon.count)
 
     shell.events.register("pre_run_cell", begins)
     shell.events.register("post_run_cell", ends)
+
+
+def _note(error: BaseException, step: int) -> None:
+    """What left a training: the kernel lives on, so that nothing else would say it."""
+    there = recorder.current()
+    if there is not None:
+        told = describe(error)
+        there.event("cell-error", type=told["type"], message=str(told["message"])[:200], step=step)
 
 
 def _first_line(code: str | None) -> str:

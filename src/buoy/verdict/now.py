@@ -94,5 +94,18 @@ def _lives_in_container(attempt: dict[str, Any]) -> bool:
     return False
 
 
+def waits_for_us(pid: int | None) -> bool:
+    """Whether this process is asked from within that one: a notebook's `!buoy why` about its own kernel."""
+    from buoy.machine import procfs
+
+    above = os.getppid()
+    while pid and above > 1:
+        if above == pid:
+            return True
+        stat = procfs.parse_stat(procfs.read_bytes(f"/proc/{above}/stat"))
+        above = stat.ppid if stat is not None else 0
+    return False
+
+
 def _same(then: str | None, now: str | None) -> bool | None:
     return None if then is None or now is None else then == now

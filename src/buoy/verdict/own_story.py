@@ -12,6 +12,7 @@ from buoy.flight.trainings import Training, training_of
 from buoy.units import format_duration
 from buoy.verdict.going_on import FINISHED, LEFT, NOT_BEGUN, typed, what_to_do, with_its_checkpoints
 from buoy.verdict.model import Cause, Claim, Grade, Reading, Verdict, Where
+from buoy.verdict.now import waits_for_us
 from buoy.verdict.values import number, printable
 
 if TYPE_CHECKING:
@@ -35,14 +36,18 @@ def of_run(verdict: Verdict, evidence: Evidence, run_folder: str, whole: bool = 
     was_idle = main is not None and main.phase == IDLE
     if not own.began and own.may_have_stepped(main.step if main else None):
         own = Training()  # it trained in a loop that told us nothing: the process's end is all there is
-    story = what_became(own, is_other, is_kernel(evidence.attempt.get("command")), was_idle)
+    in_kernel = is_kernel(evidence.attempt.get("command"))
+    story = what_became(own, is_other, in_kernel, was_idle)
+    waits = in_kernel and verdict.cause.id == "still-running" and (was_idle or waits_for_us(evidence.pid))
+    if story is None and waits:
+        return _in_an_idle_kernel(verdict, evidence, own, run_folder)
     if story is None or whole:
         named = replace(verdict, run=run_folder) if is_other else verdict
         if own.is_beside:
             named = replace(named, where=replace(named.where, step=own.step, epoch=None))
         return _with_progress(with_its_checkpoints(named, evidence, own), evidence, own)
     words = _words(story, own, evidence)
-    hint = what_to_do(story, run_folder, is_kernel(evidence.attempt.get("command")))
+    hint = what_to_do(story, run_folder, in_kernel)
     reading = _reading(story, own)
     return replace(
         verdict,
@@ -54,6 +59,34 @@ def of_run(verdict: Verdict, evidence: Evidence, run_folder: str, whole: bool = 
         wall=number(own.ended.get("wall")) if own.ended else None,
         ran_for=None,
         beside=_later(verdict, evidence, recording),
+    )
+
+
+def _in_an_idle_kernel(verdict: Verdict, evidence: Evidence, own: Training, run_folder: str) -> Verdict:
+    """No cell runs, so no training does: where this one was left, and by what if that was recorded."""
+    lives = Reading(
+        "the kernel's process exists and runs no cell", f"/proc/{evidence.pid}/stat", evidence.now.wall
+    )
+    step = evidence.main.step if evidence.main is not None else None
+    if not own.began or not step:
+        claim = Claim("The kernel lives and is idle", "certain", (lives,))
+        cause = Cause("still-running", claim, next=("nothing: run the next cell",))
+        return replace(verdict, run=run_folder, cause=cause)
+    error = next(iter(reversed(evidence.events_of("cell-error"))), None)
+    by, readings = "", [lives]
+    if error is not None and error.get("step") == step:
+        name = printable(str(error.get("type")).removeprefix("builtins."), 60)
+        by = f" by {name}"
+        words = printable(f"{name}: {error.get('message')}", 160)
+        readings.insert(0, Reading(words, "events.jsonl", number(error.get("wall"))))
+    words = f"The kernel lives and is idle; this training was left{by} at step {step}, unfinished"
+    return replace(
+        verdict,
+        run=run_folder,
+        cause=Cause(
+            LEFT, Claim(words, "likely", tuple(readings)), next=(what_to_do(LEFT, run_folder, True),)
+        ),
+        where=Where(step=step, epoch=verdict.where.epoch),
     )
 
 

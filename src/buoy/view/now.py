@@ -14,8 +14,9 @@ from buoy.flight.forecast import Forecast
 from buoy.flight.trainings import training_of
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.asked import concerned
+from buoy.verdict.now import waits_for_us
 from buoy.verdict.own_story import IDLE, STORIES
-from buoy.verdict.values import printable
+from buoy.verdict.values import count, printable
 from buoy.view.changes import sizes, words
 from buoy.view.history import Life, of_its_own, own_events, read_life
 from buoy.view.liveness import may_live, recorder_lives
@@ -91,7 +92,8 @@ def _status(life: Life, age: float | None) -> str:
     if life.ended:
         return "ended"
     if life.alive:
-        idle = life.last.get("phase") == IDLE and is_kernel(life.about.get("command"))
+        waits = life.last.get("phase") == IDLE or waits_for_us(count(life.about.get("pid")))
+        idle = waits and is_kernel(life.about.get("command"))
         return "no sample yet" if age is None else "idle" if idle else "running"
     # Recorded elsewhere it may still grow, and only its age tells; here its process is gone.
     if not may_live(life.about) or age is None:

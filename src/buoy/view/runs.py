@@ -16,6 +16,7 @@ from buoy.units import format_bytes, format_duration
 from buoy.verdict.evidence import load
 from buoy.verdict.going_on import FINISHED, NOT_BEGUN
 from buoy.verdict.judge import judge
+from buoy.verdict.now import waits_for_us
 from buoy.verdict.own_story import IDLE, STORIES, what_became
 from buoy.verdict.values import count, mapping, number, printable
 from buoy.view.liveness import is_alive
@@ -149,7 +150,8 @@ def _last_words(attempt: Attempt, run: str) -> _Words:
     wall = _newest_write(attempt.folder)
     if alive:
         step = beacon.step or None if beacon is not None else None
-        status = "idle" if in_kernel and was_idle else "running"
+        idle = in_kernel and (was_idle or waits_for_us(count(about.get("pid"))))
+        status = "idle" if idle else "running"
     else:
         verdict = verdict or judge(load(attempt.folder)).to_json()  # nobody was left to judge it
         status = str(mapping(verdict.get("cause")).get("id", "ended"))
