@@ -67,6 +67,23 @@ class WriterLink:
         reply = json.loads(data)
         return reply if isinstance(reply, dict) else {}
 
+    def dismiss(self) -> None:
+        """It is given nothing more, and leaves once what it has is on disk."""
+        try:
+            self._ours.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it has died
+
+    def is_silent(self) -> bool:
+        """Whether a writer that was given up has said nothing yet; one that has, or has died, is let go."""
+        try:
+            if self.reply(0.0) is None:
+                return True
+        except (OSError, ValueError):
+            pass
+        self.forget()
+        return False
+
     def end(self, timeout: float) -> None:
         """Let the writer go, and wait until it has: then the lock is free."""
         try:

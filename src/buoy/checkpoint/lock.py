@@ -9,18 +9,20 @@ import os
 import time
 from collections.abc import Callable
 
+from buoy.checkpoint import holders
 from buoy.errors import BuoyError
 from buoy.machine import host
 from buoy.machine.procfs import ProcessReader
 from buoy.units import format_duration
 
-NAME = "lock"
-"""The file in `checkpoints/`."""
+NAME = holders.LOCK
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 _POLL = 0.05
 _SILENT = 0.5
 _PATIENCE_DEAD = 300.0
 """Seconds for the writer of a trainer that has died: it has at most one checkpoint to finish."""
+_PATIENCE_STILL = 60.0
+"""The same, for one that does nothing at all meanwhile."""
 _PATIENCE_UNKNOWN = 5.0
 
 
@@ -49,7 +51,8 @@ def take(checkpoints: str, say: Callable[[str], object]) -> int:
 
 
 def _take(descriptor: int, checkpoints: str, say: Callable[[str], object]) -> None:
-    started, told = time.monotonic(), False
+    started, told, pids = time.monotonic(), False, list[int]()
+    moved, mark = started, object()
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,11 +69,20 @@ def _take(descriptor: int, checkpoints: str, say: Callable[[str], object]) -> No
         if living and holder.get("pid") == os.getpid():
             living = None  # our own writer, about to leave
         patience = _PATIENCE_DEAD if living is False else _PATIENCE_UNKNOWN if living is None else 0.0
-        if waited >= patience:
-            raise _busy(checkpoints, holder)
+        if pids and (now := holders.work_done(pids)) != mark:
+            moved, mark = time.monotonic(), now
+        still = time.monotonic() - moved >= _PATIENCE_STILL
+        if waited >= patience or (pids and still and living is False):
+            raise _stuck(checkpoints, pids, waited) if pids and not living else _busy(checkpoints, holder)
         if waited > _SILENT and not told:
             told = True
-            say("the writer of the attempt before is finishing its checkpoint; waiting for it")
+            pids = holders.writers_of(checkpoints)
+            moved = time.monotonic()
+            who = f" ({holders.in_words(pids)})" if pids else ""
+            say(
+                f"the writer of the attempt before{who} is finishing its checkpoint; waiting for it, at most "
+                f"{format_duration(_PATIENCE_STILL if pids else patience)} while it does nothing"
+            )
         time.sleep(_POLL)
 
 
@@ -120,6 +132,18 @@ def _start_ticks(pid: int) -> int | None:
     found = process.stat()
     process.close()
     return None if found is None or found.state in ("Z", "X") else found.start_ticks
+
+
+def _stuck(checkpoints: str, pids: list[int], waited: float) -> WriterBusy:
+    """It has the run's lock, and may still commit what it was given: nobody else may write until it is gone."""
+    many = " ".join(map(str, pids))
+    return WriterBusy(
+        "the writer of the attempt before does not come to its end",
+        received=f"{holders.in_words(pids)}, waited for {format_duration(waited)}: {checkpoints}",
+        expected="a writer that finishes its last checkpoint and goes",
+        hint=f"is the disk there? `kill -9 {many}` ends it: what is committed stays, and this training goes on from "
+        "the newest of those",
+    )
 
 
 def _busy(checkpoints: str, holder: dict[str, object]) -> WriterBusy:

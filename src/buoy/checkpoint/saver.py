@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from buoy import __version__
+from buoy.checkpoint import holders
 from buoy.checkpoint.arena import Arena, has_room, memory_room
 from buoy.checkpoint.commit import Part, next_name, remove_leftovers
 from buoy.checkpoint.layout import Layout, lay_out, signature_of
@@ -20,10 +21,16 @@ from buoy.checkpoint.link import WriterLink
 from buoy.checkpoint.manifest import PIECE_BYTES
 from buoy.checkpoint.state import AsTensor, Encoded, Tensor, encode, encode_all
 from buoy.errors import BuoyError
-from buoy.units import format_bytes
+from buoy.units import format_bytes, format_duration
 
-_PATIENCE = 600.0
-"""Seconds for the checkpoint before; a disk that hangs longer must not take the training with it."""
+_LEAST_PATIENCE = 60.0
+"""Seconds for a checkpoint that is being written; a disk that hangs longer must not take the training with it."""
+_USUAL_TIMES = 10
+"""So many times what the last one took is waited for a checkpoint."""
+_SLOW_DISK = 10 << 20
+"""Bytes a second that the slowest disk in use writes."""
+_MOST_GIVEN_UP = 2
+"""Writers that hang: with so many of them it is the disk, and one more would only take memory."""
 _END_SECONDS = 10.0
 _MANIFEST_BYTES, _BYTES_PER_PIECE = 800, 40
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "numpy")
@@ -77,6 +84,10 @@ class Saver:
         self._request: tuple[dict[str, object], bytes] | None = None
         """What is in flight, until the writer has told how it went: another writer may have to take it over."""
         self._asked = time.monotonic()
+        self._usual = 0.0
+        """Seconds that the last checkpoint took to be written."""
+        self._given_up: list[WriterLink] = []
+        """Writers that did not answer: each still has its arena, and may commit what it was given."""
         self._last: Receipt | None = None
         self._told: set[str] = set()
         _savers.add(self)
@@ -89,10 +100,12 @@ class Saver:
         *,
         wait: bool = False,
         make_room: Callable[[int], str | None] | None = None,
+        most: float | None = None,
     ) -> Receipt:
         """Save these values as the checkpoint of `about["step"]`.
 
         `make_room` is told how many bytes it will take, before anything is copied, and may refuse in words.
+        `most`: seconds to wait for the checkpoint before, where there is less time than usual.
 
         Once this returns, the trainer's death loses nothing: the writer has all it needs. What goes wrong on
         disk is in a receipt's `error` (this one's, or a later `last()`), never raised.
@@ -104,11 +117,11 @@ class Saver:
                             hint="make a new Run to go on")  # fmt: skip
         step = about["step"]
         assert isinstance(step, int)
-        if self._in_flight is not None and self._settle(self._patience()) is None:
-            text = (
-                f"the checkpoint of step {self._in_flight.step} is still being written; this one is left out"
-            )
-            return self._failed(step, started, text, errno.EBUSY)
+        if self._in_flight is not None and self._settle(self._patience(most)) is None:
+            unanswered = self._give_up(self._in_flight)
+            if not wait:
+                return self._failed(step, started, unanswered, errno.EBUSY)
+            self._say(unanswered)  # and at once to another one: there is no later
         encoded = encode_all(items, as_tensor)
         layout = self._layout_of(encoded.tensors)
         values = json.dumps(encoded.tree, separators=(",", ":"), allow_nan=False).encode()
@@ -134,7 +147,7 @@ class Saver:
             return self._stream(name, layout, encoded, values, fields, started)
         self._in_flight = replace(self._in_flight, stall_seconds=time.perf_counter() - started)
         self._request = (request, values)
-        return (self._settle(_PATIENCE) if wait else None) or self._in_flight
+        return (self._settle(self._patience()) if wait else None) or self._in_flight
 
     def size(self, items: Mapping[str, object], as_tensor: AsTensor) -> int:
         """Bytes that a checkpoint of these values takes; the arena is made ready meanwhile.
@@ -157,10 +170,14 @@ class Saver:
         """Whether a checkpoint is being written."""
         return self._in_flight is not None and self._settle(0.0) is None
 
-    def wait(self) -> Receipt | None:
-        """Wait until nothing is being written; how the newest save went."""
+    def is_overdue(self) -> bool:
+        """Whether a checkpoint is being written for longer than anybody waits for it."""
+        return self._in_flight is not None and self._patience() <= 0
+
+    def wait(self, most: float | None = None) -> Receipt | None:
+        """Wait until nothing is being written, or the writer does not answer; how the newest save went."""
         if self._in_flight is not None:
-            self._settle(self._patience())
+            self._settle(self._patience(most))
         return self._last
 
     def close(self) -> None:
@@ -168,6 +185,8 @@ class Saver:
         if self._lock < 0 or self._pid != os.getpid():
             return
         self.wait()
+        if self._in_flight is not None:
+            self._say(self._give_up(self._in_flight))
         if self._link is not None:
             self._link.end(_END_SECONDS)
         self._let_go()
@@ -179,6 +198,8 @@ class Saver:
             os.close(lock)
         if self._link is not None:
             self._link.forget()
+        for link in self._given_up:
+            link.forget()
         if self._arena is not None:
             self._arena.close()
         self._link = self._arena = None
@@ -190,11 +211,16 @@ class Saver:
 
     def _ready(self, layout: Layout) -> bool:
         """Make the arena and the writer ready; False when the state must be streamed instead."""
+        self._given_up = [link for link in self._given_up if link.is_silent()]
+        if self._link is None and len(self._given_up) >= _MOST_GIVEN_UP:
+            return False
         if self._arena is None or self._arena.size < layout.size:
             if self._arena is not None:
                 self._arena.close()
                 self._arena = None
             if not has_room(layout.size):
+                if self._given_up:
+                    return False
                 self._tell_once(
                     f"no memory for a copy of the state ({format_bytes(layout.size)}, {format_bytes(memory_room())} "
                     "are left): checkpoints are written while the training waits"
@@ -247,7 +273,8 @@ class Saver:
         request, self._request = self._request, None
         if request is None:
             return False
-        remove_leftovers(self._checkpoints)
+        if not self._given_up:  # else one of them may be at work there
+            remove_leftovers(self._checkpoints)
         return self._hand_over(*request)
 
     def _stream(
@@ -262,6 +289,9 @@ class Saver:
         """Write here and now, with memory for one tensor only."""
         step = fields["step"]
         assert isinstance(step, int)
+        if self._given_up:  # writing here and now would hang as they do, and the training with it
+            who = holders.in_words(holders.writers_of(self._checkpoints))
+            return self._failed(step, started, f"the writer ({who or 'n/a'}) does not answer", errno.EBUSY)
 
         def parts() -> Iterator[memoryview]:
             yield memoryview(layout.header)
@@ -289,9 +319,26 @@ class Saver:
         self._hear(self._last)
         return self._last
 
-    def _patience(self) -> float:
+    def _patience(self, most: float | None = None) -> float:
         """A writer that hangs is waited for once, not at every save."""
-        return max(0.0, self._asked + _PATIENCE - time.monotonic())
+        size = self._in_flight.bytes if self._in_flight is not None else 0
+        bound = max(_LEAST_PATIENCE, _USUAL_TIMES * self._usual, size / _SLOW_DISK)
+        left = max(0.0, self._asked + bound - time.monotonic())
+        return left if most is None else min(left, max(0.0, most))
+
+    def _give_up(self, asked: Receipt) -> str:
+        """Leave the writer alone with its arena: it may still read it, and commit. What happened, in words."""
+        assert self._link is not None
+        self._link.dismiss()
+        self._given_up.append(self._link)
+        if self._arena is not None:
+            self._arena.close()
+        self._link = self._arena = self._in_flight = self._request = None
+        who = holders.in_words(holders.writers_of(self._checkpoints))
+        waited = format_duration(time.monotonic() - self._asked)
+        text = f"the writer ({who or 'n/a'}) has not answered for {waited} about step {asked.step}"
+        self._event("trouble", what=text)
+        return text
 
     def _settle(self, timeout: float) -> Receipt | None:
         """The receipt of what is in flight, once the writer has told; None while it has not."""
@@ -317,6 +364,7 @@ class Saver:
             None if told is None else str(told),
             number if isinstance(number, int) else None,
         )
+        self._usual = self._last.write_seconds or self._usual
         self._hear(self._last)
         return self._last
 

@@ -39,6 +39,8 @@ _RETRY_SECONDS = 60.0
 _RETRY_MOST = 900.0
 _NAG_SECONDS = 900.0
 """A trouble that lasts is told again this rarely."""
+_GRACE_SECONDS = 10.0
+"""Who has sent a signal will not wait much longer for a writer that hangs."""
 _ENDING = ("sigterm", "interrupt")
 
 
@@ -65,8 +67,10 @@ class Keeper:
         self._mirror = Mirror(self.folder, mirror, wish) if mirror is not None else None
         self.store = Store(self.folder)
         log_home = self._mirror.log_folder if self._mirror is not None else None
+        # Of a run that is there already the lock comes first: who is refused leaves no attempt behind.
+        saver = self.store.saver(say, self._event) if os.path.isdir(self.store.checkpoints) else None
         self.recorder = record(self.store, log_home, given, say)
-        self._saver: Saver = self.store.saver(say, self.recorder.event)
+        self._saver: Saver = saver or self.store.saver(say, self._event)
         self._shelf = Shelf(self.store, wish, allowed, self._trouble, self.recorder.event)
         self._signals = Signals(self.recorder, say)
         self._deadline = deadline.find(self.recorder.attempt, given)
@@ -157,7 +161,8 @@ class Keeper:
             return self._signals.asked
         self._signals.arm()
         self._collect(now, step)
-        busy = self._saver.busy()
+        # One that hangs is given up by the next save.
+        busy = self._saver.busy() and not self._saver.is_overdue()
         self._look = now + (_LOOK_WHILE_WRITING if busy else _LOOK_SECONDS)
         if self._mirror is not None:
             self._mirror.tell(now, self._trouble, say)
@@ -230,11 +235,13 @@ class Keeper:
         wait = wait or self._ending
         with self.recorder.phase("checkpoint"):
             try:
-                self._saver.wait()  # it would wait for the one before anyway; now its bytes can be counted
+                most = self._most_wait(began)
+                # It would wait for the one before anyway; now its bytes can be counted.
+                self._saver.wait(most)
                 self._collect(began, step)
                 while True:
                     receipt = self._saver.save(
-                        items, about, as_tensor, wait=wait, make_room=self._shelf.make_room
+                        items, about, as_tensor, wait=wait, make_room=self._shelf.make_room, most=most
                     )
                     if not self._gave_way(receipt):
                         break
@@ -258,6 +265,12 @@ class Keeper:
         self.recorder.event("save", what="buoy", path=receipt.folder, step=step, reason=reason)
         self._collect(now, step)
         return receipt
+
+    def _most_wait(self, now: float) -> float | None:
+        """Seconds for a checkpoint that is still being written, where the end is near; None: as long as is usual."""
+        if self._stopped:
+            return _GRACE_SECONDS
+        return max(1.0, self._deadline.left(now) / 4) if self._deadline is not None else None
 
     def stop_if_asked(self) -> None:
         """After the save that a signal asked for: end as that signal would have ended it. Does nothing otherwise."""
@@ -327,6 +340,9 @@ class Keeper:
             f"step {receipt.step} is not saved: {receipt.error}; {stands}; "
             f"the training goes on, the next try is in {format_duration(pause)}",
         )
+
+    def _event(self, kind: str, **values: object) -> None:
+        self.recorder.event(kind, **values)
 
     def _trouble(self, topic: str, text: str) -> None:
         """Say it once, then rarely; the log has it each time."""

@@ -1,0 +1,63 @@
+"""A writer that hangs, and a second process for the same run: neither ends nor hides the training that goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from buoy.checkpoint.store import Store
+from buoy.flight.attempt import attempt_numbers
+
+HEAD = """
+import os, signal, sys, time
+from buoy.checkpoint import saver
+from buoy.training import keeper as module
+from tests.checkpoint.ground import writers
+from tests.training.loop import *
+"""
+
+
+def run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", HEAD + code, str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_a_writer_that_hangs_costs_one_bounded_wait_and_is_named_once(tmp_path: Path) -> None:
+    code = """
+saver._LEAST_PATIENCE, module._RETRY_SECONDS, stopped = 0.4, 0.3, []
+def on_step(step):
+    if step == 15:
+        time.sleep(0.5)  # step 10 is committed
+        stopped.extend(writers(sys.argv[1]))
+        for pid in stopped: os.kill(pid, signal.SIGSTOP)
+train(sys.argv[1], steps=150, save=10, keep=20, pause=0.01, each=on_step)
+for pid in stopped: os.kill(pid, signal.SIGKILL)
+print("stopped", *stopped)
+"""
+    done = run(tmp_path / "run", code)
+
+    assert done.returncode == 0, done.stderr
+    (writer,) = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("stopped")]
+    said = [line for line in done.stderr.splitlines() if "has not answered" in line]
+    assert len(said) == 1 and f"process {writer}, stopped" in said[0], done.stderr
+    assert "step 10 is the newest that is safe; the training goes on" in said[0]
+    steps = [entry.step for entry in Store(tmp_path / "run").list()]
+    assert steps[0] == 150 and 10 in steps and 20 not in steps, "another writer has taken over"
+
+
+def test_a_process_that_is_refused_leaves_no_attempt(tmp_path: Path) -> None:
+    code = """
+import subprocess
+again = [sys.executable, "-m", "tests.training.loop", sys.argv[1]]
+another_shell = dict(os.environ)
+def on_step(step):
+    if step == 3:
+        tried = subprocess.run(again, capture_output=True, text=True, env=another_shell)
+        print("refused" if "another process writes the checkpoints" in tried.stderr else tried.stderr)
+train(sys.argv[1], steps=5, save=10, pause=0.01, each=on_step)
+"""
+    done = run(tmp_path / "run", code)
+
+    assert "refused" in done.stdout.splitlines(), done.stdout + done.stderr
+    assert attempt_numbers(str(tmp_path / "run")) == [1]
