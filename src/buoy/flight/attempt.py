@@ -27,10 +27,13 @@ Attempt = namedtuple("Attempt", "run_folder folder number")
 def new_attempt(run_folder: str) -> Attempt:
     """Make the next attempt's folder, and the run's own if it is new. Folders are 0700."""
     run_folder = os.path.abspath(run_folder)
+    is_new = not os.path.lexists(run_folder)
     try:
         _make_run(run_folder)
         return _next_attempt(run_folder)
     except OSError as error:
+        if is_new:
+            _remove_empty(run_folder)
         raise RunFolderError(
             "cannot write the run folder",
             received=f"{run_folder} ({error.strerror or error})",
@@ -49,6 +52,18 @@ def _make_run(run_folder: str) -> None:
     if not os.path.exists(marker):
         write_json(marker, new_marker(run_folder))
     os.makedirs(os.path.join(run_folder, "attempts"), mode=0o700, exist_ok=True)
+
+
+def _remove_empty(run_folder: str) -> None:
+    """A full disk took the folder and nothing in it: leave no run that never was."""
+    try:
+        if os.path.isdir(os.path.join(run_folder, "attempts")):
+            os.rmdir(os.path.join(run_folder, "attempts"))
+        if os.path.exists(os.path.join(run_folder, "run.json")):
+            os.unlink(os.path.join(run_folder, "run.json"))
+        os.rmdir(run_folder)
+    except OSError:
+        pass
 
 
 def new_marker(run_folder: str) -> dict:  # type: ignore[type-arg]

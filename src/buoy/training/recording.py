@@ -11,12 +11,14 @@ from buoy.flight.attempt import Attempt, point_to
 from buoy.flight.mirror import ask_for_copies
 from buoy.flight.recorder import Recorder
 from buoy.supervisor.watch import watch
+from buoy.training.foothold import make_folder
 from buoy.verdict.values import printable
 
 
 def record(store: Store, mirror: str | None, limit: float | None, say: Callable[[str], None]) -> Recorder:
     """Record this process for the run whose checkpoints are in this store; its log goes to the mirror too."""
     folder = store.folder
+    make_folder(folder)
     there = recorder.current()
     attempt = there.attempt if there is not None else recorder.attempt_of_environment()
     newest = next((entry.folder for entry in store.list() if entry.complete), None)
