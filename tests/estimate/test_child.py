@@ -98,3 +98,15 @@ def test_a_build_function_that_never_ends_is_ended_with_all_it_started(
 
     assert "did not come to its end" in text
     wait_until(lambda: not alive(int(note.read_text())), "the forked child to be gone")
+
+
+@pytest.mark.parametrize("error", [MemoryError("25 GB"), ValueError("shapes")])
+def test_of_objects_in_a_notebook_no_build_function_is_spoken_of(error: Exception) -> None:
+    from buoy.estimate.request import LIVE, Request
+    from buoy.estimate.trace_torch import explain
+
+    of_objects = explain(error, Request("torch", {"build": f"{LIVE}:build"}))
+    of_a_file = explain(error, Request("torch", {"build": "train.py:build"}))
+
+    assert "build" not in f"{of_objects.expected} {of_objects.hint}"
+    assert "build()" in str(of_a_file.hint)

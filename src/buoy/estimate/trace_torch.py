@@ -79,7 +79,8 @@ def explain(error: BaseException, request: Request) -> Refusal:
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         return Refusal("the code to be traced needs more memory than tracing may take", f"{said}{where}",
                        "models without weights and small batches",
-                       "let build() load no data set; trace with a smaller batch", details)  # fmt: skip
+                       "plan with a smaller batch" if request.is_of_live_objects
+                       else "let build() load no data set; trace with a smaller batch", details)  # fmt: skip
     if type(error).__name__ in NO_META or "meta kernel" in str(error) or "fake impl" in str(error):
         return Refusal("an operation cannot be traced: it has no meta kernel", f"{said}{where}",
                        "operations that can tell their output's shape without running",
@@ -98,6 +99,9 @@ def explain(error: BaseException, request: Request) -> Refusal:
                        "build the model from its config, weights are not needed; download data once before planning",
                        details)  # fmt: skip
     shapes = getattr(error, "__notes__", [])
+    if request.is_of_live_objects:
+        return Refusal("the step to be traced failed", f"{said}{where}" + "".join(f"; {note}" for note in shapes),
+                       "a step that runs", "run one step on the CPU yourself", details)  # fmt: skip
     script = str(request.source.get("build", "")).endswith(":")
     return Refusal("the code to be traced failed", f"{said}{where}" + "".join(f"; {note}" for note in shapes),
                    "a script that comes to its first step" if script else "a build function and a step that run",
