@@ -17,6 +17,7 @@ from buoy.checkpoint.homes import FolderHome, open_home
 from buoy.checkpoint.manifest import MANIFEST, STATE, seal
 from buoy.checkpoint.mirror import Mirror
 from buoy.checkpoint.mirror_worker import Worker
+from buoy.checkpoint.owner import life_of
 from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.search import newest_good
 from buoy.checkpoint.store import Checkpoint, Store
@@ -72,7 +73,7 @@ def work(run: Path, home: Path, home_of: Callable[..., Any] = open_home, keep: i
     ended.wait()
     orders = {"run": str(run), "name": "run", "where": str(home), "shown": str(home), "mount": None, "path": [],
               "keep": {"last": keep, "best": None, "every": None}, "retry": 0.01, "pid": ended.pid,
-              "attempt": None, "unusable": []}  # fmt: skip
+              "attempt": None, "unusable": [], "life": life_of(str(run))}  # fmt: skip
     mirror_worker.open_home = home_of
     try:
         Worker(orders).run()
@@ -93,7 +94,7 @@ def test_a_run_whose_every_copy_is_damaged_does_not_begin_anew_in_silence(tmp_pa
     lines = [line for line in done.stderr.splitlines() if line.startswith("buoy:")]
     assert lines[0] == f"buoy: step 50 in the mirror is damaged ({STATE}: 512 of {whole} bytes are there)"
     assert "step 40 in the mirror is damaged" in lines[1] and "its checksum does not fit" in lines[1]
-    assert lines[3] == "buoy: and 2 more that cannot be used"
+    assert lines[3] == "buoy: and 2 more checkpoints that cannot be used in the mirror: steps 20, 10"
     assert done.returncode == 1 and "from 0" not in done.stdout
     assert "no good checkpoint of this run is left (5 damaged)" in done.stderr
     assert f"step 50: {STATE}: 512 of {whole} bytes are there" in done.stderr
@@ -179,7 +180,7 @@ def test_a_step_made_again_while_it_is_copied_leaves_no_half_copy(tmp_path: Path
     saver.close()
 
     assert again and os.listdir(tmp_path / "drive" / "run" / "checkpoints") == ["step-000000042.2"]
-    assert told["there"] == ["step-000000042.2"] and told["copying"] is None
+    assert list(told["there"]) == ["step-000000042.2"] and told["copying"] is None
 
 
 def test_half_copies_of_a_life_before_go_once_a_whole_one_is_as_new(tmp_path: Path) -> None:
@@ -266,7 +267,7 @@ def test_damage_here_is_not_copied_and_called_safe_nor_does_it_hold_up_the_other
     told = work(tmp_path / "run", tmp_path / "drive", lambda where, name, mount: Counted(where, name, mount))
 
     assert told["damaged_here"] is None  # a good one was copied after it
-    assert told["there"] == ["step-000000005", "step-000000010"] and told["newest"] == 10
+    assert list(told["there"]) == ["step-000000005", "step-000000010"] and told["newest"] == 10
     assert [int(name[5:]) for name in sent] == [20, 10, 10, 5, 5]
 
 
@@ -281,4 +282,4 @@ def test_a_full_mirror_keeps_the_newest_and_takes_the_next(
         told = work(run, drive)
 
     assert told["newest"] == 30 and told["trouble"] is None
-    assert told["there"] == ["step-000000020", "step-000000030"]
+    assert list(told["there"]) == ["step-000000020", "step-000000030"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from typing import Any
 
@@ -37,11 +39,13 @@ class Copy:
         self.time = float(saved) if isinstance(saved, int | float) else None
         self.bytes = size
         self.complete = True
+        self.digest = digest_of(fields)
+        """Its content: the manifest has the checksum of every byte."""
 
     @property
-    def key(self) -> tuple[str, float | None]:
+    def key(self) -> tuple[str, str]:
         """Which one it is, among those of the same name that several lives of a run may make."""
-        return self.name, self.time
+        return self.name, self.digest
 
     @property
     def age(self) -> tuple[int, float]:
@@ -57,6 +61,20 @@ class Copy:
             "bytes": self.bytes,
             "about": self.about,
         }
+
+
+def digest_of(fields: dict[str, Any]) -> str:
+    """What tells a checkpoint from any other, by the fields of its manifest."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def is_there(folder: str, digests: dict[str, str]) -> bool:
+    """Whether the checkpoint in this folder is the one that a mirror holds under its name (name -> digest)."""
+    expected = digests.get(os.path.basename(folder))
+    try:
+        return expected is not None and digest_of(read_manifest(folder)[0]) == expected
+    except (OSError, BuoyError):
+        return False
 
 
 def local_copies(run: str) -> list[Copy]:

@@ -57,6 +57,12 @@ class Home(Protocol):
     def free(self) -> int:
         """Bytes free there, as far as the place tells; else 0."""
 
+    def read_beside(self, path: str, most: int) -> bytes | None:
+        """A small file of the run that belongs to no checkpoint; None when there is none."""
+
+    def write_beside(self, path: str, data: bytes) -> None:
+        """The same, written."""
+
 
 def is_url(where: str) -> bool:
     """Whether this is for fsspec, not a path."""
@@ -108,12 +114,7 @@ class FolderHome:
 
     def write(self, name: str, file: str, data: bytes) -> None:
         """A small file, whole or not at all."""
-        target = self._prepare(name, file)
-        with open(target + ".part", "wb") as opened:
-            opened.write(data)
-            opened.flush()
-            os.fsync(opened.fileno())
-        os.replace(target + ".part", target)
+        _write_whole(self._prepare(name, file), data)
 
     def put(self, source: str, name: str, file: str, pieces: Pieces, progress: Progress) -> None:
         """Copy a local file there; what an interrupted copy left is checked and gone on from."""
@@ -162,6 +163,21 @@ class FolderHome:
         """Bytes free on the disk."""
         space = disk.space(self._where)
         return 0 if space is None else space.free
+
+    def read_beside(self, path: str, most: int) -> bytes | None:
+        """A small file of the run that belongs to no checkpoint; None when there is none."""
+        self._expect_mounted()
+        try:
+            with open(os.path.join(os.path.dirname(self._folder), path), "rb") as opened:
+                return opened.read(most)
+        except FileNotFoundError:
+            return None
+
+    def write_beside(self, path: str, data: bytes) -> None:
+        """The same, written."""
+        self._expect_mounted()
+        os.makedirs(self._folder, exist_ok=True)
+        _write_whole(os.path.join(os.path.dirname(self._folder), path), data)
 
     def _prepare(self, name: str, file: str) -> str:
         self._expect_mounted()
@@ -261,6 +277,14 @@ class UrlHome:
         """No store tells."""
         return 0
 
+    def read_beside(self, path: str, most: int) -> bytes | None:
+        """A small file of the run that belongs to no checkpoint; None when there is none."""
+        with _as_os_error():
+            try:
+                return bytes(self._fs.cat_file(f"{self._folder.rpartition('/')[0]}/{path}", end=most))
+            except FileNotFoundError:
+                return None
+
     def write_beside(self, path: str, data: bytes) -> None:
         """A small file of the run that belongs to no checkpoint: `attempts/0001/events.jsonl`."""
         with _as_os_error():
@@ -349,6 +373,14 @@ def _reads_as(opened: IO[bytes], md5: str) -> bool:
     while chunk := opened.read(CHUNK):
         found.update(chunk)
     return found.hexdigest() == md5
+
+
+def _write_whole(target: str, data: bytes) -> None:
+    with open(target + ".part", "wb") as opened:
+        opened.write(data)
+        opened.flush()
+        os.fsync(opened.fileno())
+    os.replace(target + ".part", target)
 
 
 def _unlink_quietly(path: str, truncate: bool) -> None:

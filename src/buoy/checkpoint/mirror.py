@@ -10,6 +10,7 @@ import json
 import os
 import queue
 import re
+import select
 import subprocess
 import sys
 import threading
@@ -19,13 +20,14 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from typing import IO, Any
 
-from buoy.checkpoint.homes import is_missing_drive, is_url, mount_point
-from buoy.checkpoint.mirror_worker import STATUS
+from buoy.checkpoint.homes import FolderHome, is_missing_drive, is_url, mount_point
+from buoy.checkpoint.mirror_status import STATUS, safety
+from buoy.checkpoint.owner import life_of, owner_there, refuse_anothers, short_name
 from buoy.checkpoint.passed_over import PassedOver, Unusable
 from buoy.checkpoint.retention import Keep
 from buoy.errors import BuoyError, UsageError
 from buoy.flight.attempt import read_json
-from buoy.units import format_duration, format_share
+from buoy.units import format_duration
 
 _WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "mirror_worker.py")
 _LOOK_SECONDS = 2.0
@@ -34,6 +36,8 @@ _SILENCE = 120.0
 _ANSWER_SECONDS = 120.0
 """The same for a question that somebody waits for."""
 _FINISH_SECONDS = 600.0
+_MOST_STARTS = 3
+"""So often a process that was killed is started again: what kills it more often will not stop."""
 # Package that speaks a protocol, where it is not called like it.
 _SPEAKERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs",
              "hf": "huggingface_hub", "oci": "ocifs", "oss": "ossfs", "gdrive": "gdrive_fsspec"}  # fmt: skip
@@ -68,6 +72,11 @@ class Mirror:
         self._told_first = False
         self._in_trouble = False
         self._started = False
+        self._attempt: str | None = None
+        self._process: int | None = None
+        """A descriptor of the process that copies, by which its end is seen."""
+        self._restarts = 0
+        self._owner: str | None = None
         self._orders: IO[bytes] | None = None
         """The way to the process that is started and has not begun."""
         self._unusable: list[str] = []
@@ -78,6 +87,8 @@ class Mirror:
         if self.log_folder is not None:
             mount = mount_point(self.where)
             self._mount = mount if mount != mount_point(self._run) and mount != "/" else None
+        if self.log_folder is not None and name is None:  # a training's, which would write there
+            self._refuse_anothers()
 
     @property
     def seconds_to_copy(self) -> float:
@@ -98,9 +109,15 @@ class Mirror:
             os.unlink(os.path.join(self._run, STATUS))  # what an earlier one said is no longer so
         except OSError:
             pass
-        starter = self._spawn("keep", stdout=subprocess.DEVNULL, pid=os.getpid(), attempt=attempt)
+        self._attempt = attempt
+        starter = self._spawn("keep", stdout=subprocess.PIPE, pid=os.getpid(), attempt=attempt,
+                              life=life_of(self._run))  # fmt: skip
+        assert starter.stdout is not None
+        with starter.stdout as told:
+            pid = (json.loads(told.readline() or b"{}")).get("pid")
         starter.wait(_ANSWER_SECONDS)  # it forks at once
         self._orders = starter.stdin
+        self._watch(pid)
 
     def begin(self) -> None:
         """The checkpoint to go on from is found: let the copying begin, past what was found to be damaged."""
@@ -115,6 +132,9 @@ class Mirror:
         if now < self._look:
             return
         self._look = now + _LOOK_SECONDS
+        if self._is_gone() and not self._start_again(say):
+            trouble("mirror", f"nothing more is copied to the mirror {self.shown}: {self._end_in_words()}")
+            return
         status = self.status()
         copying = status.get("copying") or {}
         words = status.get("trouble")
@@ -126,7 +146,7 @@ class Mirror:
             there = (
                 f"step {status['newest']} is the newest there"
                 if status.get("newest") is not None
-                else "it has none"
+                else "it has none of this training"
             )
             trouble(
                 "mirror",
@@ -139,7 +159,7 @@ class Mirror:
             self._told_first, self._in_trouble = True, False
             lag = format_duration(max(0.0, status["newest_safe"] - status["newest_made"]))
             say(
-                f"step {status['newest']} is {again}{_safe(status)} the mirror {self.shown}, {lag} after it was made"
+                f"step {status['newest']} is {again}{safety(status)} the mirror {self.shown}, {lag} after it was made"
             )
 
     def finish(self, newest: int, made: float | None, say: Say, wait: bool = True) -> None:
@@ -160,8 +180,12 @@ class Mirror:
                 if is_there and status["newest"] == newest and made is not None:
                     is_there = status.get("newest_made") == made  # not one of that step from an earlier life
                 if is_there and status.get("newest_safe") is not None and not copying:
-                    say(f"step {status['newest']} is {_safe(status)} the mirror {self.shown}")
+                    say(f"step {status['newest']} is {safety(status)} the mirror {self.shown}")
                     return
+                if self._is_gone():
+                    if not self._start_again(say):
+                        break
+                    moved = time.monotonic()
                 if copying.get("done", 0) != done:
                     moved, done = time.monotonic(), copying.get("done", 0)
                 in_trouble = status.get("trouble") or status.get("damaged_here")
@@ -178,8 +202,23 @@ class Mirror:
         status = self.status()
         trouble = status.get("trouble") or status.get("damaged_here")
         words = f" ({trouble})" if trouble else ""
-        say(
-            f"step {newest} is not yet in the mirror {self.shown}{words}; the copying goes on in the background"
+        if self._is_gone():
+            then = f"nothing copies it any more: {self._end_in_words()}"
+        else:
+            then = "the copying goes on in the background"
+        say(f"step {newest} is not yet in the mirror {self.shown}{words}; {then}")
+
+    @property
+    def made_by(self) -> str:
+        """Whose work was found there, to be added to words: a new training may have meant to begin anew."""
+        here = short_name(self._run)
+        if self._owner is None:
+            return ""
+        if self._owner == here:
+            return f" (made by the run {here})"
+        return (
+            f" (made by the run {self._owner}; this one is {here}: if that is another training, "
+            "name another mirror or another run folder)"
         )
 
     def copies(self) -> list[dict[str, Any]]:
@@ -198,22 +237,32 @@ class Mirror:
     ) -> int | None:
         """Fetch the newest good one that is newer than what is here; its step, or None when there is none."""
         passed = PassedOver(say)
-        brought = self.search(passed, newer_than, step, progress)
+        brought = self._fetch(passed, newer_than, step, progress, None)
         passed.close()
         if brought is not None:
             say(f"step {brought} was brought back from the mirror {self.shown}")
         return brought
 
-    def search(
+    def search(self, passed: PassedOver, newer_than: int | None) -> int | None:
+        """The same for a training, whose home it is from now on; `UsageError` when it is another run's."""
+        return self._fetch(passed, newer_than, None, None, life_of(self._run))
+
+    def _fetch(
         self,
         passed: PassedOver,
         newer_than: int | None,
-        step: int | None = None,
-        progress: Callable[[int, int], object] | None = None,
+        step: int | None,
+        progress: Callable[[int, int], object] | None,
+        life: str | None,
     ) -> int | None:
-        """The same, as one part of a search that has begun elsewhere."""
-        for answer in self._ask("fetch", newer_than=newer_than, step=step):
-            if "unusable" in answer:
+        """`life`: of the training that makes the home its own with this; None for one who only reads."""
+        for answer in self._ask("fetch", newer_than=newer_than, step=step, life=life):
+            if "refused" in answer:
+                what, received, expected, hint = answer["refused"]
+                raise UsageError(what, received=received, expected=expected, hint=hint)
+            if "owner" in answer:
+                self._owner = answer["owner"]
+            elif "unusable" in answer:
                 found = Unusable(**answer["unusable"])
                 self._unusable.append(found.name)
                 passed.note(found, f"step {found.step} in the mirror is {found.fault} ({found.what})")
@@ -223,9 +272,54 @@ class Mirror:
                 return int(answer["step"])
         return None
 
+    def _refuse_anothers(self) -> None:
+        """Before the flight log or anything else is written there; of a URL the search tells it."""
+        home = FolderHome(self.where, self._name, self._mount)
+        try:
+            refuse_anothers(owner_there(home), home, self._run, f"{self.shown}/{self._name}")
+        except OSError:
+            pass  # the search says what is wrong with it
+
+    def _watch(self, pid: object) -> None:
+        if self._process is not None:
+            os.close(self._process)
+        try:
+            self._process = os.pidfd_open(pid) if isinstance(pid, int) else None
+        except ProcessLookupError:
+            self._process = os.open(
+                os.devnull, os.O_RDONLY
+            )  # ended already: always ready to read, as its own is
+        except OSError:
+            self._process = None  # an old kernel: its end is not seen
+
+    def _is_gone(self) -> bool:
+        """Whether the process that copies has ended; while the training lives, it never does so by itself."""
+        return (
+            self._started and self._process is not None and bool(select.select([self._process], [], [], 0)[0])
+        )
+
+    def _start_again(self, say: Say) -> bool:
+        if self._restarts == _MOST_STARTS:
+            return False
+        self._restarts += 1
+        say(
+            f"the process that copies to the mirror {self.shown} has ended (was it killed?): started again, "
+            f"{self._restarts} of {_MOST_STARTS} times"
+        )
+        self.start(self._attempt)
+        self.begin()
+        return True
+
+    def _end_in_words(self) -> str:
+        return (
+            f"its process has ended {self._restarts + 1} times (was it killed?); "
+            "a new start of the training goes on with it"
+        )
+
     def _ask(self, mode: str, **orders: object) -> Iterator[dict[str, Any]]:
         """The answers of a process that reads the home; given up when it is silent for too long."""
-        process = self._spawn(mode, stdout=subprocess.PIPE, **{"newer_than": None, "step": None, **orders})
+        asked = {"newer_than": None, "step": None, "life": None, **orders}
+        process = self._spawn(mode, stdout=subprocess.PIPE, **asked)
         lines: queue.Queue[bytes] = queue.Queue()
         assert process.stdout is not None
         threading.Thread(target=_pump, args=(process.stdout, lines), daemon=True).start()
@@ -263,45 +357,13 @@ class Mirror:
         path = sys.path if is_url(self.where) else []
         orders = {**orders, "run": self._run, "name": self._name, "where": self.where, "shown": self.shown,
                   "mount": self._mount, "keep": asdict(self._keep), "path": path,
-                  "retry": self.retry_seconds}  # fmt: skip
+                  "retry": self.retry_seconds, "life": orders.get("life")}  # fmt: skip
         try:
             process.stdin.write(json.dumps(orders).encode() + b"\n")
             process.stdin.flush()
         except BrokenPipeError:
             pass
         return process
-
-
-def lag_in_words(status: dict[str, Any], newest_here: int | None, now: float) -> str | None:
-    """`step 1150 safe in s3://runs 41 s ago, 50 steps behind`; None when nothing is known of a mirror."""
-    if not status:
-        return None
-    home = str(status.get("home"))
-    newest, safe = status.get("newest"), status.get("newest_safe")
-    if not isinstance(newest, int):
-        words = f"nothing in the mirror {home} yet"
-    else:
-        if isinstance(safe, int | float):
-            is_there, age = _safe(status), f" {format_duration(max(0.0, now - safe))} ago"
-        else:
-            is_there, age = "in", " by its size, not compared yet"
-        behind = (
-            f", {newest_here - newest} steps behind"
-            if newest_here is not None and newest_here > newest
-            else ""
-        )
-        words = f"step {newest} {is_there} the mirror {home}{age}{behind}"
-    copying = status.get("copying")
-    if isinstance(copying, dict) and copying.get("bytes"):
-        words += f"; copying step {copying['step']}: {format_share(copying['done'], copying['bytes'])}"
-    if status.get("trouble"):
-        words += f"; in trouble: {status['trouble']}"
-    return words
-
-
-def _safe(status: dict[str, Any]) -> str:
-    """What can be said of a copy: Google Drive's mount takes it at once and uploads it at a time of its own."""
-    return "handed to Drive (which uploads it by itself) in" if status.get("uploads_later") else "safe in"
 
 
 def _pump(stream: Any, lines: queue.Queue[bytes]) -> None:

@@ -16,6 +16,7 @@ from buoy.checkpoint.commit import remove_folder, sync_folder
 from buoy.checkpoint.copies import Copy, survey
 from buoy.checkpoint.homes import Home, open_home
 from buoy.checkpoint.manifest import MANIFEST, STATE, VALUES
+from buoy.checkpoint.owner import adopt, claim, owner_there, refuse_anothers
 from buoy.checkpoint.passed_over import Unusable
 from buoy.checkpoint.reader import open_checkpoint
 from buoy.errors import BuoyError
@@ -26,6 +27,8 @@ def fetch(orders: dict[str, Any]) -> None:
     """Bring the newest good checkpoint (or the step asked for) back; what cannot be used on the way is named."""
     home = open_home(str(orders["where"]), str(orders["name"]), orders["mount"])
     checkpoints = os.path.join(str(orders["run"]), "checkpoints")
+    if orders["life"] is not None and not _is_ours(home, orders):
+        return
     for candidate in _newest_first(*survey(home)):
         if orders["step"] is not None and candidate.step != orders["step"]:
             continue
@@ -40,6 +43,8 @@ def fetch(orders: dict[str, Any]) -> None:
             what = error.received or error.message
             answer(unusable=asdict(Unusable(candidate.step, candidate.name, what)))
             continue
+        if os.path.basename(str(orders["run"])) == orders["name"]:
+            _adopt_quietly(home, str(orders["run"]))
         answer(step=candidate.step, folder=folder)
         return
     answer(step=None)
@@ -49,6 +54,29 @@ def answer(**values: object) -> None:
     """One line to whoever asked."""
     sys.stdout.write(json.dumps(values) + "\n")
     sys.stdout.flush()
+
+
+def _is_ours(home: Home, orders: dict[str, Any]) -> bool:
+    """Make the home this training's before anything is taken from it; who had it, or why not, is answered."""
+    run, place = str(orders["run"]), f"{orders['shown']}/{orders['name']}"
+    there = owner_there(home)
+    try:
+        refuse_anothers(there, home, run, place)
+        answer(owner=there["run"] if there is not None else None)
+        claim(home, run, str(orders["life"]), place)
+    except BuoyError as error:
+        answer(refused=[error.message, error.received, error.expected, error.hint])
+        return False
+    except OSError:
+        pass  # a full drive can still be read; the process that copies claims it again, and says what is wrong
+    return True
+
+
+def _adopt_quietly(home: Home, run: str) -> None:
+    try:
+        adopt(home, run)
+    except OSError:
+        pass  # the checkpoint is here: the next start finds its content in the mirror, which is as good
 
 
 def _newest_first(copies: list[Copy], unusable: list[Unusable]) -> list[Copy | Unusable]:

@@ -27,52 +27,20 @@ from buoy.checkpoint.copies import Copy, is_half, local_copies, names_in, remote
 from buoy.checkpoint.homes import DamagedSource, GiveUp, Home, UrlHome, is_drive, is_url, open_home
 from buoy.checkpoint.manifest import MANIFEST, STATE, VALUES, pieces_of, size_of, unseal
 from buoy.checkpoint.mirror_fetch import answer, fetch
+from buoy.checkpoint.mirror_status import LOCK, Status
+from buoy.checkpoint.owner import NotOurs, expect_ours
 from buoy.checkpoint.retention import Keep, surplus, to_make_room
 from buoy.errors import BuoyError
-from buoy.flight.attempt import write_json
 from buoy.flight.mirror import PERIOD as LOG_PERIOD
 from buoy.flight.mirror import copy_tail
 from buoy.machine.priority import step_back
 
-STATUS = "mirror.json"
-STATUS_SCHEMA = "buoy.mirror/1"
 _LOOK_SECONDS = 0.25
 _NICE = 10
-_STATUS_SECONDS = 1.0
 _RETRY_MOST = 300.0
 _VERDICT_SECONDS = 10.0
 _AFTER_DEATH = 600.0
 """So long a home in trouble is tried again after the training has ended."""
-
-
-class Status:
-    """`mirror.json` in the run folder: what is safe there, what is on its way, what is wrong."""
-
-    def __init__(self, run: str, shown: str, uploads_later: bool) -> None:
-        """`uploads_later`: a drive that takes a file and sends it off in its own time, which nobody can see."""
-        self._path = os.path.join(run, STATUS)
-        self._due = 0.0
-        self.values: dict[str, Any] = {
-            "schema": STATUS_SCHEMA, "home": shown, "pid": os.getpid(), "there": [], "newest": None,
-            "newest_made": None, "newest_safe": None, "copy_seconds": None, "copying": None, "trouble": None,
-            "damaged_here": None, "uploads_later": uploads_later,
-        }  # fmt: skip
-
-    def set(self, **values: object) -> None:
-        """Change and write at once."""
-        self.values.update(values)
-        self._due = 0.0
-        self.beat()
-
-    def beat(self) -> None:
-        """Write now and then, so that a reader sees that it moves."""
-        if time.monotonic() < self._due:
-            return
-        self._due = time.monotonic() + _STATUS_SECONDS
-        try:
-            write_json(self._path, {**self.values, "wall": time.time()})
-        except OSError:
-            pass  # the local disk is full: the copies matter more than the words
 
 
 class Worker:
@@ -98,6 +66,7 @@ class Worker:
         self._status = Status(self._run, str(orders["shown"]), not is_url(where) and is_drive(where))
         self._retry = float(orders["retry"])
         self._log_due = 0.0
+        self._not_ours = False
         self._ended: float | None = None
         try:
             self._training = os.pidfd_open(int(orders["pid"]))
@@ -122,14 +91,21 @@ class Worker:
                 self._retry = min(_RETRY_MOST, 2 * self._retry)
                 self._home, self._there, self._proven, self._settled = None, {}, set(), None
                 self._status.set(trouble=_in_words(error, self._orders["where"]), copying=None)
+                if isinstance(error, NotOurs):
+                    self._not_ours = True
+                    self._status.set(there={}, newest=None, newest_made=None, newest_safe=None)
             if self._training_ended() and (done or self._hopeless()):
                 self._last_log()
                 return
             self._wait(pause)
 
     def _hopeless(self) -> bool:
-        """Whether trying on is of no use: nothing is left here to copy, or the home was in trouble for too long."""
-        return not local_copies(self._run) or time.monotonic() - (self._ended or 0.0) > _AFTER_DEATH
+        """Whether trying on is of no use: nothing is left to copy, it may not be copied, or trouble lasted too long."""
+        return (
+            self._not_ours
+            or not local_copies(self._run)
+            or time.monotonic() - (self._ended or 0.0) > _AFTER_DEATH
+        )
 
     def _round(self) -> bool:
         """Copy what is missing, newest first; True when nothing was left to do."""
@@ -145,6 +121,8 @@ class Worker:
         if names == self._settled:
             self._status.beat()
             return True
+        place = f"{self._orders['shown']}/{os.path.basename(self._run)}"
+        expect_ours(self._home, self._run, str(self._orders["life"]), place)
         here = self._here()
         if here and self._has(here[0]) and here[0].key not in self._proven:
             self._prove(self._home, here[0])
@@ -291,12 +269,15 @@ class Worker:
         newest = max(proven or self._there.values(), key=lambda copy: copy.age, default=None)
         told = self._status.values
         if newest is None:
-            self._status.set(there=[], newest=None, newest_made=None, newest_safe=None)
+            self._status.set(there={}, newest=None, newest_made=None, newest_safe=None)
             return
         is_told = (told["newest"], told["newest_made"]) == (newest.step, newest.time)
         safe = ((is_told and told["newest_safe"]) or time.time()) if proven else None
         self._status.set(
-            there=sorted(self._there), newest=newest.step, newest_made=newest.time, newest_safe=safe
+            there={name: copy.digest for name, copy in sorted(self._there.items())},
+            newest=newest.step,
+            newest_made=newest.time,
+            newest_safe=safe,
         )
 
     def _copy_log(self, last: bool = False) -> None:
@@ -346,8 +327,11 @@ class Worker:
 
 def keep(orders: dict[str, Any]) -> None:
     """Detach, wait for the search of the checkpoint to go on from and for the mirror before this one, and copy."""
-    if os.fork():
+    child = os.fork()
+    if child:
+        answer(pid=child)
         os._exit(0)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody listens from here on
     os.setsid()
     os.chdir("/")
     step_back(_NICE)
@@ -360,7 +344,7 @@ def keep(orders: dict[str, Any]) -> None:
     if not begin:
         return  # no training came of it: what is there is left as it is
     orders["unusable"] = json.loads(begin)
-    lock = os.open(os.path.join(orders["run"], "mirror.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(os.path.join(orders["run"], LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 DAMAGED, HALF, NEWER = "damaged", "not whole", "of a newer buoy"
 _MOST_LINES = 3
+_MOST_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class PassedOver:
 
     def __init__(self, say: Callable[[str], object]) -> None:
         self._say = say
-        self._untold = 0
+        self._untold: list[Unusable] = []
         self.all: list[Unusable] = []
 
     def note(self, unusable: Unusable, words: str) -> None:
@@ -42,13 +44,23 @@ class PassedOver:
         if len(self.all) <= _MOST_LINES:
             self._say(words)
         else:
-            self._untold += 1
+            self._untold.append(unusable)
 
     def close(self) -> None:
         """Count what was not named."""
-        if self._untold:
-            self._say(f"and {self._untold} more that cannot be used")
-            self._untold = 0
+        for place, steps in _by_place(self._untold).items():
+            shown = ", ".join(map(str, steps[:_MOST_STEPS])) + (", ..." if len(steps) > _MOST_STEPS else "")
+            more = f"{len(steps)} more checkpoint{'' if len(steps) == 1 else 's'}"
+            self._say(f"and {more} that cannot be used {place}: step{'' if len(steps) == 1 else 's'} {shown}")
+        self._untold = []
+
+
+def _by_place(unusable: list[Unusable]) -> dict[str, list[int]]:
+    places: dict[str, list[int]] = {}
+    for one in unusable:
+        folder = os.path.dirname(one.name)
+        places.setdefault(f"in {folder}" if folder else "in the mirror", []).append(one.step)
+    return places
 
 
 def in_words(unusable: list[Unusable]) -> str:

@@ -33,7 +33,7 @@ def newest_good(
             trouble("mirror", f"{error.message} ({error.received}); going on from step {found.step} here")
             return found
         if brought is not None:
-            say(f"step {brought} was brought back from the mirror {mirror.shown}")
+            say(f"step {brought} was brought back from the mirror {mirror.shown}{mirror.made_by}")
             found = store.search(passed)
     passed.close()
     if found is None and passed.all:

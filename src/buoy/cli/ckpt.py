@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
-from typing import Any
 
 from buoy.checkpoint import lock
-from buoy.checkpoint.mirror_worker import STATUS
+from buoy.checkpoint.mirror_status import read_status
 from buoy.checkpoint.reader import Checkpoint
 from buoy.checkpoint.store import Entry, Store
 from buoy.cli.arguments import Parser
 from buoy.cli.ckpt_which import chosen, nothing_in, run_alone, run_and_step, runs_in, short, step_number
 from buoy.errors import BuoyError, ExitCode, RunFolderError, UsageError
-from buoy.flight.attempt import read_json
 from buoy.units import format_bytes
 
 _DESCRIPTION = """\
@@ -69,17 +68,16 @@ def _list(options: argparse.Namespace) -> ExitCode:
     from buoy.view import checkpoints as view
 
     run = run_alone(options.action, options.words)
-    entries, mirror = Store(run).list(), _mirror_status(run)
+    entries, mirror = Store(run).list(), read_status(run)
     if options.format == "json":
         _print_json(view.listed_json(run, entries, mirror))
         return ExitCode.OK
     sys.stdout.write(view.listed(short(run), entries, mirror) + "\n")
     if any(entry.complete for entry in entries):
-        _hint(f"`buoy ckpt verify {short(run)}` reads every byte")
+        _hint(f"`buoy ckpt verify {shlex.quote(short(run))}` reads every byte")
     elif entries:
-        _hint(
-            f"`buoy ckpt verify {short(run)}` names the damage; `buoy ckpt restore` brings one out of a mirror"
-        )
+        verify = f"`buoy ckpt verify {shlex.quote(short(run))}`"
+        _hint(f"{verify} names the damage; `buoy ckpt restore` brings one out of a mirror")
     return ExitCode.OK
 
 
@@ -106,7 +104,7 @@ def _verify(options: argparse.Namespace) -> ExitCode:
     elif step is None:
         _hint("if the run has a mirror: `buoy ckpt restore MIRROR/RUN` brings the newest good one back")
     else:
-        _hint(f"`buoy ckpt verify {short(run)}` tells which others are good")
+        _hint(f"`buoy ckpt verify {shlex.quote(short(run))}` tells which others are good")
     return ExitCode.FOUND
 
 
@@ -133,6 +131,8 @@ def _show(options: argparse.Namespace) -> ExitCode:
 def _export(options: argparse.Namespace) -> ExitCode:
     if not options.output:
         raise UsageError("no file to export to", expected="`-o FILE`", hint="`-o weights.safetensors`")
+    from buoy.verdict.values import printable
+
     run, step = run_and_step(options.words)
     checkpoint = _open(Store(run), chosen(run, step))
     path = os.path.expanduser(options.output)
@@ -142,12 +142,12 @@ def _export(options: argparse.Namespace) -> ExitCode:
                              expected="no --only", hint="export to .safetensors to choose")  # fmt: skip
         _write_h5(checkpoint, path)
         result: dict[str, object] = {"step": checkpoint.step, "file": path, "bytes": os.path.getsize(path)}
-        words = f"wrote {path}: the weights of step {checkpoint.step}"
+        words = f"wrote {printable(path)}: the weights of step {checkpoint.step}"
     else:
         name = options.only or _weights_name(checkpoint)
         tensors, size = _write_safetensors(checkpoint, name, path)
         result = {"step": checkpoint.step, "file": path, "name": name, "tensors": tensors, "bytes": size}
-        words = f"wrote {path}: {name} of step {checkpoint.step}, {tensors} tensors, {format_bytes(size)}"
+        words = f"wrote {printable(path)}: {name} of step {checkpoint.step}, {tensors} tensors, {format_bytes(size)}"
     if options.format == "json":
         _print_json({"schema": "buoy.checkpoints/1", **result})
     else:
@@ -266,7 +266,7 @@ def _restore(options: argparse.Namespace) -> ExitCode:
                                  hint=runs_in(full) or runs_in(where) or "is the drive mounted?")  # fmt: skip
     elif not where.partition("://")[2]:
         raise UsageError("which run of this mirror?", received=words[0], expected="MIRROR/RUN",
-                         hint=f"`buoy ckpt restore {words[0].rstrip('/')}/cats`")  # fmt: skip
+                         hint=f"`buoy ckpt restore {shlex.quote(words[0].rstrip('/') + '/cats')}`")  # fmt: skip
     to = os.path.abspath(os.path.expanduser(options.to or os.path.join("runs", name)))
     mirror = Mirror(to, where, Keep(), name)
     bar = Progress("fetching", 0)
@@ -325,10 +325,6 @@ def _open(store: Store, entry: Entry) -> Checkpoint:
         return store.open(entry, bar.advance)
     finally:
         bar.close()
-
-
-def _mirror_status(run: str) -> dict[str, Any]:
-    return read_json(os.path.join(run, STATUS)) or {}
 
 
 def _print_json(value: dict[str, object]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from buoy.checkpoint.mirror import lag_in_words
+from buoy.checkpoint.copies import is_there
+from buoy.checkpoint.mirror_status import lag_in_words
 from buoy.checkpoint.reader import Checkpoint
 from buoy.checkpoint.store import Entry
 from buoy.units import format_bytes, format_duration
@@ -20,11 +20,11 @@ def listed(run: str, entries: Sequence[Entry], mirror: dict[str, Any], now: floa
     """The list for people, the newest first."""
     now = time.time() if now is None else now
     rows = [("step", "age", "size", "saved because", "metrics", "state", "mirror")]
-    there = set(mirror.get("there") or ())
+    there = dict(mirror.get("there") or {})
     for entry in entries:
         age = format_duration(max(0.0, now - entry.time)) if entry.time is not None else "n/a"
         state = "complete" if entry.complete else "damaged"
-        copied = ("yes" if os.path.basename(entry.folder) in there else "no") if mirror else "-"
+        copied = ("yes" if is_there(entry.folder, there) else "no") if mirror else "-"
         size = format_bytes(entry.bytes or None)
         rows.append((str(entry.step), age, size, _reason(entry.about), _metrics(entry.about), state, copied))
     good = [entry for entry in entries if entry.complete]
@@ -37,7 +37,7 @@ def listed(run: str, entries: Sequence[Entry], mirror: dict[str, Any], now: floa
 
 def listed_json(run: str, entries: Sequence[Entry], mirror: dict[str, Any]) -> dict[str, object]:
     """The list for programs."""
-    there = set(mirror.get("there") or ())
+    there = dict(mirror.get("there") or {})
     return {
         "schema": SCHEMA,
         "run": run,
@@ -49,7 +49,7 @@ def listed_json(run: str, entries: Sequence[Entry], mirror: dict[str, Any]) -> d
                 "bytes": entry.bytes if entry.complete else None,
                 "complete": entry.complete,
                 "about": entry.about,
-                "mirrored": os.path.basename(entry.folder) in there if mirror else None,
+                "mirrored": is_there(entry.folder, there) if mirror else None,
             }
             for entry in entries
         ],

@@ -1,0 +1,128 @@
+"""Whose a second home is: two runs of the same name must not write over each other there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from buoy.checkpoint.copies import local_copies
+from buoy.checkpoint.homes import FolderHome
+from buoy.checkpoint.manifest import MANIFEST
+from buoy.checkpoint.mirror import Mirror
+from buoy.checkpoint.mirror_status import read_status
+from buoy.checkpoint.owner import FILE, NotOurs, claim, expect_ours, life_of
+from buoy.checkpoint.retention import Keep
+from buoy.checkpoint.search import newest_good
+from buoy.checkpoint.store import Store
+from buoy.errors import UsageError
+from buoy.view.checkpoints import listed
+from tests.checkpoint.ground import open_saver, save
+from tests.checkpoint.test_mirror_damage import work
+
+
+def home_of(drive: Path) -> FolderHome:
+    return FolderHome(str(drive), "run")
+
+
+def mirrored(run: Path, drive: Path, *steps: int) -> None:
+    """A run that has been trained, and copied."""
+    save(run, *steps, size=400)
+    claim(home_of(drive), str(run), life_of(str(run)), "there")
+    work(run, drive)
+
+
+def id_in(folder: Path) -> str:
+    return str(json.loads((folder / FILE).read_text())["id"])
+
+
+def test_the_mirror_of_another_run_is_refused_at_the_start(tmp_path: Path) -> None:
+    mirrored(tmp_path / "exp3" / "run", tmp_path / "drive", 10)
+    mirrored(tmp_path / "exp4" / "run", tmp_path / "other", 10)
+    before = (tmp_path / "drive" / "run" / "checkpoints" / "step-000000010" / MANIFEST).read_bytes()
+    with pytest.raises(UsageError) as refused:
+        Mirror(str(tmp_path / "exp4" / "run"), str(tmp_path / "drive"), Keep())
+
+    assert refused.value.message == f"{tmp_path}/drive/run holds the checkpoints of another run"
+    assert "exp3/run" in str(refused.value.received)
+    assert refused.value.hint == "name another mirror, or another run folder"
+    told = work(tmp_path / "exp4" / "run", tmp_path / "drive")  # nor does the process that copies write there
+    assert "holds the checkpoints of another run" in told["trouble"]
+    assert told["newest"] is None and told["newest_safe"] is None and not told["there"]
+    assert (tmp_path / "drive" / "run" / "checkpoints" / "step-000000010" / MANIFEST).read_bytes() == before
+
+
+def test_a_folder_of_its_own_checkpoints_that_never_was_there_is_another_run(tmp_path: Path) -> None:
+    mirrored(tmp_path / "exp3" / "run", tmp_path / "drive", 10)
+    save(tmp_path / "exp4" / "run", 10, size=400)
+    with pytest.raises(UsageError, match="holds the checkpoints of another run"):
+        Mirror(str(tmp_path / "exp4" / "run"), str(tmp_path / "drive"), Keep())
+
+    shutil.copytree(tmp_path / "exp3" / "run" / "checkpoints", tmp_path / "exp5" / "run" / "checkpoints")
+    Mirror(str(tmp_path / "exp5" / "run"), str(tmp_path / "drive"), Keep())  # copied by hand, but the same
+
+
+def test_a_new_machine_takes_the_run_over_and_says_whose_it_was(tmp_path: Path) -> None:
+    mirrored(tmp_path / "exp1" / "run", tmp_path / "drive", 10, 20)
+    said: list[str] = []
+    mirror = Mirror(str(tmp_path / "exp2" / "run"), str(tmp_path / "drive"), Keep())
+    found = newest_good(Store(tmp_path / "exp2" / "run"), mirror, said.append, lambda *words: None)
+
+    assert found is not None and found.step == 20
+    assert said == [
+        f"step 20 was brought back from the mirror {tmp_path}/drive (made by the run exp1/run; this one is exp2/run: "
+        "if that is another training, name another mirror or another run folder)"
+    ]
+    assert (
+        id_in(tmp_path / "exp2" / "run")
+        == id_in(tmp_path / "exp1" / "run")
+        == id_in(tmp_path / "drive" / "run")
+    )
+    with pytest.raises(NotOurs, match="the run exp2/run has taken it over"):
+        first = str(tmp_path / "exp1" / "run")
+        expect_ours(home_of(tmp_path / "drive"), first, life_of(first), "there")
+
+
+def test_a_run_that_is_being_trained_here_is_not_not_ours(tmp_path: Path) -> None:
+    mirrored(tmp_path / "exp1" / "run", tmp_path / "drive", 10)
+    training = open_saver(tmp_path / "exp1" / "run")
+    with pytest.raises(UsageError) as refused:
+        Mirror(str(tmp_path / "exp2" / "run"), str(tmp_path / "drive"), Keep())
+    training.close()
+
+    assert "exp1/run, which is being trained at this moment" in str(refused.value.received)
+
+
+def test_a_mirror_of_an_older_buoy_is_adopted(tmp_path: Path) -> None:
+    save(tmp_path / "drive" / "run", 10, size=400)
+    said: list[str] = []
+    mirror = Mirror(str(tmp_path / "here" / "run"), str(tmp_path / "drive"), Keep())
+    found = newest_good(Store(tmp_path / "here" / "run"), mirror, said.append, lambda *words: None)
+
+    assert found is not None and said == [f"step 10 was brought back from the mirror {tmp_path}/drive"]
+    assert id_in(tmp_path / "here" / "run") == id_in(tmp_path / "drive" / "run")
+
+
+@pytest.mark.parametrize("words", [b"", b"{", b"[1]", b'{"id": 3}'])
+def test_a_torn_note_of_the_owner_stops_nobody(words: bytes, tmp_path: Path) -> None:
+    mirrored(tmp_path / "exp1" / "run", tmp_path / "drive", 10)
+    (tmp_path / "drive" / "run" / FILE).write_bytes(words)
+    claim(home_of(tmp_path / "drive"), str(tmp_path / "exp1" / "run"), "again", "there")
+
+    assert id_in(tmp_path / "drive" / "run") == id_in(tmp_path / "exp1" / "run")
+
+
+def test_the_list_compares_content_not_names(tmp_path: Path) -> None:
+    run = tmp_path / "exp1" / "run"
+    mirrored(run, tmp_path / "drive", 10)
+    assert listed("run", Store(run).list(), read_status(str(run))).splitlines()[2].endswith("yes")
+
+    made = local_copies(str(run))[0]
+    shutil.rmtree(run / "checkpoints")
+    save(run, 10, size=400)  # the same name and step, made in another life
+    assert local_copies(str(run))[0].name == made.name
+    assert listed("run", Store(run).list(), read_status(str(run))).splitlines()[2].endswith("no")
+    assert os.path.exists(tmp_path / "drive" / "run" / "checkpoints" / made.name)
