@@ -44,7 +44,11 @@ def execute(arguments: list[str]) -> int:
             sys.stderr.write(f"buoy: no script and no notebook to check in {', '.join(paths)}\n")
     if options.write_baseline:
         baseline.write(options.write_baseline, report)
-        sys.stderr.write(f"wrote {options.write_baseline}: {len(report.diagnostics)} known findings\n")
+        from buoy.verdict.values import printable
+
+        sys.stderr.write(
+            f"wrote {printable(options.write_baseline)}: {len(report.diagnostics)} known findings\n"
+        )
         return int(ExitCode.OK)
     path = options.baseline or settings.baseline
     known = baseline.load(path) if path else lambda _: False

@@ -17,6 +17,7 @@ def execute(arguments: list[str]) -> int:
     """Run the verb."""
     chosen = _parser().parse_args(arguments)
     from buoy.verdict.asked import asked_for
+    from buoy.verdict.values import printable
     from buoy.view.history import read
 
     history = read(asked_for(chosen.run).run)  # a run without an attempt is an error with a hint
@@ -38,7 +39,9 @@ def execute(arguments: list[str]) -> int:
     from buoy.view.report import write
 
     write(target, text)
-    sys.stderr.write(f"buoy: wrote {target} ({len(text.encode()) // 1024} KiB); open it in a browser\n")
+    sys.stderr.write(
+        f"buoy: wrote {printable(target)} ({len(text.encode()) // 1024} KiB); open it in a browser\n"
+    )
     return int(ExitCode.OK)
 
 

@@ -17,6 +17,7 @@ def execute(arguments: list[str]) -> int:
     if arguments[:1] == ["rm"]:
         return _remove(arguments[1:])
     chosen = _parser().parse_args(arguments)
+    from buoy.verdict.values import printable
     from buoy.view.runs import SCHEMA, listed, table
 
     folder = os.path.abspath(chosen.folder or ".")
@@ -31,7 +32,9 @@ def execute(arguments: list[str]) -> int:
     elif runs:
         sys.stdout.write(table(runs) + "\n")
     else:
-        sys.stderr.write(f"buoy: no run in {folder} or its runs/; `buoy run -- python train.py` makes one\n")
+        sys.stderr.write(
+            f"buoy: no run in {printable(folder)} or its runs/; `buoy run -- python train.py` makes one\n"
+        )
     return int(ExitCode.OK)
 
 
@@ -42,6 +45,7 @@ def _remove(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     from buoy.flight.attempt import attempt_numbers, is_run, recorded_in
     from buoy.units import format_bytes
+    from buoy.verdict.values import printable
     from buoy.view.runs import describe, shown
 
     folder = chosen.run.rstrip("/") if os.path.lexists(chosen.run) else os.path.join("runs", chosen.run)
@@ -57,7 +61,7 @@ def _remove(arguments: list[str]) -> int:
         raise UsageError("this run is still being written, nothing was removed", received=chosen.run,
                          expected="a run that has ended", hint="stop the training first")  # fmt: skip
     holds = f"{run['attempts'] or 'no'} attempts, {run['checkpoints']} checkpoints"
-    what = f"{folder} ({format_bytes(run['bytes'])}, {holds})"
+    what = f"{printable(folder)} ({format_bytes(run['bytes'])}, {holds})"
     if run["checkpoints"] and not run["finished"] and not chosen.yes:
         raise UsageError(
             "this run is unfinished, nothing was removed",
@@ -69,7 +73,7 @@ def _remove(arguments: list[str]) -> int:
     if others:
         named = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
         sys.stderr.write(
-            f"buoy: {folder} holds the recording of {named}: `buoy why` and `buoy report` will know nothing "
+            f"buoy: {printable(folder)} holds the recording of {named}: `buoy why` and `buoy report` will know nothing "
             "of those attempts; their checkpoints stay\n"
         )
     if not chosen.yes and not _agrees(f"remove {what}? [y/N] "):

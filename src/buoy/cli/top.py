@@ -20,6 +20,9 @@ _DESCRIPTION = (
 _LIVE_SECONDS, _PLAIN_SECONDS = 1.0, 15.0
 _BESIDE_BAR = 58
 """Columns of a line that are not the bar: name, figures, and the time that is left."""
+_FIGURES = 41
+"""The same without that time: a narrow terminal cuts it off before the figures."""
+_LEAST_BAR = 6
 
 
 def execute(arguments: list[str]) -> int:
@@ -71,11 +74,14 @@ def _frame(now: dict[str, Any], columns: int, rows: int) -> Any:
     """One screenful: bars as wide as there is room, lines cut instead of wrapped, as many events as fit."""
     from rich.text import Text
 
-    from buoy.view.now import lines
+    from buoy.view.now import LIVES, lines
 
-    bar = max(6, min(40, columns - _BESIDE_BAR))
+    bar = min(40, columns - _BESIDE_BAR)
+    if bar < _LEAST_BAR:
+        bar = max(0, min(_LEAST_BAR, columns - _FIGURES))
     besides = len(lines(now, bar, 0)) + 2
-    text = [*lines(now, bar, max(0, rows - besides)), "", "Ctrl-C ends this view; the training goes on"]
+    leave = "Ctrl-C ends this view" + ("; the training goes on" if now["status"] in LIVES else "")
+    text = [*lines(now, bar, max(0, rows - besides)), "", leave]
     frame = Text("\n".join(text), no_wrap=True, overflow="ellipsis")
     frame.stylize("bold", 0, len(text[0]))
     # Only the bars have a colour: words in green or yellow cannot be read on every background.

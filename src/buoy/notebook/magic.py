@@ -134,6 +134,7 @@ class Magic:
                 os.chdir(before)
 
     def _report(self, words: list[str]) -> None:
+        from buoy.verdict.values import printable
         from buoy.view.history import read
         from buoy.view.report import page, write
 
@@ -142,7 +143,7 @@ class Magic:
         path = os.path.join(history.folder, "report.html")
         try:
             write(path, text)
-            told = f"written to {path}"
+            told = f"written to {printable(path)}"
         except UsageError as error:  # a full disk: what can be read here is shown all the same
             told = str(error)
         frame = (

@@ -43,7 +43,9 @@ def watch(
     seconds = limit_seconds(time_limit)
     if attempt is not None:
         if folder is not None and os.path.realpath(folder) != os.path.realpath(attempt.run_folder):
-            _say(f"already recording into {attempt.run_folder}; {folder} is not used")
+            from buoy.verdict.values import printable
+
+            _say(f"already recording into {printable(attempt.run_folder)}; {printable(folder)} is not used")
         return _join(attempt)
     command = [sys.executable, *(sys.argv if sys.argv and sys.argv[0] else [])]
     try:

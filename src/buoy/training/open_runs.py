@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from buoy.verdict.values import printable
+
 if TYPE_CHECKING:
     from buoy.training.run import Run
 
@@ -19,7 +21,7 @@ def close_earlier(folder: str | None, say: Callable[[str], None]) -> None:
     """Finish the run that this process had on the folder, if any."""
     before = _open.get(os.path.realpath(folder)) if folder is not None else None
     if before is not None:
-        say(f"another Run on {folder} was open in this process; it is closed now")
+        say(f"another Run on {printable(folder)} was open in this process; it is closed now")
         before.finish()
 
 
