@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from buoy.torch.extent import changed, extent_of
 from buoy.torch.order import Course, Order
 from buoy.torch.rng import Stream, forget_half_pair, mix, put, take
 from buoy.torch.seeded import SeededDataset, WorkerStart
@@ -51,6 +52,8 @@ class Pass(Protocol):
     """How many samples were handed out in this pass, over all processes that made it."""
     batches: int
     """How many batches."""
+    extent: dict[str, int]
+    """How much data it goes over; saved with the place, to know other data from the same."""
 
     def __next__(self) -> Any: ...
 
@@ -71,6 +74,14 @@ class Feeds:
 
     def open(self, loader: Any, place: Place, state: dict[str, Any] | None) -> Pass:
         """A pass over the loader, from its beginning or from where `state` was taken."""
+        extent = extent_of(loader)
+        if state and (told := changed(state.get("extent"), extent)) is not None:
+            self._say(told)
+        opened = self._open(loader, place, state)
+        opened.extent = extent
+        return opened
+
+    def _open(self, loader: Any, place: Place, state: dict[str, Any] | None) -> Pass:
         if _is_by_index(loader):
             return _IndexPass(*self._twin(loader), place, state)
         if _has_state(loader) and (not is_loader(loader) or _is_torchdatas(loader)):
@@ -108,6 +119,8 @@ def is_loader(value: object) -> bool:
 class _IndexPass:
     """Over a map-style dataset: the place is a number of samples."""
 
+    extent: dict[str, int]
+
     def __init__(
         self, twin: DataLoader[Any], order: Order, place: Place, state: dict[str, Any] | None
     ) -> None:
@@ -137,11 +150,14 @@ class _IndexPass:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        return {"samples": self.samples, "batches": self.batches, "sampler": self._memory}
+        place = {"samples": self.samples, "batches": self.batches, "extent": self.extent}
+        return {**place, "sampler": self._memory}
 
 
 class _StatefulPass:
     """Over a loader that can say where it is."""
+
+    extent: dict[str, int]
 
     def __init__(self, loader: Any, place: Place, state: dict[str, Any] | None) -> None:
         self.samples = int(state["samples"]) if state else 0
@@ -168,6 +184,7 @@ class _StatefulPass:
         return {
             "samples": self.samples,
             "batches": self.batches,
+            "extent": self.extent,
             "loader": state,
             "stream": self._stream.state_dict(),
         }
@@ -175,6 +192,8 @@ class _StatefulPass:
 
 class _SequencePass:
     """Over a list of batches."""
+
+    extent: dict[str, int]
 
     def __init__(self, sequence: Sequence[Any], state: dict[str, Any] | None) -> None:
         self.batches = self.samples = int(state["batches"]) if state else 0
@@ -188,11 +207,13 @@ class _SequencePass:
         return self._sequence[self.batches - 1]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"samples": self.samples, "batches": self.batches}
+        return {"samples": self.samples, "batches": self.batches, "extent": self.extent}
 
 
 class _ReplayPass:
     """Over something that only goes forward: an IterableDataset's loader, a generator, another library's loader."""
+
+    extent: dict[str, int]
 
     def __init__(self, loader: Any, place: Place, state: dict[str, Any] | None, say: Say) -> None:
         self.samples = self.batches = 0
@@ -230,7 +251,8 @@ class _ReplayPass:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        state = {"samples": self.samples, "batches": self.batches, "workers": self._workers}
+        state: dict[str, Any] = {"samples": self.samples, "batches": self.batches, "workers": self._workers}
+        state["extent"] = self.extent
         if self._dataset is None:
             return state
         return {**state, "dataset": self._dataset.state_dict(), "stream": self._stream.state_dict()}
