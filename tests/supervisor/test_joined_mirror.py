@@ -31,8 +31,10 @@ with keeper.loop():
 
 def lose_machine(machine: Path) -> None:
     """Start the training on a machine of its own, and take that away with everything on it once a copy is made."""
-    machine.mkdir()
     drive = machine.parent / "drive"
+    (machine / "runs/pets/cats").mkdir(parents=True)
+    if (drive / "cats/run.json").exists():  # a person copies the run from the drive first
+        shutil.copy(drive / "cats/run.json", machine / "runs/pets/cats")
     before = attempts_of(str(drive / "cats"))
     child = subprocess.Popen([sys.executable, "-c", _CODE], cwd=machine, stderr=subprocess.PIPE, text=True)
     try:

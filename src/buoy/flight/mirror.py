@@ -26,8 +26,8 @@ _WHOLE = (
 
 
 _ASKED = "mirrors.json"
-_IDENTITY = ("boot_id", "pid", "start_ticks", "wall")
-"""By what one attempt is known from another of the same number, which a new machine makes too."""
+_IDENTITY = ("wall", "boot_id", "pid")
+"""By what one attempt is known from another of the same number, which a new machine makes too; pointers hold it."""
 
 
 def ask_for_copies(attempt_folder: str, mirror: str, run_folder: str) -> None:
@@ -174,19 +174,16 @@ def _number_there(attempt_folder: str, run_to: str) -> int:
     return max(taken) + 1
 
 
-def _identity(attempt_folder: str) -> list[object] | None:
+def _identity(attempt_folder: str) -> dict[str, object] | None:
     about = read_json(os.path.join(attempt_folder, "attempt.json"))
-    return [about.get(key) for key in _IDENTITY] if about is not None else None
+    return {key: about.get(key) for key in _IDENTITY} if about is not None else None
 
 
 def _point_there(run: str, run_to: str, attempt_folder: str, recording: str, number: int) -> None:
     """Write the run's marker beside its checkpoints in the mirror; what machines before this one left there stays."""
     marker = read_json(os.path.join(run, "run.json")) or new_marker(run)
-    mine = {"run": os.path.join(os.pardir, recording), "attempt": number}
-    for each in marker.get("recorded") or ():
-        told = os.path.join(run, str(each.get("run")), "attempts", f"{each.get('attempt')}".zfill(4))
-        if os.path.normpath(told) == attempt_folder:
-            mine = {**each, **mine}
+    place = {"run": os.path.join(os.pardir, recording), "attempt": number}
+    mine = {**place, **(_identity(attempt_folder) or {})}
     kept = (read_json(os.path.join(run_to, "run.json")) or {}).get("recorded")
     kept = [each for each in kept if each != mine] if isinstance(kept, list) else []
     os.makedirs(run_to, exist_ok=True)
