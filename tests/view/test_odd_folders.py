@@ -194,3 +194,39 @@ def test_a_finished_run_whose_log_lost_that_is_told_by_its_checkpoint(tmp_path: 
 
     assert (runs["cats"]["status"], runs["cats"]["step"]) == ("finished", 7)
     assert runs["notebook"]["status"] == "killed"
+
+
+def _save(run: Path, step: int) -> None:
+    saver = Store(str(run)).saver(say=print, event=lambda kind, **values: None)
+    saver.save({"best": {"loss": 0.5}}, {"step": step}, lambda value: None, wait=True)
+    saver.close()
+
+
+def test_checkpoints_without_a_run_json_are_listed_with_what_is_missing(tmp_path: Path, shown: Shown) -> None:
+    """As they lie in a run folder that was copied in part: they are all there is to go on from."""
+    _save(tmp_path / "cats", 7)
+    (tmp_path / "cats" / "run.json").unlink(missing_ok=True)
+    (tmp_path / "theirs" / "checkpoints" / "step-000000007").mkdir(parents=True)
+    listed = in_the_list(shown, tmp_path)
+
+    assert (listed["name"], listed["checkpoint_step"], listed["status"]) == ("cats", 7, "not known")
+    assert listed["missing"] == ["run.json is missing"]
+    assert "nothing was removed" in shown("runs", "rm", str(tmp_path / "theirs"), "--yes")
+
+
+@pytest.mark.parametrize("is_judged", [True, False])
+def test_a_damaged_death_record_is_called_that_and_top_says_what_why_says(
+    tmp_path: Path, shown: Shown, is_judged: bool
+) -> None:
+    attempt = make_attempt(tmp_path / "cats", 5.0, dies_of="killed")
+    (attempt / "death.json").write_text("")
+    if not is_judged:
+        (attempt / "verdict.json").unlink()
+    told = shown("why", str(tmp_path / "cats"))
+    status = "killed" if is_judged else "unknown"
+
+    assert told.startswith(f"{status}: cats")
+    assert "the death record is damaged" in told
+    assert "no death record" not in told
+    assert shown("top", str(tmp_path / "cats"), "--once").startswith(f"cats #1: {status}")
+    assert in_the_list(shown, tmp_path)["status"] == status

@@ -43,10 +43,10 @@ def _remove(arguments: list[str]) -> int:
     parser.add_argument("run", metavar="RUN", help="the run folder")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     chosen = parser.parse_args(arguments)
-    from buoy.flight.attempt import attempt_numbers, is_run, recorded_in
+    from buoy.flight.attempt import attempt_numbers, is_run
     from buoy.units import format_bytes
     from buoy.verdict.values import printable
-    from buoy.view.runs import describe, shown
+    from buoy.view.runs import describe, recorded_in, shown
 
     folder = chosen.run.rstrip("/") if os.path.lexists(chosen.run) else os.path.join("runs", chosen.run)
     if os.path.islink(folder) or not is_run(folder):

@@ -241,25 +241,6 @@ def is_last_lost(run_folder: str) -> bool:
     return not found or _began(found[-1]) < (last.get("wall") or float("inf"))
 
 
-def recorded_in(run_folder: str) -> list[str]:
-    """The other runs that attempts of this one recorded, as long as they are there and point to it."""
-    from buoy.flight.log import read_lines
-
-    found: dict[str, None] = {}
-    for number in attempt_numbers(run_folder):
-        attempt = _attempt(os.path.abspath(run_folder), number)
-        for event in read_lines(os.path.join(attempt.folder, "events.jsonl")):
-            if (
-                isinstance(event, dict)
-                and event.get("kind") == "opened"
-                and event.get("run") not in (None, ".")
-            ):
-                other = os.path.normpath(os.path.join(attempt.run_folder, str(event["run"])))
-                if attempt in _recorded_elsewhere(other):
-                    found[other] = None
-    return list(found)
-
-
 def _began(attempt: Attempt) -> float:
     began = (read_json(os.path.join(attempt.folder, "attempt.json")) or {}).get("wall")
     return float(began) if isinstance(began, int | float) else 0.0
@@ -273,11 +254,25 @@ def is_run(folder: str) -> bool:
         return str(marker.get("schema", "")).startswith("buoy.run/")
     if os.path.lexists(path) and any(os.path.isdir(os.path.join(folder, name)) for name in _PARTS):
         return True
+    if _holds_checkpoints(folder):
+        return True
     return any(
         os.path.exists(os.path.join(folder, "attempts", f"{number:04d}", name))
         for number in attempt_numbers(folder)[-3:]
         for name in _RECORDS
     )
+
+
+def _holds_checkpoints(folder: str) -> bool:
+    """Whether checkpoints of ours lie in it, by what the newest says of itself."""
+    try:
+        names = sorted(
+            name for name in os.listdir(os.path.join(folder, "checkpoints")) if name[:5] == "step-"
+        )
+    except OSError:
+        return False
+    manifests = [read_json(os.path.join(folder, "checkpoints", name, "manifest.json")) for name in names[-3:]]
+    return any(str((each or {}).get("schema", "")).startswith("buoy.checkpoint/") for each in manifests)
 
 
 def missing_of(run_folder: str) -> list[str]:

@@ -104,6 +104,8 @@ class Evidence(NamedTuple):
     processes: dict[int, ProcessNotes]
     samples: tuple[dict[str, Any], ...]
     now: Now
+    is_death_damaged: bool = False
+    """Whether there is a record of the death that cannot be read."""
 
     def without(self, mode: Mode) -> Evidence:
         """The same death as a poorer machine would have recorded it."""
@@ -307,7 +309,12 @@ def load(folder: str) -> Evidence:
         processes=_processes(folder),
         samples=tuple(_last_samples(folder)),
         now=observe(attempt),
+        is_death_damaged=_is_damaged(os.path.join(folder, "death.json")),
     )
+
+
+def _is_damaged(path: str) -> bool:
+    return os.path.lexists(path) and read_json(path) is None
 
 
 def _of_process(record: dict[str, Any] | None, pid: int | None) -> dict[str, Any]:

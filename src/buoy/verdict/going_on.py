@@ -63,7 +63,7 @@ def with_its_checkpoints(verdict: Verdict, evidence: Evidence, own: Training) ->
     return replace(verdict, cause=replace(verdict.cause, next=tuple(steps)))
 
 
-def typed(folder: str) -> str:
+def from_here(folder: str) -> str:
     """A folder as it can be typed here."""
     path = os.path.relpath(folder)
     return folder if path.startswith("..") else path
@@ -77,7 +77,7 @@ def _saved(verdict: Verdict, evidence: Evidence, own: Training) -> tuple[str, fl
         end = evidence.last_wall
         age = end - kept.time if end is not None and kept.time is not None else None
         # One that is newer than the end was made by a later attempt: all the better, but not before this end.
-        return printable(typed(kept.folder), 80), age if age is not None and age >= 0 else None
+        return printable(from_here(kept.folder), 80), age if age is not None and age >= 0 else None
     if not own.is_last and own.is_newest:
         return None  # what the recording saw was saved by another run
     seen = last_save(evidence)

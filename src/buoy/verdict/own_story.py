@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from buoy.flight.attempt import is_kernel
 from buoy.flight.trainings import Training, training_of
 from buoy.units import format_duration
-from buoy.verdict.going_on import FINISHED, LEFT, NOT_BEGUN, typed, what_to_do, with_its_checkpoints
+from buoy.verdict.going_on import FINISHED, LEFT, NOT_BEGUN, from_here, what_to_do, with_its_checkpoints
 from buoy.verdict.model import Cause, Claim, Grade, Reading, Verdict, Where
 from buoy.verdict.now import waits_for_us
 from buoy.verdict.values import number, printable
@@ -146,7 +146,7 @@ def _later(verdict: Verdict, evidence: Evidence, recording: str) -> str | None:
     """What became of the process afterwards, where that did not end well."""
     if not evidence.is_dead or verdict.cause.id == "clean-exit":
         return None
-    ask = f"`buoy why {shlex.quote(typed(recording))} --attempt {verdict.attempt}`"
+    ask = f"`buoy why {shlex.quote(from_here(recording))} --attempt {verdict.attempt}`"
     return f"the process it was in ended: {verdict.cause.id}; {ask} tells of that"
 
 

@@ -134,10 +134,10 @@ def own_events(life: Life, attempt: Attempt, run_folder: str) -> list[dict[str, 
     if not own.opened and not own.began:
         return life.events
     name = os.path.basename(os.path.abspath(run_folder))
-    return [event for event in life.events if event.get("what") != "buoy" or _saved_in(event) == name]
+    return [event for event in life.events if event.get("what") != "buoy" or saved_in(event) == name]
 
 
-def _saved_in(save: dict[str, Any]) -> str:
+def saved_in(save: dict[str, Any]) -> str:
     """The name of the run that a checkpoint was saved in."""
     return os.path.basename(os.path.dirname(os.path.dirname(str(save.get("path") or ""))))
 

@@ -16,9 +16,9 @@ from buoy.units import format_bytes, format_duration
 from buoy.verdict.asked import concerned
 from buoy.verdict.now import waits_for_us
 from buoy.verdict.own_story import IDLE, STORIES
-from buoy.verdict.values import count, printable
+from buoy.verdict.values import count, printable, typed
 from buoy.view.changes import sizes, words
-from buoy.view.history import Life, of_its_own, own_events, read_life
+from buoy.view.history import Life, of_its_own, own_events, read_life, saved_in
 from buoy.view.liveness import may_live, recorder_lives
 
 SCHEMA = "buoy.top/1"
@@ -52,7 +52,7 @@ def state(attempt: Attempt, run: str | None = None) -> dict[str, Any]:
         "run": run,
         "name": os.path.basename(run),
         "attempt": attempt.number,
-        "status": STORIES[story] if story is not None else _status(life, age),
+        "status": STORIES[story] if story is not None else _status(life, attempt, age),
         "sample_age": age,
         "unrecorded": unrecorded,
         "seconds": life.seconds if last else None,
@@ -63,7 +63,7 @@ def state(attempt: Attempt, run: str | None = None) -> dict[str, Any]:
         "time": _time(life, about),
         "micro_batch": _micro_batch(run),
         "checkpoint": _checkpoint(run),
-        "events": _events(life, own_events(life, attempt, run)),
+        "events": _events(life, own_events(life, attempt, run), os.path.basename(run)),
     }
 
 
@@ -85,20 +85,26 @@ def _look_without_recorder(life: Life, attempt: Attempt) -> None:
         life.last = {**life.last, "step": beacon.step, "phase": beacon.phase}
 
 
-def _status(life: Life, age: float | None) -> str:
+def _status(life: Life, attempt: Attempt, age: float | None) -> str:
     if life.verdict is not None:
         cause = life.verdict.get("cause")
         return str(cause.get("id", "ended")) if isinstance(cause, dict) else "ended"
-    if life.ended:
-        return "ended"
     if life.alive:
         waits = life.last.get("phase") == IDLE or waits_for_us(count(life.about.get("pid")))
         idle = waits and is_kernel(life.about.get("command"))
         return "no sample yet" if age is None else "idle" if idle else "running"
     # Recorded elsewhere it may still grow, and only its age tells; here its process is gone.
-    if not may_live(life.about) or age is None:
-        return "not known"
+    if life.ended or age is None or not may_live(life.about):
+        return _judged(attempt)
     return "running" if age < _SILENT_SECONDS else "no news"
+
+
+def _judged(attempt: Attempt) -> str:
+    """What `buoy why` says of an attempt that nobody was left to judge."""
+    from buoy.verdict.evidence import load
+    from buoy.verdict.judge import judge  # every cause with it: a live view needs none
+
+    return judge(load(attempt.folder)).cause.id
 
 
 def _step_seconds(life: Life) -> float | None:
@@ -184,14 +190,15 @@ def _checkpoint(folder: str) -> dict[str, Any] | None:
     return {"step": entry.step, "bytes": entry.bytes, "age": age}
 
 
-def _events(life: Life, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _events(life: Life, events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     """Warnings, adaptations, and the newest checkpoint: the ones before it tell nothing that it does not."""
     told: list[dict[str, Any]] = []
     saved = None
     for event in events:
         text = event.get("text") if event.get("kind") == "warning" else words(event)
         if event.get("kind") == "save" and event.get("step") is not None:
-            text = f"checkpoint at step {event['step']}"
+            of = saved_in(event)
+            text = f"checkpoint{'' if of == name else f' of {of}'} at step {event['step']}"
             told = [each for each in told if each is not saved]
         if text:
             told.append({"at": life.since_start(event), "text": printable(str(text), 160)})
@@ -200,7 +207,7 @@ def _events(life: Life, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def lines(now: dict[str, Any], bar: int = _BAR, events: int = 4) -> list[str]:
-    """The numbers for people: readable without colour; `bar` is the width of one, `events` how many are told."""
+    """The numbers for people: readable without colour; `bar` is its width (0: none), `events` how many are told."""
     head = f"{printable(now['name'], 40)} #{now['attempt']}: {now['status']}"
     if now["status"] == "no news":
         head += f" for {format_duration(now['sample_age'])}"
@@ -220,8 +227,14 @@ def lines(now: dict[str, Any], bar: int = _BAR, events: int = 4) -> list[str]:
         for event in now["events"][max(0, len(now["events"]) - events) :]
     ]
     if now["status"] not in _NO_DEATH:
-        text.append(f"`{'%' if in_notebook() else ''}buoy why` tells what happened")
+        ask = "%buoy why" if in_notebook() else f"buoy why {_as_typed(now['run'])}"
+        text.append(f"`{ask}` tells what happened")
     return text
+
+
+def _as_typed(run: str) -> str:
+    path = os.path.relpath(run)
+    return typed(run if path.startswith(os.pardir) else path)
 
 
 def _silence(now: dict[str, Any]) -> list[str]:
@@ -262,9 +275,9 @@ def _row(name: str, used: float, limit: float | None, tell: Any, note: str, wide
         return f"{name:>5}  {tell(used)} of n/a"
     share = used / limit
     filled = round(min(1.0, share) * wide)
-    bar = "#" * filled + "." * (wide - filled)
+    bar = f"[{'#' * filled}{'.' * (wide - filled)}] " if wide else ""
     figures = f"{tell(used):>11} of {tell(limit):<9} {100 * share:>3.0f} %"
-    return f"{name:>5}  [{bar}] {figures}{note and '  ' + note}"
+    return f"{name:>5}  {bar}{figures}{note and '  ' + note}"
 
 
 def _warned(seconds: float | None) -> str:

@@ -74,6 +74,18 @@ def describe(run: str) -> dict[str, Any]:
     }
 
 
+def recorded_in(run: str) -> list[str]:
+    """The other runs that attempts of this one recorded, as long as they are there and point to it."""
+    run, found = os.path.abspath(run), list[str]()
+    for attempt in [each for each in attempts_of(run) if each.run_folder == run]:
+        for event in read_lines(os.path.join(attempt.folder, "events.jsonl")):
+            name = event.get("run") if isinstance(event, dict) and event.get("kind") == "opened" else None
+            other = os.path.normpath(os.path.join(attempt.run_folder, name)) if isinstance(name, str) else run
+            if other not in (*found, run) and attempt in attempts_of(other):
+                found.append(other)
+    return found
+
+
 def table(runs: list[dict[str, Any]]) -> str:
     """The list for people; the first column is what the other verbs take, typed from here."""
     heads = ("run", "state", "attempts", "step", "checkpoints", "size", "last seen")

@@ -72,6 +72,7 @@ IN_ORDER: tuple[Callable[[Evidence], Cause | None], ...] = (
     killed.judge,
     clean_exit.judge,
     exit_code.judge,
+    unknown.judge_damaged,
     machine_lost.judge,
     recorder_lost.judge,
     unknown.judge,

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import os
+
+from buoy.flight.attempt import read_json
 from buoy.verdict.causes.common import go_on, status_reading, was_notebook
 from buoy.verdict.evidence import Evidence
-from buoy.verdict.model import Cause, Claim
+from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.oom import examine
+from buoy.verdict.values import mapping, text
+
+
+def judge_damaged(evidence: Evidence) -> Cause | None:
+    """A death whose record can no longer be read: likely what was judged while it was whole."""
+    if not evidence.is_death_damaged or not evidence.is_dead:
+        return None
+    damage = Reading("the death record is damaged", "death.json")
+    cause = mapping((read_json(os.path.join(evidence.folder, "verdict.json")) or {}).get("cause"))
+    kind, words = text(cause.get("id")), text(mapping(cause.get("claim")).get("text"))
+    if kind is None or words is None:
+        readings = (damage, status_reading(evidence)) if evidence.status.known else (damage,)
+        claim = Claim("I cannot tell: it ended, and the death record is damaged", "possible", readings)
+        return Cause("unknown", claim, next=(go_on(evidence),), survivable=True)
+    then = Reading("so it was judged while the record was whole", "verdict.json")
+    return Cause(kind, Claim(words, "likely", (damage, then)), next=(go_on(evidence),))
 
 
 def judge(evidence: Evidence) -> Cause:
