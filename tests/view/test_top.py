@@ -19,7 +19,7 @@ import pytest
 from buoy.cli.top import _frame
 from buoy.flight.attempt import find_attempt
 from buoy.view.now import state
-from tests.processes import PATIENCE
+from tests.processes import PATIENCE, buoy
 from tests.view.folders import add_events, make_attempt
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -69,7 +69,8 @@ def test_on_a_terminal_it_redraws_one_screen_and_leaves_it_as_it_was(run: Path) 
     assert status == 0
     assert written.count("\x1b[?1049h") == written.count("\x1b[?1049l") == 1  # the other screen, and back
     assert "\x1b[31m" in written  # the bar of a full memory is red
-    assert "`buoy why` tells what happened" in written
+    assert f"`buoy why '{str(run)[:20]}" in written  # the run that was asked for, as it can be pasted
+    assert "goes on" not in written  # it has ended
 
 
 def test_in_a_notebooks_shell_it_writes_lines_and_ends_with_the_run(run: Path) -> None:
@@ -80,7 +81,7 @@ def test_in_a_notebooks_shell_it_writes_lines_and_ends_with_the_run(run: Path) -
     assert not ESCAPES.search(written)
 
 
-@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (120, 40), (50, 12), (20, 5)])
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (120, 40), (50, 12), (40, 12), (20, 5)])
 def test_every_screen_holds_what_matters_without_wrapping(run: Path, columns: int, rows: int) -> None:
     rich = pytest.importorskip("rich.console")
     console = rich.Console(width=columns, height=rows, file=open(os.devnull, "w"))  # noqa: SIM115
@@ -90,6 +91,17 @@ def test_every_screen_holds_what_matters_without_wrapping(run: Path, columns: in
 
     assert all(len(line) <= columns for line in shown)
     assert [line[:5] for line in shown[3:7]] == ["  RAM", " VRAM", " disk", " time"]
+    if columns >= 40:
+        assert all("%" in line for line in shown[3:7])
     if rows >= 24:
         assert len(shown) <= rows
         assert "done again, 9 at a time" in "\n".join(shown)  # the newest event
+
+
+def test_names_with_control_characters_reach_no_terminal_as_they_are(tmp_path: Path) -> None:
+    name = "cats\x1b]0;owned\x07\nbuoy: all is well"
+    make_attempt(tmp_path / "runs" / name, 60.0)
+    told = [buoy("top", "--once", cwd=tmp_path), buoy("report", cwd=tmp_path)]
+
+    shown = "".join(each.stdout + each.stderr for each in told)
+    assert "owned" in shown and "\x1b" not in shown and "\nbuoy: all is well" not in shown
