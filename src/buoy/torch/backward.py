@@ -41,6 +41,7 @@ def accumulate(
 
     `next_size(left)` says how many of the samples that are left come next.
     """
+    __tracebackhide__ = True
     start, running, weights, divisor = 0, None, None, None
     while start < samples:
         size = next_size(samples - start)

@@ -118,6 +118,7 @@ class Transaction(Progress):
         scaler: Any = None,
     ) -> torch.Tensor:
         """The gradient of `loss_fn` over the whole batch, added to `.grad`; returns the loss, detached."""
+        __tracebackhide__ = True
         if not self._parameters:
             raise UsageError("nothing to train is known", received="run.backward before run.track",
                              expected="run.track(model=model, optimizer=optimizer)")  # fmt: skip
@@ -137,6 +138,7 @@ class Transaction(Progress):
             return self._done(whole, loss_fn, reduction, scaler)
 
     def _done(self, whole: Batch, loss_fn: LossFunction, reduction: str, scaler: Any) -> torch.Tensor:
+        __tracebackhide__ = True
         parts, ramp = self._sizes.plan(self.steps, whole)
         again = True
         for _ in range(_TRIES):
@@ -161,6 +163,7 @@ class Transaction(Progress):
 
     def _after(self, failure: BaseException, whole: Batch, size: int, again: bool) -> int:
         """The size that every rank goes on with; or the failure, in words."""
+        __tracebackhide__ = True
         if isinstance(failure, _PeerShrinks):
             smaller = failure.size
             if smaller != GIVE_UP:
@@ -190,6 +193,7 @@ class Transaction(Progress):
         scaler: Any,
     ) -> torch.Tensor | BaseException:
         """The loss; or what was raised, with everything put back."""
+        __tracebackhide__ = True
         versions = [getattr(array, "_version", 0) for array in whole.arrays]
         left = iter(parts)
         self._ramp, self._part = ramp, 0
@@ -199,6 +203,7 @@ class Transaction(Progress):
             return self._part
 
         def work() -> torch.Tensor:
+            __tracebackhide__ = True
             self._rehearse(whole, parts, ramp, loss_fn, reduction)
             with ramp.watching() if ramp is not None else nullcontext():
                 loss = accumulate(
@@ -228,6 +233,7 @@ class Transaction(Progress):
 
     def _guarded(self, work: Callable[[], _Result], *, keep: bool = False) -> _Result:
         """Do it and put everything back, unless it went well and is to be kept."""
+        __tracebackhide__ = True
         if self.inside:
             raise BadLoss("a loss function computes another step", received="run.backward inside a loss function",
                           expected="only the loss")  # fmt: skip

@@ -42,6 +42,7 @@ class MicroBatches:
 
     def backward(self, *arguments: Any, **options: Any) -> Any:
         """Forward and backward as a transaction."""
+        __tracebackhide__ = True
         if self._transaction is None:
             self._begin()
         loss = self._transaction.backward(*arguments, **options)

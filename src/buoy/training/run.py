@@ -231,6 +231,7 @@ class Run:
         >>> run.track(model=model, optimizer=torch.optim.SGD(model.parameters()))
         >>> loss = run.backward(torch.randn(8, 4), lambda part: model(part).square().mean())
         """
+        __tracebackhide__ = True  # IPython leaves such frames out: what failed are the person's own lines
         if is_rehearsal():  # `buoy plan` reads the step as it is
             loss = loss_fn(batch)
             loss.backward()
@@ -282,6 +283,7 @@ class Run:
     def _save(
         self, reason: str, *, pin: str | None = None, epoch_done: bool = False, finished: bool = False
     ) -> Receipt | None:
+        __tracebackhide__ = True
         if self._saves is None or self._finished:
             return None
         mine = {
@@ -301,6 +303,7 @@ class Run:
 
     def _safe_point(self, *, epoch_done: bool = False, finished: bool = False) -> None:
         """Save if anybody wants that; every rank comes here."""
+        __tracebackhide__ = True
         self._profiling.between_steps(self.step, self._new_profile)
         if self._saves is None:
             return
@@ -347,6 +350,7 @@ class Run:
             return
         from buoy.torch.data import Place
 
+        __tracebackhide__ = True
         position, exhausted, counts_batches = self._position, False, not self._position.counts_steps
         try:
             self._arrive()

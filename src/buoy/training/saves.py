@@ -104,6 +104,7 @@ class Saves:
         """Make a checkpoint of what is tracked and of every rank's own part; None when it failed, which is told."""
         from buoy.torch.tensors import as_tensor
 
+        __tracebackhide__ = True
         if not self._alone and not self._ranks.is_up():
             if self.step != about["step"]:
                 self._trouble(

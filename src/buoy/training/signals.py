@@ -64,6 +64,7 @@ class Signals:
 
     def answer(self) -> None:
         """The checkpoint is made: let the signal that asked for it act as if it came now."""
+        __tracebackhide__ = True
         if self._number is not None:
             self._act(self._number, None)
 
