@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -229,3 +230,18 @@ def test_a_kernel_that_waits_for_the_answer_trains_nothing(living: Attempt, tmp_
     assert "left: a" in told["why"] and "is idle" in told["why"]
     assert "idle" in told["top"].splitlines()[0]
     assert "idle" in told["runs"].splitlines()[1]
+
+
+def test_a_fresh_kernel_does_not_hide_whose_training_died_before(killed: Process) -> None:
+    second = killed.attempt.folder.with_name("0002")
+    second.mkdir()
+    now = {"number": 2, "pid": os.getpid(), "t": time.monotonic() - 1, "wall": time.time() - 1}
+    (second / "attempt.json").write_text(json.dumps({**killed.attempt.attempt, **now}))
+    verdict = buoy.why()
+
+    assert (Path(verdict.run).name, verdict.cause.id, verdict.attempt) == ("lr2", "killed", 1)
+    assert "attempt 2 is running now" in (verdict.beside or "")
+
+
+def test_a_folder_of_runs_names_none_of_them(killed: Process) -> None:
+    assert Path(buoy.why("runs").run).name == Path(buoy.why(".").run).name == "lr2"
