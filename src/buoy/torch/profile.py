@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -104,9 +105,11 @@ class Profile:
             self._profiler.export_chrome_trace(path)
             if _is_whole(path):
                 return path
-            os.unlink(path)  # torch only logs that the disk was full
-        except (OSError, RuntimeError):
+        except (OSError, RuntimeError):  # also where torch only logs that the disk was full
             pass
+        for left in (path, f"{path}.tmp"):
+            with suppress(OSError):
+                os.unlink(left)
         return None
 
     def _hook_every_module(self, look: Callable[[], None]) -> None:
