@@ -249,7 +249,7 @@ def memory_reading(evidence: Evidence) -> Reading | None:
     if peak is None:
         return None
     words = f"memory last seen: {format_share(peak, limit)}"
-    if _held_at_the_end(evidence) > _CONTRADICTED * peak:
+    if _held_at_the_end(evidence, limit) > _CONTRADICTED * peak:
         seen = number(evidence.last_sample.get("t"))
         if limit is None or seen is None or evidence.died_t is None:
             return None
@@ -257,9 +257,13 @@ def memory_reading(evidence: Evidence) -> Reading | None:
     return Reading(words, "samples", number(evidence.last_sample.get("wall")) or evidence.last_wall)
 
 
-def _held_at_the_end(evidence: Evidence) -> int:
-    """The most that one process is known to have held: by the kernel's own line, or by the last look at each."""
+def _held_at_the_end(evidence: Evidence, limit: int | None) -> int:
+    """The most that one process is known to have held: by the kernel's own line, or by the last look at each.
+
+    Under a limit only the first counts: what a look at a process shows holds file pages that the limit does not count.
+    """
     named = [parse_oom_kill(str(line["text"])) for line in evidence.own_death.lines]
     held = [count(found.get("anon_rss")) for found in named if found and found.get("pid") == evidence.pid]
-    held += [count(process.get("rss")) for process in mappings(evidence.death.get("processes"))]
+    if limit is None:
+        held += [count(process.get("rss")) for process in mappings(evidence.death.get("processes"))]
     return max((size for size in held if size is not None), default=0)
