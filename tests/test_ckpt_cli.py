@@ -259,6 +259,22 @@ def test_restore_brings_the_newest_good_one_out_of_a_mirror(run: Path, tmp_path:
     assert [entry.step for entry in Store(str(tmp_path / "back")).list()] == [200, 100]
 
 
+def test_restore_of_an_older_step_says_what_a_training_makes_of_it(run: Path, tmp_path: Path) -> None:
+    """The newest wins, here or in the mirror: to go back on purpose takes a folder of another name."""
+    same = ckpt("restore", run, 100, "--to", tmp_path / "fresh" / run.name)
+    other = ckpt("restore", run, 100, "--to", tmp_path / "fresh" / f"{run.name}-from-100")
+    both = ckpt("restore", run, "--to", tmp_path / "fresh" / f"{run.name}-from-100")
+    back = ckpt("restore", run, 100, "--to", tmp_path / "fresh" / f"{run.name}-from-100")
+
+    assert "goes on from it without a mirror, from step" in same.stdout
+    assert f"buoy ckpt restore {run} 100 --to" in same.stderr and f"{run.name}-from-100`" in same.stderr
+    assert other.stdout.endswith(
+        "; a training that uses this folder goes on from it\n"
+    ) and not other.stderr.count("hint")
+    assert both.stdout.endswith("; a training that uses this folder goes on from it\n")
+    assert "which has newer ones too: a training that uses it goes on from step" in back.stdout
+
+
 def test_a_restore_that_brings_nothing_leaves_nothing_behind(run: Path, tmp_path: Path) -> None:
     none = ckpt("restore", run, "--to", tmp_path / "new" / "back", 150, "--format", "json")
     for step in (100, 200, 300):

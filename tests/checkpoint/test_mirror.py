@@ -20,7 +20,7 @@ from buoy.checkpoint.reader import read_manifest
 from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.store import Store
 from buoy.errors import UsageError
-from tests.processes import read, wait_until
+from tests.processes import buoy, read, wait_until
 
 HEAD = """
 import os, signal, subprocess, sys, time
@@ -166,6 +166,38 @@ train(sys.argv[1], mirror=sys.argv[2], steps=150, save=10, pause=0.01)
     assert out.endswith("finished\n")
     assert err.count("takes no checkpoint: it has not answered for") == 1
     assert "the copying goes on in the background" in err
+
+
+def test_a_mirror_process_that_is_killed_is_started_again_three_times_and_then_the_truth_is_said(
+    tmp_path: Path,
+) -> None:
+    code = """
+module._LOOK_SECONDS = 0.05
+import buoy.checkpoint.mirror as mirror
+from buoy.checkpoint.mirror_status import read_status
+mirror._LOOK_SECONDS = 0.05
+killed = set()
+def each(step):
+    if step not in (12, 22, 32, 42): return
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        status = read_status(sys.argv[1])
+        if status.get("newest_safe") and status["newest"] >= step - 2 and status["pid"] not in killed:
+            break  # this one is alive, and copies
+        time.sleep(0.01)
+    killed.add(status["pid"])
+    os.kill(status["pid"], signal.SIGKILL)
+train(sys.argv[1], mirror=sys.argv[2], steps=65, save=10, pause=0.01, each=each)
+"""
+    out, err = train(tmp_path / "run", tmp_path / "drive", code)
+    listed = buoy("ckpt", "list", str(tmp_path / "run")).stdout
+
+    assert out.endswith("finished\n") and steps(tmp_path / "run")[0] == 65
+    assert err.count("started again") == 3 and "3 of 3 times" in err
+    assert err.count("nothing more is copied to the mirror") == 1
+    assert "step 65 is not yet in the mirror" in err and "nothing copies it any more" in err
+    assert "goes on in the background" not in err
+    assert "step 40 safe in the mirror" in listed and "nobody copies any more" in listed
 
 
 def test_an_interrupted_copy_goes_on_from_its_last_good_piece(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from buoy.checkpoint.manifest import MANIFEST, STATE, seal
 from buoy.checkpoint.mirror import Mirror
 from buoy.checkpoint.mirror_worker import Worker
 from buoy.checkpoint.owner import life_of
-from buoy.checkpoint.retention import Keep
+from buoy.checkpoint.retention import Keep, surplus, to_give_up
 from buoy.checkpoint.search import newest_good
 from buoy.checkpoint.store import Checkpoint, Store
 from buoy.errors import RunFolderError
@@ -283,3 +283,23 @@ def test_a_full_mirror_keeps_the_newest_and_takes_the_next(
 
     assert told["newest"] == 30 and told["trouble"] is None
     assert list(told["there"]) == ["step-000000020", "step-000000030"]
+
+
+def test_what_a_search_found_damaged_neither_counts_nor_goes_with_the_old_ones(tmp_path: Path) -> None:
+    """Its sizes fit, so only the search knows it: the next life, which never reads it again, must know it too."""
+    run = tmp_path / "run"
+    save(run, 10, 20, 30, size=400)
+    flip(run, 30)
+    found, _ = search(tmp_path, mirror=False)
+    save(run, 40, 50, size=400)
+    entries = Store(run).list()
+
+    assert found is not None and found.step == 20
+    assert [entry.step for entry in entries if entry.complete] == [50, 40, 20, 10]
+    assert [entry.step for entry in surplus(entries, Keep(last=3))] == [10]
+    assert to_give_up(entries, Keep(last=3))[0].step == 30  # but the first to go when the disk is full
+    assert "damaged" in buoy("ckpt", "list", str(run)).stdout
+
+    flip(run, 30)  # mended: a copy of it was brought from elsewhere
+    Store(run).open(entries[2])
+    assert [entry.step for entry in Store(run).list() if entry.complete] == [50, 40, 30, 20, 10]

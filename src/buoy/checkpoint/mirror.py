@@ -221,6 +221,13 @@ class Mirror:
             "name another mirror or another run folder)"
         )
 
+    def newest_step(self) -> int | None:
+        """The newest step there; None when there is none, or nobody can tell."""
+        try:
+            return max((int(copy["step"]) for copy in self.copies()), default=None)
+        except MirrorFailed:
+            return None
+
     def copies(self) -> list[dict[str, Any]]:
         """The complete checkpoints there, newest first."""
         for answer in self._ask("list"):
@@ -306,8 +313,11 @@ class Mirror:
             f"the process that copies to the mirror {self.shown} has ended (was it killed?): started again, "
             f"{self._restarts} of {_MOST_STARTS} times"
         )
-        self.start(self._attempt)
-        self.begin()
+        try:
+            self.start(self._attempt)
+            self.begin()
+        except (OSError, subprocess.SubprocessError):
+            return False
         return True
 
     def _end_in_words(self) -> str:

@@ -41,7 +41,8 @@ class Keep:
     >>> Keep(best="max:accuracy").metric
     ('accuracy', True)
 
-    Pinned checkpoints (`run.save(pin="before the new data")`) and the newest one always stay.
+    Pinned checkpoints (`run.save(pin="before the new data")`) and the newest one always stay; where the loss is no
+    longer finite, the last one from before that stays too.
     """
 
     last: int = 3
@@ -111,11 +112,28 @@ def best_of(entries: Iterable[Entry], keep: Keep) -> Entry | None:
     return chosen
 
 
+def last_finite(entries: Iterable[Entry], *, now: bool = False) -> Entry | None:
+    """The last one made while the loss was finite, where the newest was made when it no longer was, or `now` is.
+
+    One of which nobody could tell stands in only where none is known to be finite.
+    """
+    good = sorted((entry for entry in entries if entry.complete), key=_age)
+    told = [entry for entry in good if entry.about.get("finite") is not None]
+    if not now and not (told and told[-1].about["finite"] is False):
+        return None
+    finite = [entry for entry in good if entry.about.get("finite")]
+    unknown = [entry for entry in good if entry.about.get("finite") is None]
+    return next((each[-1] for each in (finite, unknown) if each), None)
+
+
 def surplus(entries: Sequence[Entry], keep: Keep) -> list[Entry]:
     """What need not stay, oldest first. Never the newest, a pinned one, or one that is not complete."""
     good = sorted((entry for entry in entries if entry.complete), key=_age)
     newest_of_step = list({entry.step: entry for entry in good}.values())
     stays = [*newest_of_step[-keep.last :], *_pinned(good), *_history(good, keep)]
+    finite = last_finite(good)
+    if finite is not None:
+        stays.append(finite)
     best = best_of(good, keep)
     if best is not None:
         stays.append(best)
@@ -140,14 +158,17 @@ def to_make_room(entries: Sequence[Entry], keep: Keep, bytes_needed: int, safe: 
 def to_give_up(entries: Sequence[Entry], keep: Keep, safe: int = SAFE) -> list[Entry]:
     """All that may go while `safe` good ones stay, in the order of sacrifice.
 
-    First what is surplus, then the history of `every`, older ones of the last few, the best one.
+    First what is damaged, then what is surplus, the history of `every`, older ones of the last few, the best one.
     """
     good = sorted((entry for entry in entries if entry.complete), key=_age)
     best = best_of(good, keep)
     order = [*surplus(entries, keep), *_history(good, keep), *good]
     order = [*(entry for entry in order if entry is not best), *([best] if best else [])]
-    stays = [*good[-safe:], *_pinned(good)]
-    chosen: list[Entry] = []
+    finite = last_finite(good)
+    stays = [*good[-safe:], *_pinned(good), *([finite] if finite is not None else [])]
+    # Of the damaged those whose size is known: the others may free nothing, and would be lost for that.
+    damaged = [entry for entry in entries if not entry.complete and entry.bytes and not entry.about.get("pin")]
+    chosen = sorted(damaged, key=_age) if len(good) >= safe else []
     for entry in order:
         if not any(entry is other for other in (*stays, *chosen)):
             chosen.append(entry)

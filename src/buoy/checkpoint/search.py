@@ -22,7 +22,7 @@ def newest_good(
 ) -> Checkpoint | None:
     """The newest whose every byte is as written, brought back if it is there; None when there never was one."""
     passed = PassedOver(say)
-    found = store.search(passed)
+    found = _search_here(store, passed)
     if mirror is not None:
         try:
             brought = mirror.search(passed, found.step if found is not None else None)
@@ -34,10 +34,17 @@ def newest_good(
             return found
         if brought is not None:
             say(f"step {brought} was brought back from the mirror {mirror.shown}{mirror.made_by}")
-            found = store.search(passed)
+            found = _search_here(store, passed)
     passed.close()
     if found is None and passed.all:
         _begin_anew_or_refuse(passed.all, store, mirror, say)
+    return found
+
+
+def _search_here(store: Store, passed: PassedOver) -> Checkpoint | None:
+    found = store.search(passed)
+    for unusable in passed.all:
+        store.remember_damage(unusable)
     return found
 
 

@@ -12,6 +12,7 @@ from buoy.checkpoint import lock
 from buoy.checkpoint.commit import remove_folder, remove_leftovers, sync_folder
 from buoy.checkpoint.lock import WriterBusy
 from buoy.checkpoint.manifest import STATE, VALUES, DamagedCheckpoint, NewerCheckpoint, size_of
+from buoy.checkpoint.passed_over import DAMAGED as FAULT_DAMAGED
 from buoy.checkpoint.passed_over import PassedOver, Unusable
 from buoy.checkpoint.reader import (
     Checkpoint,
@@ -30,6 +31,8 @@ __all__ = [
     "WriterBusy",
 ]  # fmt: skip
 
+DAMAGED = "damaged"
+"""A file in a checkpoint's folder: a search has found it damaged, whatever its sizes say, and wrote what was wrong."""
 _NAME = re.compile(r"step-(\d{9,})(?:\.(\d+))?")
 
 
@@ -44,7 +47,7 @@ class Entry:
     bytes: int
     about: dict[str, object]
     complete: bool
-    """Whether the manifest is as written and every file has its size."""
+    """Whether the manifest is as written, every file has its size, and no search has found it damaged."""
 
 
 class Store:
@@ -93,7 +96,20 @@ class Store:
         """A checkpoint with every byte verified; `DamagedCheckpoint` names the file and the tensor."""
         checkpoint = open_checkpoint(entry.folder, progress)
         self._good.add(entry.folder)
+        if not entry.complete:
+            _unlink_quietly(os.path.join(entry.folder, DAMAGED))  # its bytes were mended since
         return checkpoint
+
+    def remember_damage(self, unusable: Unusable) -> None:
+        """Let retention know it in this life and the next: a damaged one neither counts nor goes like a good one."""
+        is_ours = os.path.dirname(unusable.name) == self.checkpoints and not os.path.islink(unusable.name)
+        if unusable.fault != FAULT_DAMAGED or not is_ours:
+            return
+        try:
+            with open(os.path.join(unusable.name, DAMAGED), "x", encoding="utf-8") as file:
+                file.write(unusable.what + "\n")
+        except OSError:
+            pass  # known already, or nothing can be written: then it is found again
 
     def saver(self, say: Callable[[str], object], event: Callable[..., object]) -> Saver:
         """The one who may write: takes the run's lock (`WriterBusy` says who has it) and tidies up after the dead."""
@@ -165,6 +181,13 @@ def _sync_above(path: str) -> None:
             return
 
 
+def _unlink_quietly(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
 _open_savers: weakref.WeakValueDictionary[str, Saver] = weakref.WeakValueDictionary()
 
 
@@ -173,6 +196,7 @@ def _entry(folder: str, step: int) -> Entry:
         fields, size = read_manifest(folder)
         about = decode_about(fields)
         whole = about is not None and sizes_fit(folder, fields) and fields["step"] == step
+        whole = whole and not os.path.lexists(os.path.join(folder, DAMAGED))
         about = about or {}
         size += sum(size_of(fields, name) for name in (STATE, VALUES))
         saved = about.get("time")

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import sys
+from typing import TYPE_CHECKING
 
 from buoy.checkpoint import lock
 from buoy.checkpoint.mirror_status import read_status
@@ -16,6 +17,9 @@ from buoy.cli.arguments import Parser
 from buoy.cli.ckpt_which import chosen, nothing_in, run_alone, run_and_step, runs_in, short, step_number
 from buoy.errors import BuoyError, ExitCode, RunFolderError, UsageError
 from buoy.units import format_bytes
+
+if TYPE_CHECKING:
+    from buoy.checkpoint.mirror import Mirror
 
 _DESCRIPTION = """\
 The checkpoints of a run. RUN is its folder (default: the newest run here or in runs/), STEP a step number
@@ -291,10 +295,27 @@ def _restore(options: argparse.Namespace) -> ExitCode:
     if brought is None:
         _say(f"{words[0]} has no good checkpoint" + (f" of step {step}" if step is not None else ""))
     elif options.format != "json":
-        on = next(entry.step for entry in Store(to).list() if entry.complete) == brought
-        after = "; a training that uses this folder goes on from it" if on else ", which has newer ones too"
-        sys.stdout.write(f"step {brought} is in {short(to)}{after}\n")
+        _tell_restored(to, brought, mirror, name)
     return ExitCode.OK if brought is not None else ExitCode.FOUND
+
+
+def _tell_restored(to: str, step: int, mirror: Mirror, name: str) -> None:
+    """What a training will make of it: the newest wins, here or in a mirror folder of the same name."""
+    here = next(entry.step for entry in Store(to).list() if entry.complete)
+    there = mirror.newest_step() if os.path.basename(to) == name else None
+    if here > step:
+        after = f", which has newer ones too: a training that uses it goes on from step {here}"
+    elif there is not None and there > step:
+        after = f"; a training that uses this folder goes on from it without a mirror, from step {there} with this one"
+    else:
+        after = "; a training that uses this folder goes on from it"
+    sys.stdout.write(f"step {step} is in {short(to)}{after}\n")
+    if max(here, there or 0) > step:
+        aside = (
+            f"{shlex.quote(f'{mirror.shown}/{name}')} {step} --to {shlex.quote(f'{short(to)}-from-{step}')}"
+        )
+        _hint(f"to go on from step {step}, give the training a folder of another name, which has a mirror of its own: "
+              f"`buoy ckpt restore {aside}`")  # fmt: skip
 
 
 def _folders_to_make(path: str) -> list[str]:
