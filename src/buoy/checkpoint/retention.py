@@ -167,7 +167,9 @@ def to_give_up(entries: Sequence[Entry], keep: Keep, safe: int = SAFE) -> list[E
     finite = last_finite(good)
     stays = [*good[-safe:], *_pinned(good), *([finite] if finite is not None else [])]
     # Of the damaged those whose size is known: the others may free nothing, and would be lost for that.
-    damaged = [entry for entry in entries if not entry.complete and entry.bytes and not entry.about.get("pin")]
+    damaged = [
+        entry for entry in entries if not entry.complete and entry.bytes and not entry.about.get("pin")
+    ]
     chosen = sorted(damaged, key=_age) if len(good) >= safe else []
     for entry in order:
         if not any(entry is other for other in (*stays, *chosen)):
