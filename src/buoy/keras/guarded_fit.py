@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -186,8 +187,16 @@ class GuardedFit:
             metrics=metrics,
             pin=pin,
             finished=finished,
+            finite=self._is_finite(),
             as_tensor=state.as_tensor,
         )
+
+    def _is_finite(self) -> bool | None:
+        """Whether the mean loss of this epoch is a finite number; None before its first step."""
+        tracker = getattr(self._model, "_loss_tracker", None)
+        if tracker is None or not float(tracker.count):
+            return None
+        return isfinite(float(tracker.result()))
 
     def _items(self, finished: bool = False) -> dict[str, Any]:
         position, exactness = self.adapter.position, self._exactness

@@ -144,7 +144,7 @@ class Guarding:
             **place,
         }
         return self._saves.save(
-            self._things, mine, step=step, epoch=epoch, finished=finished,
+            self._things, mine, step=step, epoch=epoch, finished=finished, finite=self.micro.is_finite(),
             **{"pin": None, **about},
         )  # fmt: skip
 

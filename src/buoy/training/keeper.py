@@ -90,7 +90,7 @@ class Keeper:
         """The disk was full under the last write, and room was made since."""
         self._asked: tuple[str, str | None] = ("interval", None)  # the last save's reason, and its pin
         self._troubles: dict[str, float] = {}
-        self._told_deadline = False
+        self._told_deadline = self._told_lost = False
         self._loops = 0
         self._alarm = self._stopped = self._ending = self._finished = False
         attempt = self.recorder.attempt
@@ -213,9 +213,13 @@ class Keeper:
         metrics: Mapping[str, float] | None = None,
         pin: str | None = None,
         finished: bool = False,
+        finite: bool | None = None,
         wait: bool = False,
     ) -> Receipt:
-        """Make a checkpoint. Once it returns without an error, a SIGKILL of this process loses nothing."""
+        """Make a checkpoint. Once it returns without an error, a SIGKILL of this process loses nothing.
+
+        `finite`: whether the loss is a finite number; None where that is not known.
+        """
         pin = pin or (self._asked[1] if self._again else None)
         self.recorder.trains(self.folder, step)  # a loop that is not ours shows itself only here
         about: dict[str, object] = {
@@ -225,6 +229,7 @@ class Keeper:
             "metrics": {name: _plain_number(value) for name, value in (metrics or {}).items()},
             "pin": pin,
             "finished": finished,
+            "finite": finite,
             "time": time.time(),
         }
         began = time.monotonic()
@@ -239,6 +244,9 @@ class Keeper:
                 # It would wait for the one before anyway; now its bytes can be counted.
                 self._saver.wait(most)
                 self._collect(began, step)
+                if finite is False and not self._told_lost:
+                    self._told_lost = True
+                    say(self._shelf.lost(step))
                 while True:
                     receipt = self._saver.save(
                         items, about, as_tensor, wait=wait, make_room=self._shelf.make_room, most=most

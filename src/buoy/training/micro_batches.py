@@ -28,6 +28,8 @@ class MicroBatches:
         self._logged = 0
         self._is_checked = False
         self._new: list[object] = []
+        self._loss: Any = None
+        """The last one, on its device: read at a save only."""
 
     def begin_early(self) -> None:
         """What is switched on for the whole run is switched on now, and not with the first `backward`."""
@@ -48,7 +50,14 @@ class MicroBatches:
         loss = self._transaction.backward(*arguments, **options)
         if len(self._transaction.sizes) != self._logged:
             self._write_log()
+        self._loss = loss
         return loss
+
+    def is_finite(self) -> bool | None:
+        """Whether the last loss is a finite number; None where `backward` was never used."""
+        from buoy.torch.finite import is_finite
+
+        return is_finite(self._loss)
 
     def stepped(self) -> None:
         """An optimizer has stepped: say so once if what was asked for could not act on that step."""

@@ -299,7 +299,14 @@ class Run:
             reason=reason,
             pin=pin,
             finished=finished,
+            finite=self._is_finite(),
         )
+
+    def _is_finite(self) -> bool | None:
+        """Whether loss and weights are still numbers; None where nobody can tell."""
+        from buoy.torch.finite import weights_are_lost
+
+        return False if weights_are_lost(self._tracking.objects.values()) else self._micro.is_finite()
 
     def _safe_point(self, *, epoch_done: bool = False, finished: bool = False) -> None:
         """Save if anybody wants that; every rank comes here."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from buoy.checkpoint import budget
-from buoy.checkpoint.retention import SAFE, Keep, surplus, to_give_up, to_make_room
+from buoy.checkpoint.retention import SAFE, Keep, last_finite, surplus, to_give_up, to_make_room
 from buoy.checkpoint.store import DamagedCheckpoint, Entry, Store
 from buoy.units import format_bytes
 
@@ -112,6 +112,17 @@ class Shelf:
         """Wait for what is being removed."""
         if self._tidying is not None:
             self._tidying.join(_PATIENCE)
+
+    def lost(self, step: int) -> str:
+        """The loss, or a weight, is no finite number any more: what that means for what is kept, in words."""
+        stays = last_finite(self._store.list(), now=True)
+        kept = (
+            f"step {stays.step}, the last one made before that, is kept until it is finite again"
+            if stays is not None
+            else "none was made before that"
+        )
+        self._event("not-finite", step=step, kept=stays.step if stays is not None else None)
+        return f"the loss is not a finite number at step {step}; checkpoints are made as ever, and {kept}"
 
     def newest_step(self) -> int | None:
         """The step of the newest that looks whole; None when there is none or it cannot be told."""

@@ -9,6 +9,7 @@ from typing import Any
 from buoy.checkpoint.copies import is_there
 from buoy.checkpoint.mirror_status import lag_in_words
 from buoy.checkpoint.reader import Checkpoint
+from buoy.checkpoint.retention import last_finite
 from buoy.checkpoint.store import Entry
 from buoy.units import format_bytes, format_duration
 
@@ -21,12 +22,14 @@ def listed(run: str, entries: Sequence[Entry], mirror: dict[str, Any], now: floa
     now = time.time() if now is None else now
     rows = [("step", "age", "size", "saved because", "metrics", "state", "mirror")]
     there = dict(mirror.get("there") or {})
+    finite = last_finite(entries)
     for entry in entries:
         age = format_duration(max(0.0, now - entry.time)) if entry.time is not None else "n/a"
         state = "complete" if entry.complete else "damaged"
         copied = ("yes" if is_there(entry.folder, there) else "no") if mirror else "-"
         size = format_bytes(entry.bytes or None)
-        rows.append((str(entry.step), age, size, _reason(entry.about), _metrics(entry.about), state, copied))
+        reason = _reason(entry.about) + (", last finite" if entry is finite else "")
+        rows.append((str(entry.step), age, size, reason, _metrics(entry.about), state, copied))
     good = [entry for entry in entries if entry.complete]
     lines = [f"{run}: {_summary(good, len(entries) - len(good))}", *_table(rows)]
     lag = lag_in_words(mirror, good[0].step if good else None, now)
@@ -121,6 +124,8 @@ def _reason(about: dict[str, Any]) -> str:
     words = str(about.get("reason") or "n/a")
     if about.get("finished"):
         words = "finished"
+    if about.get("finite") is False:
+        words += ", loss not finite"
     return f"{words}, pinned: {about['pin']}" if about.get("pin") else words
 
 
