@@ -212,8 +212,9 @@ def test_a_training_left_by_an_exception_in_a_living_kernel_is_not_running(
     assert "no checkpoint of it is here" in verdict.cause.next[0]
 
 
-def test_an_exception_before_further_steps_left_nothing(living: Attempt, tmp_path: Path) -> None:
-    living.event("cell-error", 1.0, type="builtins.ValueError", message="bad labels", step=40)
+def test_an_exception_in_a_cell_before_it_trained_again_left_nothing(living: Attempt, tmp_path: Path) -> None:
+    living.event("cell-error", 3.0, type="builtins.ValueError", message="bad labels", step=40)
+    living.event("training", 2.0, run="../a", step=40, left=40)
     living.write()
     _ends_its_cell(living)
 
@@ -245,3 +246,17 @@ def test_a_fresh_kernel_does_not_hide_whose_training_died_before(killed: Process
 
 def test_a_folder_of_runs_names_none_of_them(killed: Process) -> None:
     assert Path(buoy.why("runs").run).name == Path(buoy.why(".").run).name == "lr2"
+
+
+def test_a_plain_loop_after_a_training_that_was_interrupted_is_not_that_run(
+    living: Attempt, tmp_path: Path
+) -> None:
+    """Its checkpoint makes nothing safe of what is trained now."""
+    save(tmp_path / "runs" / "a", 5)
+    living.event("cell-error", 1.0, type="builtins.KeyboardInterrupt", message="", step=5)
+    living.write()
+    now = state(find_attempt(str(tmp_path / "runs" / "train")))
+    _ends_its_cell(living)
+
+    assert (now["name"], now["step"], now["checkpoint"]) == ("train", 61, None)
+    assert "left by KeyboardInterrupt at step 5" in buoy.why(str(tmp_path / "runs" / "a")).cause.claim.text

@@ -108,6 +108,13 @@ class Recorder:
         if folder == self._trained_last:
             self._left_at = self.beacon.count
 
+    def left(self, kind: object, message: object) -> None:
+        """A notebook's cell ended with an exception: whatever trained in it announces itself anew."""
+        step = self.beacon.count
+        self._training.clear()
+        self._trained_last, self._left_at = None, step
+        self.event("cell-error", type=kind, message=message, step=step)
+
     def trained(self, folder: str, step: int, finished: bool) -> None:
         """The training of the run in this folder is over: at its end (`finished`), or given up."""
         self._training.discard(folder)

@@ -22,6 +22,8 @@ class Training(NamedTuple):
     finished: bool = False
     ended: dict[str, Any] | None = None
     """The event that ended its part: its own end, or another run's beginning."""
+    broken: int | None = None
+    """The step at which an exception ended the cell that it trained in; None once it trains again."""
     counted: int | None = None
     """Where the recorder's count stood when it was made; None once a training was announced after that."""
     stepped_unseen: bool = False
@@ -60,6 +62,8 @@ def training_of(events: Iterable[dict[str, Any]], recording: str, run: str) -> T
         elif kind == "trained" and of == name:
             finished = event.get("finished") is True
             found = found._replace(step=_count(event.get("step")), finished=finished, ended=event)
+        elif kind == "cell-error" and last == name and found.ended is None:
+            found = found._replace(broken=_count(event.get("step")))
         elif kind == "save" and event.get("what") == "buoy" and last == name and not found.ended:
             found = found._replace(step=_count(event.get("step")))
     return found._replace(is_last=last == name, is_newest=newest == name)

@@ -36,18 +36,18 @@ def mark_cells(beacon: Beacon) -> None:
         before[0] = beacon.phase("done")
         error = getattr(result, "error_in_exec", None)
         if error is not None and beacon.count:
-            _note(error, beacon.count)
+            _note(error)
 
     shell.events.register("pre_run_cell", begins)
     shell.events.register("post_run_cell", ends)
 
 
-def _note(error: BaseException, step: int) -> None:
+def _note(error: BaseException) -> None:
     """What left a training: the kernel lives on, so that nothing else would say it."""
     there = recorder.current()
     if there is not None:
         told = describe(error)
-        there.event("cell-error", type=told["type"], message=str(told["message"])[:200], step=step)
+        there.left(told["type"], str(told["message"])[:200])
 
 
 def _first_line(code: str | None) -> str:

@@ -59,7 +59,8 @@ def concerned(attempt: Attempt) -> str:
 
 
 def _is_left_behind(own: Training, count: int | None) -> bool:
-    return own.is_last and own.ended is not None and None not in (count, own.step) and count != own.step
+    stands = own.step if own.ended is not None else own.broken
+    return own.is_last and None not in (count, stands) and count != stands
 
 
 def _names_one(run: str | None) -> bool:

@@ -67,7 +67,8 @@ def _in_an_idle_kernel(verdict: Verdict, evidence: Evidence, own: Training, run_
     lives = Reading(
         "the kernel's process exists and runs no cell", f"/proc/{evidence.pid}/stat", evidence.now.wall
     )
-    step = evidence.main.step if evidence.main is not None else None
+    counted = evidence.main.step if evidence.main is not None else None
+    step = own.step if own.ended is not None else own.broken or counted
     if not own.began or not step:
         claim = Claim("The kernel lives and is idle", "certain", (lives,))
         cause = Cause("still-running", claim, next=("nothing: run the next cell",))
@@ -77,7 +78,7 @@ def _in_an_idle_kernel(verdict: Verdict, evidence: Evidence, own: Training, run_
     if error is not None and error.get("step") == step:
         name = printable(str(error.get("type")).removeprefix("builtins."), 60)
         by = f" by {name}"
-        words = printable(f"{name}: {error.get('message')}", 160)
+        words = printable(f"{name}: {error.get('message')}", 160).rstrip(": ")
         readings.insert(0, Reading(words, "events.jsonl", number(error.get("wall"))))
     words = f"The kernel lives and is idle; this training was left{by} at step {step}, unfinished"
     return replace(
