@@ -10,17 +10,19 @@ from pathlib import Path
 import pytest
 
 from buoy.checkpoint.copies import local_copies
-from buoy.checkpoint.homes import FolderHome
+from buoy.checkpoint.homes import FolderHome, open_home
 from buoy.checkpoint.manifest import MANIFEST
 from buoy.checkpoint.mirror import Mirror
 from buoy.checkpoint.mirror_status import read_status
 from buoy.checkpoint.owner import FILE, NotOurs, claim, expect_ours, life_of
+from buoy.checkpoint.passed_over import PassedOver
 from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.search import newest_good
 from buoy.checkpoint.store import Store
 from buoy.errors import UsageError
 from buoy.view.checkpoints import listed
 from tests.checkpoint.ground import open_saver, save
+from tests.checkpoint.test_mirror import train
 from tests.checkpoint.test_mirror_damage import work
 
 
@@ -53,6 +55,40 @@ def test_the_mirror_of_another_run_is_refused_at_the_start(tmp_path: Path) -> No
     assert "holds the checkpoints of another run" in told["trouble"]
     assert told["newest"] is None and told["newest_safe"] is None and not told["there"]
     assert (tmp_path / "drive" / "run" / "checkpoints" / "step-000000010" / MANIFEST).read_bytes() == before
+
+
+def test_a_store_that_only_a_url_reaches_has_an_owner_too(tmp_path: Path) -> None:
+    first, second = str(tmp_path / "exp3" / "run"), str(tmp_path / "exp4" / "run")
+    for place in ("drive", "other"):
+        (tmp_path / place / "run").mkdir(parents=True)  # a store needs no folders
+    claim(open_home(f"file://{tmp_path}/drive", "run"), first, "one", "there")
+    claim(open_home(f"file://{tmp_path}/other", "run"), second, "two", "there")
+    with pytest.raises(UsageError, match="there holds the checkpoints of another run"):
+        claim(open_home(f"file://{tmp_path}/drive", "run"), second, "two", "there")
+
+    assert claim(open_home(f"file://{tmp_path}/drive", "run"), first, "three", "there") == "exp3/run"
+    with pytest.raises(UsageError, match="drive/run holds the checkpoints of another run"):
+        Mirror(second, f"file://{tmp_path}/drive", Keep()).search(PassedOver(pytest.fail), None)
+
+
+def test_the_end_of_a_training_whose_mirror_was_taken_over_says_the_truth(tmp_path: Path) -> None:
+    code = """
+module._LOOK_SECONDS = 0.05
+from buoy.checkpoint.owner import FILE, claim
+from buoy.checkpoint.homes import FolderHome
+def each(step):
+    if step == 12:
+        os.makedirs(sys.argv[2] + "/new/run")
+        os.link(sys.argv[1] + "/" + FILE, sys.argv[2] + "/new/run/" + FILE)  # the run on a new machine
+        claim(FolderHome(sys.argv[2], "run"), sys.argv[2] + "/new/run", "another", "there")
+train(sys.argv[1], mirror=sys.argv[2], steps=45, save=10, pause=0.01, each=each)
+"""
+    out, err = train(tmp_path / "run", tmp_path / "drive", code)
+
+    assert out.endswith("finished\n")
+    assert "step 45 is not yet in the mirror" in err
+    assert "(the run new/run has taken it over); it is not copied" in err
+    assert not (tmp_path / "drive" / "run" / "checkpoints" / "step-000000045").exists()
 
 
 def test_a_folder_of_its_own_checkpoints_that_never_was_there_is_another_run(tmp_path: Path) -> None:

@@ -202,7 +202,9 @@ class Mirror:
         status = self.status()
         trouble = status.get("trouble") or status.get("damaged_here")
         words = f" ({trouble})" if trouble else ""
-        if self._is_gone():
+        if status.get("not_ours"):
+            then = "it is not copied"
+        elif self._is_gone():
             then = f"nothing copies it any more: {self._end_in_words()}"
         else:
             then = "the copying goes on in the background"

@@ -27,7 +27,7 @@ class Status:
         self.values: dict[str, Any] = {
             "schema": STATUS_SCHEMA, "home": shown, "pid": os.getpid(), "there": {}, "newest": None,
             "newest_made": None, "newest_safe": None, "copy_seconds": None, "copying": None, "trouble": None,
-            "damaged_here": None, "uploads_later": uploads_later,
+            "damaged_here": None, "uploads_later": uploads_later, "not_ours": False,
         }  # fmt: skip
 
     def set(self, **values: object) -> None:

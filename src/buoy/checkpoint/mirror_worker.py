@@ -66,7 +66,6 @@ class Worker:
         self._status = Status(self._run, str(orders["shown"]), not is_url(where) and is_drive(where))
         self._retry = float(orders["retry"])
         self._log_due = 0.0
-        self._not_ours = False
         self._ended: float | None = None
         try:
             self._training = os.pidfd_open(int(orders["pid"]))
@@ -81,7 +80,7 @@ class Worker:
             try:
                 done = self._round()
                 if self._status.values["trouble"] is not None:
-                    self._status.set(trouble=None)
+                    self._status.set(trouble=None, not_ours=False)
                 self._retry = float(self._orders["retry"])
             except GiveUp:
                 self._status.set(copying=None)
@@ -92,8 +91,8 @@ class Worker:
                 self._home, self._there, self._proven, self._settled = None, {}, set(), None
                 self._status.set(trouble=_in_words(error, self._orders["where"]), copying=None)
                 if isinstance(error, NotOurs):
-                    self._not_ours = True
-                    self._status.set(there={}, newest=None, newest_made=None, newest_safe=None)
+                    none = dict.fromkeys(("newest", "newest_made", "newest_safe"))
+                    self._status.set(there={}, not_ours=True, **none)
             if self._training_ended() and (done or self._hopeless()):
                 self._last_log()
                 return
@@ -102,7 +101,7 @@ class Worker:
     def _hopeless(self) -> bool:
         """Whether trying on is of no use: nothing is left to copy, it may not be copied, or trouble lasted too long."""
         return (
-            self._not_ours
+            self._status.values["not_ours"]
             or not local_copies(self._run)
             or time.monotonic() - (self._ended or 0.0) > _AFTER_DEATH
         )
