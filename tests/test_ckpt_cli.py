@@ -14,6 +14,7 @@ import pytest
 
 from buoy.checkpoint.store import Store
 from buoy.cli import main
+from tests.checkpoint.ground import save
 from tests.processes import buoy
 
 MAKE = """
@@ -243,6 +244,16 @@ def test_prune_keeps_the_pinned_the_best_and_the_last(run: Path) -> None:
 
     assert json.loads(done.stdout)["removed"] == [200]
     assert [entry.step for entry in Store(str(run)).list()] == [300, 100]
+
+
+def test_prune_that_has_to_stop_tells_what_is_gone_already(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 3)
+    flip(tmp_path, 3, "state.safetensors")
+    done = ckpt("prune", tmp_path, "--keep", 1, "--yes")
+
+    assert done.returncode == 2 and "removed before that: step 1\n" in done.stderr
+    assert "is the last good checkpoint of this run" in done.stderr
+    assert [entry.step for entry in Store(str(tmp_path)).list()] == [3, 2]
 
 
 def test_restore_brings_the_newest_good_one_out_of_a_mirror(run: Path, tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def test_a_death_is_explained_on_stderr_in_at_most_six_lines(tmp_path: Path) -> 
         (["true"], 125, "hint: the command goes after `--`: `buoy run -- true`"),
         (["--restart", "2", "python", "train.py"], 125, "`buoy run --restart 2 -- python train.py`"),
         (["--time-limit", "0", "--", "true"], 125, "a time limit of nothing"),
+        (["--time-limit", "12", "--", "true"], 125, "`12h`, or `12s` for seconds"),
         (["--run", "", "--", "true"], 125, "an empty run folder"),
         (["--", "/tmp"], 126, "a folder"),
     ],

@@ -119,7 +119,7 @@ def test_only_when_not_even_one_fits_beside_the_last_good_one_nothing_is_saved(
 
     wanted = (
         r"59\d\.\d KiB do not fit beside the last good one, for which 49\d\.\d KiB of 683\.6 KiB can be had: "
-        r"\d+\.\d KiB more are needed"
+        r"\d+\.\d KiB more are needed, which `disk=` does not allow"
     )
     assert refused.error is not None and re.fullmatch(wanted, refused.error), refused.error
     assert run.steps == [2, 1]  # nothing is given up where that would not do

@@ -49,6 +49,7 @@ def test_sigterm_saves_after_the_step_and_then_ends_it_as_sigterm_does(tmp_path:
     assert "told to stop (SIGTERM): saving after this step" in err
     last = out.splitlines()[-1].split()
     assert last[:1] + last[2:] == ["saved", "sigterm", "None"]
+    assert f"buoy: step {last[1]} is saved\n" in err
     assert newest_step(tmp_path / "run") == int(last[1])
     saves = [event for event in events(tmp_path / "run") if event["kind"] == "save"]
     assert [(event["what"], event["step"]) for event in saves] == [("buoy", int(last[1]))]

@@ -40,6 +40,23 @@ def train(folder: Path, model: nn.Module, epochs: int = 1, **tracked: Any) -> bu
     return run
 
 
+def test_where_it_goes_on_is_said_only_once_it_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = buoy.Run(tmp_path)
+    first.track(model=nn.Linear(4, 1))
+    first.save()
+    first.finish()
+    with buoy.Run(tmp_path) as run, pytest.raises(buoy.BuoyError, match="nothing was loaded"):
+        run.track(model=nn.Linear(5, 1))
+    refused = capsys.readouterr().err
+    with buoy.Run(tmp_path) as run:
+        run.track(model=nn.Linear(4, 1))
+
+    assert "going on from" not in refused
+    assert capsys.readouterr().err.count("going on from step 0") == 1
+
+
 def test_another_model_is_refused_by_names_and_nothing_is_loaded(tmp_path: Path) -> None:
     train(tmp_path, nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1)), counters={"seen": 5})
     other = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1), nn.Linear(1, 1))

@@ -218,15 +218,7 @@ def _prune(options: argparse.Namespace) -> ExitCode:
     if going:
         what = f"{len(going)} of {len(entries)} (steps {steps}), {format_bytes(size)}"
         done = options.yes or _confirmed(f"to be removed from {short(run)}: {what}")
-        for entry in going if done else ():
-            try:
-                store.remove(entry)
-            except OSError as error:
-                raise RunFolderError(
-                    f"step {entry.step} could not be removed",
-                    received=f"{entry.folder}: {error.strerror}",
-                    expected="a folder that may be changed",
-                ) from None
+        _remove_all(store, going if done else [])
     removed = [entry.step for entry in going] if done else []
     if options.format == "json":
         _print_json(
@@ -237,6 +229,23 @@ def _prune(options: argparse.Namespace) -> ExitCode:
         left = len(entries) - len(removed)
         sys.stdout.write(f"{words}; {left} {'stays' if left == 1 else 'stay'}\n")
     return ExitCode.OK
+
+
+def _remove_all(store: Store, going: list[Entry]) -> None:
+    """Remove them; where one cannot go, say which are gone already."""
+    for number, entry in enumerate(going):
+        try:
+            store.remove(entry)
+        except (OSError, BuoyError) as error:
+            gone = ", ".join(str(other.step) for other in going[:number])
+            _say(f"removed before that: step {gone}" if gone else "nothing was removed before that")
+            if isinstance(error, BuoyError):
+                raise
+            raise RunFolderError(
+                f"step {entry.step} could not be removed",
+                received=f"{entry.folder}: {error.strerror}",
+                expected="a folder that may be changed",
+            ) from None
 
 
 def _confirmed(what: str) -> bool:

@@ -27,6 +27,15 @@ if TYPE_CHECKING:
     from buoy.keras.guard import Guard
 
 
+_FEEDS = {
+    "ArrayFeed": "arrays in memory",
+    "PipelineFeed": "a tf.data.Dataset",
+    "PyDatasetFeed": "a keras.utils.PyDataset",
+    "ReplayedFeed": "a generator or another iterable",
+}
+"""What a person calls them."""
+
+
 class GuardedFit:
     """One call of `fit` under a guard."""
 
@@ -226,8 +235,8 @@ class GuardedFit:
         if data["kind"] != type(self._feed).__name__:
             raise UsageError(
                 "the run was fed with another kind of data",
-                received=type(self._feed).__name__,
-                expected=data["kind"],
+                received=_FEEDS.get(type(self._feed).__name__, type(self._feed).__name__),
+                expected=_FEEDS.get(data["kind"], str(data["kind"])) + ", as in the checkpoint",
                 hint="give this training a folder of its own",
             )
         self._feed.load(data["state"])

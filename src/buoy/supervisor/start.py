@@ -53,6 +53,11 @@ def limit_seconds(limit: str | float | None) -> float | None:
     from buoy.units import parse_duration
 
     seconds = parse_duration(limit) if isinstance(limit, str) else float(limit)
+    if isinstance(limit, str) and seconds > 0 and limit.strip()[-1] in "0123456789." and ":" not in limit:
+        raise UsageError(  # twelve seconds, where twelve hours were meant, end a training before it began
+            "a time limit without a unit", received=repr(limit), expected="a number and a unit",
+            hint=f"`{limit.strip()}h`, or `{limit.strip()}s` for seconds",
+        )  # fmt: skip
     if not seconds > 0:
         raise UsageError(
             "a time limit of nothing", received=repr(limit), expected="more than 0 seconds", hint="`12h`"

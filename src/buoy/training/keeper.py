@@ -271,6 +271,8 @@ class Keeper:
             return receipt
         self._pace.saved(began, now, step)
         self.recorder.event("save", what="buoy", path=receipt.folder, step=step, reason=reason)
+        if self._stopped and receipt.committed:
+            say(f"step {step} is saved")
         self._collect(now, step)
         return receipt
 

@@ -27,6 +27,7 @@ class Resumption:
         self._say = say
         self._rank, self._world = world()
         self._checkpoint = self._find(keeper)
+        self._announced = False
         self._gone: set[str] = set()
         """What the checkpoint had, once it is let go."""
         whole = self._own_state()
@@ -44,10 +45,11 @@ class Resumption:
         return self._checkpoint is not None and self._checkpoint.about.get("finished") is True
 
     def announce(self) -> None:
-        """Tell where the run goes on, if it does."""
+        """Tell where the run goes on, if it does; once, when what was saved is known to fit."""
         checkpoint = self._checkpoint
-        if checkpoint is None:
+        if checkpoint is None or self._announced:
             return
+        self._announced = True
         if self.finished:
             folder = os.path.dirname(os.path.dirname(checkpoint.folder))
             near = os.path.relpath(folder)

@@ -93,7 +93,8 @@ class Run:
         self.batch = 0
         """Batches that the loop has handed out in this pass, those before a resume included."""
         self._position = Position(self._from.mine.get("position"))
-        self._from.announce()
+        if self._from.finished:
+            self._from.announce()
         self._random = Randomness(self._from, seed, self._say)
         self._feeds = data.Feeds(self._say)
         self._tracking = Tracking(self._from, self._on_step, self._on_other_step)

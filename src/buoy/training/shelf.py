@@ -84,11 +84,13 @@ class Shelf:
         if short <= 0 or self._go_down_to_one(entries, short):
             return None
         most = left + sum(entry.bytes for entry in to_give_up(entries, self._keep, safe=1))
+        is_given = self._allowed is not None and left != free
         given = "" if self._allowed is None else f" of {format_bytes(self._allowed)}"
         stays = " beside the last good one" if any(entry.complete for entry in entries) else ""
         return (
             f"{format_bytes(size)} do not fit{stays}, for which {format_bytes(most)}{given} can be had: "
             f"{format_bytes(size - most)} more are needed"
+            + (", which `disk=` does not allow" if is_given else "")
         )
 
     def give_way(self, size: int) -> bool:

@@ -55,6 +55,8 @@ class Tracking:
                 encode(name, thing.state(), as_tensor)  # refused now, by name, rather than at step 10,000
                 new[name] = thing
         self._saved.load(new)
+        if new:
+            self._saved.announce()
         self._saved.name_what_is_late(new)
         unknown = [value for name, value in objects.items() if name not in self.objects]
         for value in unknown:
@@ -74,6 +76,7 @@ class Tracking:
         if self._looked_over:
             return
         self._looked_over = True
+        self._saved.announce()
         self._saved.name_what_is_left(self.things)
         if keeper is not None:
             from buoy.torch.tensors import as_tensor
