@@ -162,3 +162,10 @@ def test_the_list_compares_content_not_names(tmp_path: Path) -> None:
     assert local_copies(str(run))[0].name == made.name
     assert listed("run", Store(run).list(), read_status(str(run))).splitlines()[2].endswith("no")
     assert os.path.exists(tmp_path / "drive" / "run" / "checkpoints" / made.name)
+
+
+def test_of_a_list_that_an_older_buoy_kept_nothing_is_claimed(tmp_path: Path) -> None:
+    save(tmp_path / "run", 10, size=400)
+    status = {"home": "drive", "there": ["step-000000010"], "newest": 10, "newest_safe": 1.0}
+
+    assert listed("run", Store(tmp_path / "run").list(), status).splitlines()[2].endswith("n/a")

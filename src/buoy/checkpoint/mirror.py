@@ -17,10 +17,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from importlib.util import find_spec
 from typing import IO, Any
 
-from buoy.checkpoint.homes import FolderHome, is_missing_drive, is_url, mount_point
+from buoy.checkpoint.homes import FolderHome, is_url, mount_point
+from buoy.checkpoint.mirror_place import check, check_is_elsewhere
 from buoy.checkpoint.mirror_status import STATUS, safety
 from buoy.checkpoint.owner import life_of, owner_there, refuse_anothers, short_name
 from buoy.checkpoint.passed_over import PassedOver, Unusable
@@ -38,10 +38,6 @@ _ANSWER_SECONDS = 120.0
 _FINISH_SECONDS = 600.0
 _MOST_STARTS = 3
 """So often a process that was killed is started again: what kills it more often will not stop."""
-# Package that speaks a protocol, where it is not called like it.
-_SPEAKERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs",
-             "hf": "huggingface_hub", "oci": "ocifs", "oss": "ossfs", "gdrive": "gdrive_fsspec"}  # fmt: skip
-
 Trouble = Callable[[str, str], object]
 Say = Callable[[str], object]
 
@@ -81,9 +77,9 @@ class Mirror:
         """The way to the process that is started and has not begun."""
         self._unusable: list[str] = []
         """Names there that a search found damaged: no longer counted as copies."""
-        _check(self.where)
+        check(self.where)
         if self.log_folder is not None:
-            _check_is_elsewhere(self.where, self._run, self._name)
+            check_is_elsewhere(self.where, self._run, self._name)
         if self.log_folder is not None:
             mount = mount_point(self.where)
             self._mount = mount if mount != mount_point(self._run) and mount != "/" else None
@@ -382,64 +378,3 @@ def _pump(stream: Any, lines: queue.Queue[bytes]) -> None:
     for line in stream:
         lines.put(line)
     lines.put(b"")
-
-
-def _check_is_elsewhere(where: str, run: str, name: str) -> None:
-    here, there = os.path.realpath(run), os.path.realpath(os.path.join(where, name))
-    if os.path.commonpath([here, there]) == here:
-        raise UsageError(
-            "the mirror is the run folder itself",
-            received=f"mirror={where!r} for the run {run}",
-            expected="a second place: another disk, a mounted drive, a URL",
-            hint="`mirror='/content/drive/MyDrive/runs'`",
-        )
-
-
-def _check(where: str) -> None:
-    """What can be known at once: said before training, not after the first checkpoint."""
-    if not is_url(where):
-        if is_missing_drive(where):
-            raise UsageError(
-                "Google Drive is not mounted",
-                received=f"mirror={where!r}",
-                expected="a mounted drive",
-                hint="`from google.colab import drive; drive.mount('/content/drive')`",
-            )
-        try:
-            os.makedirs(where, exist_ok=True)
-        except OSError as error:
-            raise UsageError(
-                "the mirror cannot be written",
-                received=f"mirror={where!r} ({error.strerror})",
-                expected="a folder that can be made, or a URL such as s3://bucket/runs",
-                hint="look whether the drive is mounted",
-            ) from None
-        return
-    protocol = where.partition("://")[0]
-    if protocol == "memory":
-        raise UsageError(
-            "a mirror in memory is none",
-            received=f"mirror={where!r}",
-            expected="a place that outlives this machine",
-            hint="`s3://bucket/runs` or a mounted folder",
-        )
-    speaker = _SPEAKERS.get(
-        protocol, f"{protocol}fs" if protocol not in ("file", "local", "http", "https") else ""
-    )
-    missing = [name for name in ("fsspec", speaker) if name and find_spec(name) is None]
-    if "fsspec" in missing or (protocol in _SPEAKERS and missing):
-        raise UsageError(
-            f"the mirror needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed",
-            received=f"mirror={where!r}",
-            expected="fsspec and the package that speaks this protocol",
-            hint=f"`pip install {' '.join(missing)}`",
-        )
-    from fsspec.registry import known_implementations, registry  # type: ignore[import-untyped,unused-ignore]
-
-    if protocol not in registry and protocol not in known_implementations:
-        raise UsageError(
-            "unknown kind of mirror",
-            received=f"mirror={where!r}",
-            expected="a folder, or a URL that fsspec knows",
-            hint="`s3://bucket/runs`, `gs://bucket/runs`, `hf://...`",
-        )

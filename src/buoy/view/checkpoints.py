@@ -21,12 +21,11 @@ def listed(run: str, entries: Sequence[Entry], mirror: dict[str, Any], now: floa
     """The list for people, the newest first."""
     now = time.time() if now is None else now
     rows = [("step", "age", "size", "saved because", "metrics", "state", "mirror")]
-    there = dict(mirror.get("there") or {})
     finite = last_finite(entries)
     for entry in entries:
         age = format_duration(max(0.0, now - entry.time)) if entry.time is not None else "n/a"
         state = "complete" if entry.complete else "damaged"
-        copied = ("yes" if is_there(entry.folder, there) else "no") if mirror else "-"
+        copied = {True: "yes", False: "no", None: "n/a" if mirror else "-"}[_mirrored(entry, mirror)]
         size = format_bytes(entry.bytes or None)
         reason = _reason(entry.about) + (", last finite" if entry is finite else "")
         rows.append((str(entry.step), age, size, reason, _metrics(entry.about), state, copied))
@@ -40,7 +39,6 @@ def listed(run: str, entries: Sequence[Entry], mirror: dict[str, Any], now: floa
 
 def listed_json(run: str, entries: Sequence[Entry], mirror: dict[str, Any]) -> dict[str, object]:
     """The list for programs."""
-    there = dict(mirror.get("there") or {})
     return {
         "schema": SCHEMA,
         "run": run,
@@ -52,7 +50,7 @@ def listed_json(run: str, entries: Sequence[Entry], mirror: dict[str, Any]) -> d
                 "bytes": entry.bytes if entry.complete else None,
                 "complete": entry.complete,
                 "about": entry.about,
-                "mirrored": is_there(entry.folder, there) if mirror else None,
+                "mirrored": _mirrored(entry, mirror),
             }
             for entry in entries
         ],
@@ -99,6 +97,12 @@ def shown_json(checkpoint: Checkpoint) -> dict[str, object]:
             for name, stored in checkpoint.tensors.items()
         ],
     }
+
+
+def _mirrored(entry: Entry, mirror: dict[str, Any]) -> bool | None:
+    """Whether this very one is in the mirror; None where that is not known, as where an older buoy kept the list."""
+    there = mirror.get("there")
+    return is_there(entry.folder, there) if isinstance(there, dict) else None
 
 
 def _groups(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
