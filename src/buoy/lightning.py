@@ -193,12 +193,20 @@ class _Fit:
             to_epoch_start(trainer.fit_loop)
         self._state.loads_loops = not finished
         if finished and trainer.fit_loop.done:
+            shown = trainer._logger_connector.callback_metrics
+            self._stack.callback(
+                self._show_again, dict(shown)
+            )  # Lightning empties it before it finds nothing to do
             say(
                 f"{guarding.keeper.folder} is finished: {trainer.current_epoch} epochs, {guarding.saved_step} steps; "
                 "the model has its final weights. More epochs train on; another training needs a folder of its own"
             )
         else:
             say(f"going on from step {guarding.saved_step}, epoch {trainer.current_epoch}")
+
+    def _show_again(self, metrics: dict[str, Any]) -> None:
+        connector = self._trainer._logger_connector
+        connector._callback_metrics = {**metrics, **connector._callback_metrics}
 
     def _replace(self, owner: Any, name: str, replacement: Any) -> None:
         setattr(owner, name, partial(replacement, getattr(owner, name)))

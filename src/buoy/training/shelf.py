@@ -124,7 +124,7 @@ class Shelf:
             else "none was made before that"
         )
         self._event("not-finite", step=step, kept=stays.step if stays is not None else None)
-        return f"the loss is not a finite number at step {step}; checkpoints are made as ever, and {kept}"
+        return f"the loss or a weight is not a finite number at step {step}; checkpoints are made as ever, and {kept}"
 
     def newest_step(self) -> int | None:
         """The step of the newest that looks whole; None when there is none or it cannot be told."""
