@@ -59,7 +59,7 @@ def test_a_finished_run_trains_only_what_is_new(results: dict[str, Any]) -> None
     assert made is not None, results["finished"]["said"]
 
     assert made["counts"] == [[6, 1, 6], [0, 1, 6], [6, 2, 12]]
-    assert made["same"] and made["trained on"]
+    assert made["same"] and made["trained on"] and made["metrics"]
     assert "is finished: 1 epochs, 6 steps" in results["finished"]["said"]
 
 

@@ -245,7 +245,7 @@ def sigterm(folder: str) -> Any:
 
 def finished(folder: str) -> Any:
     """Fitted three times: to its end, again, and for one more epoch."""
-    counts, weights = [], []
+    counts, weights, metrics = [], [], []
     for epochs in (1, 1, 2):
         calls: list[int] = []
 
@@ -258,7 +258,9 @@ def finished(folder: str) -> Any:
         fit = _fixed(folder, model, Guard(folder), max_epochs=epochs)
         counts.append([len(set(calls)), fit.current_epoch, fit.global_step])
         weights.append(_weights(model))
-    return {"counts": counts, "same": weights[0] == weights[1], "trained on": weights[1] != weights[2]}
+        metrics.append({name: float(value) for name, value in fit.callback_metrics.items()})
+    same = weights[0] == weights[1] and metrics[0] == metrics[1]
+    return {"counts": counts, "metrics": metrics[1], "same": same, "trained on": weights[1] != weights[2]}
 
 
 def left_as_found(folder: str) -> Any:
