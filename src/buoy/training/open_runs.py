@@ -19,7 +19,9 @@ _open: weakref.WeakValueDictionary[str, Run] = weakref.WeakValueDictionary()
 
 def close_earlier(folder: str | None, say: Callable[[str], None]) -> None:
     """Finish the run that this process had on the folder, if any."""
-    before = _open.get(os.path.realpath(folder)) if folder is not None else None
+    if folder is None:
+        return
+    before = _open.get(os.path.realpath(folder))
     if before is not None:
         say(f"another Run on {printable(folder)} was open in this process; it is closed now")
         before.finish()
