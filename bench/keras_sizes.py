@@ -19,6 +19,7 @@ from typing import Any
 
 from bench.measure import table
 from buoy.testing import shim
+from tests.keras_step.device import Small
 
 ELEMENTS = 2048 * 256
 """Of a batch: enough samples for a budget beside which TensorFlow's own graphs are small."""
@@ -105,28 +106,6 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-class _Budget:
-    """A device of so many bytes (buoy.keras.memory.Memory)."""
-
-    shared = False
-
-    def __init__(self, size: int) -> None:
-        self._size, self._base = size, 0
-
-    def free(self) -> int:
-        return self._size - shim.read().live
-
-    def mark(self) -> None:
-        shim.reset_peak()
-        self._base = shim.read().live
-
-    def rise(self) -> int:
-        return shim.read().peak - self._base
-
-    def give_back(self) -> bool:
-        return False
-
-
 def _measure(name: str) -> dict[str, int]:
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="", TF_ENABLE_ONEDNN_OPTS="0")
     os.environ.update(TF_NUM_INTRAOP_THREADS="1", TF_NUM_INTEROP_THREADS="1")
@@ -168,7 +147,7 @@ def _measure(name: str) -> dict[str, int]:
     )  # fmt: skip
     model.optimizer.build(model.trainable_variables)
     budget = shim.read().live + room
-    vars(functions)["memory_of"] = lambda model: _Budget(budget)
+    vars(functions)["memory_of"] = lambda model: Small(budget)
     with shim.budget(budget, smallest=_SMALLEST):
         for _ in range(3):
             room = budget - shim.read().live  # at the start of a step, with all graphs there

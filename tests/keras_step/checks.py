@@ -22,6 +22,7 @@ from buoy.keras.transaction import install
 from buoy.microbatch.errors import BadLoss, CannotSplit, OutOfMemory
 from buoy.testing import shim
 from tests.keras_step import refusals as refusals
+from tests.keras_step.device import Small
 from tests.keras_step.gradients import TIMES, double_precision, error, order_error, silent
 from tests.keras_step.injection import campaign
 from tests.keras_step.zoo import MODELS, classes, numbers
@@ -156,28 +157,6 @@ def a_batch_that_does_not_fit_is_split_and_grows_back() -> None:
         model.train_on_batch(x, y)
 
     assert transaction.sizes[-1]["samples"] is None, "it is whole again"
-
-
-class Small:
-    """A device of so many bytes, as the real allocator counts them; see buoy.keras.memory."""
-
-    shared = False
-
-    def __init__(self, limit: int) -> None:
-        self._limit, self._base = limit, 0
-
-    def free(self) -> int:
-        return self._limit - shim.read().live
-
-    def mark(self) -> None:
-        shim.reset_peak()
-        self._base = shim.read().live
-
-    def rise(self) -> int:
-        return shim.read().peak - self._base
-
-    def give_back(self) -> bool:
-        return False
 
 
 @check

@@ -26,7 +26,7 @@ ABOUT = {"hostname": "alices-laptop", "cwd": "/home/alice/thesis"}
         ("saved to /mnt/alice/disk/cats/best.pt, 3 s before", "saved to .../cats/best.pt, 3 s before"),
         ("/proc/12/stat and /dev/shm", "/proc/12/stat and /dev/shm"),
         ("12.0 MiB/s, 1/2 of it; train.py:3", "12.0 MiB/s, 1/2 of it; train.py:3"),
-        ("/root/.cache/x", "~/.cache/x"),
+        ("/root is full", "~ is full"),
     ],
 )
 def test_homes_hosts_and_absolute_paths_are_taken_out_of_words(text: str, told: str) -> None:

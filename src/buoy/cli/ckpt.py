@@ -16,6 +16,7 @@ from buoy.checkpoint.store import Entry, Store
 from buoy.cli.arguments import Parser
 from buoy.cli.ckpt_which import chosen, nothing_in, run_alone, run_and_step, runs_in, short, step_number
 from buoy.errors import BuoyError, ExitCode, RunFolderError, UsageError
+from buoy.machine.disk import folders_to_make
 from buoy.units import format_bytes
 
 if TYPE_CHECKING:
@@ -283,7 +284,7 @@ def _restore(options: argparse.Namespace) -> ExitCode:
     to = os.path.abspath(os.path.expanduser(options.to or os.path.join("runs", name)))
     mirror = Mirror(to, where, Keep(), name)
     bar = Progress("fetching", 0)
-    made = _folders_to_make(os.path.join(to, "checkpoints"))
+    made = folders_to_make(os.path.join(to, "checkpoints"))
     brought = None
     try:
         os.makedirs(to, exist_ok=True)
@@ -325,15 +326,6 @@ def _tell_restored(to: str, step: int, mirror: Mirror, name: str) -> None:
         )
         _hint(f"to go on from step {step}, give the training a folder of another name, which has a mirror of its own: "
               f"`buoy ckpt restore {aside}`")  # fmt: skip
-
-
-def _folders_to_make(path: str) -> list[str]:
-    """The folder and those above it that are not there yet, the innermost first."""
-    missing = []
-    while not os.path.lexists(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    return missing
 
 
 def _remove_empty(folders: list[str]) -> None:

@@ -118,3 +118,12 @@ def _bytes_in(folder: str) -> int | None:
 
 def _below(root: str, path: str) -> str:
     return path if root == "/" else root.rstrip("/") + "/" + path.lstrip("/")
+
+
+def folders_to_make(path: str) -> list[str]:
+    """The folder and those above it that are not there yet, the innermost first."""
+    missing = []
+    while not os.path.lexists(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    return missing

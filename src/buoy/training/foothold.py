@@ -22,7 +22,7 @@ def make_folder(folder: str) -> None:
     """Make the run's folder and see that it takes a file; `RunFolderError` if not, and then nothing is left behind."""
     if os.path.isdir(os.path.join(folder, "checkpoints")):
         return  # it took some before; on a full disk an older one can give way to the next
-    missing = _missing(folder)
+    missing = disk.folders_to_make(folder)
     probe = os.path.join(folder, f"probe-{os.getpid()}")
     try:
         for path in reversed(missing):
@@ -33,15 +33,6 @@ def make_folder(folder: str) -> None:
     except OSError as error:
         _take_back(probe, missing)
         raise _refused(error, folder) from error
-
-
-def _missing(path: str) -> list[str]:
-    """The folders that have to be made, the deepest first."""
-    found = []
-    while not os.path.lexists(path):
-        found.append(path)
-        path = os.path.dirname(path)
-    return found
 
 
 def _take_back(probe: str, made: list[str]) -> None:

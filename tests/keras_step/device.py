@@ -1,0 +1,27 @@
+"""What stands for a GPU that tells how much it has left; the allocator that fills it is real."""
+
+from __future__ import annotations
+
+from buoy.testing import shim
+
+
+class Small:
+    """A device of so many bytes, as the real allocator counts them; see buoy.keras.memory."""
+
+    shared = False
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._base = limit, 0
+
+    def free(self) -> int:
+        return self._limit - shim.read().live
+
+    def mark(self) -> None:
+        shim.reset_peak()
+        self._base = shim.read().live
+
+    def rise(self) -> int:
+        return shim.read().peak - self._base
+
+    def give_back(self) -> bool:
+        return False
