@@ -22,7 +22,7 @@ ABOUT = {"hostname": "alices-laptop", "cwd": "/home/alice/thesis"}
             "go on from runs/cats/checkpoints/step-30",
         ),
         ("`/home/alice/data/a b`", "`~/data/a b`"),
-        ("it ran on host alices-laptop, this is another", "it ran on host the host, this is another"),
+        ("it ran on host alices-laptop, this is another", "it ran on one host, this is another"),
         ("saved to /mnt/alice/disk/cats/best.pt, 3 s before", "saved to .../cats/best.pt, 3 s before"),
         ("/proc/12/stat and /dev/shm", "/proc/12/stat and /dev/shm"),
         ("12.0 MiB/s, 1/2 of it; train.py:3", "12.0 MiB/s, 1/2 of it; train.py:3"),

@@ -95,13 +95,13 @@ def _frame(now: dict[str, Any], columns: int, rows: int) -> Any:
 def _follow_plain(run: str | None) -> None:
     """Where there is no terminal (Colab's `!`), few lines: what is printed there is kept for ever."""
     from buoy.flight.attempt import find_attempt
-    from buoy.view.now import LIVES, lines
+    from buoy.view.now import lines, may_change
 
     while True:
         now = _now(run)
         sys.stdout.write(" | ".join(" ".join(line.split()) for line in lines(now) if line.strip()) + "\n")
         sys.stdout.flush()
-        if now["status"] not in LIVES or _is_below(find_attempt(run)):
+        if not may_change(now) or _is_below(find_attempt(run)):
             return
         time.sleep(_PLAIN_SECONDS)
 

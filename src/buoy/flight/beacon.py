@@ -12,6 +12,7 @@ import os
 import struct
 import time
 from collections import namedtuple
+from collections.abc import Callable
 
 from buoy.flight.attempt import open_new
 
@@ -38,6 +39,8 @@ class Beacon:
         self._page = _map(path, again) if path is not None else mmap.mmap(-1, SIZE)
         self._page[: len(MAGIC)] = MAGIC
         self.count = 0
+        self.unannounced: Callable[[], None] | None = None
+        """Called after a step that is counted while no training is known to be under way."""
         self._last = 0.0
         self._step_seconds = 0.0
         self._data_wait = 0.0
@@ -58,6 +61,8 @@ class Beacon:
         if self._phase != 1:
             self._phase = 1
             self._place()
+        if self.unannounced is not None:
+            self.unannounced()
 
     def at(self, number: int) -> None:
         """Another training begins, or goes on, at this step; that is no step of its own."""

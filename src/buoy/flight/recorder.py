@@ -39,6 +39,8 @@ class Recorder:
         self._trained_last: str | None = None
         self._training: set[str] = set()
         self._left_at: int | None = None
+        self._alone_from = 0
+        self._is_claimed = False
         if attempt is None:
             self.beacon = Beacon(None)
             return
@@ -61,7 +63,13 @@ class Recorder:
 
     def step(self, number: int | None = None) -> None:
         """One optimizer step is done. Only needed where buoy cannot see it: a GradientTape loop, another framework."""
+        if number is None:
+            self.beacon.step()
+            return
+        # Where a training goes on, or what a person counts: no step of a loop that nobody knows.
+        listener, self.beacon.unannounced = self.beacon.unannounced, None
         self.beacon.step(number)
+        self.beacon.unannounced = listener
 
     def epoch(self, number: int) -> None:
         """An epoch begins."""
@@ -90,6 +98,7 @@ class Recorder:
         """The run in this folder trains now and is at this step: what is counted from here on is its own."""
         if folder in self._training:
             return
+        self.beacon.unannounced = None
         together = bool(self._training)
         self._training.add(folder)
         if folder == self._trained_last:
@@ -107,12 +116,40 @@ class Recorder:
         self._training.discard(folder)
         if folder == self._trained_last:
             self._left_at = self.beacon.count
+        self._listen()
+
+    def claims(self, folder: str, step: int) -> None:
+        """The step that is counted next is one of this run, which is at `step`: also outside of its loops."""
+        if folder in self._training:
+            return
+        if folder != self._trained_last:
+            self.trains(folder, step)
+            self.pauses(folder)
+        self._is_claimed = True
+
+    def _listen(self) -> None:
+        """No training is under way any more: a step that is counted now is that of a loop without a run."""
+        if not self._training:
+            self.turn += 1
+            self._alone_from, self._is_claimed = self.beacon.count, False
+            self.beacon.unannounced = self._stepped_alone
+
+    def _stepped_alone(self) -> None:
+        if self._is_claimed:
+            self._is_claimed = False
+            self._alone_from = self.beacon.count
+            return
+        self.beacon.unannounced = None
+        self._trained_last = self._left_at = None
+        self.event("loop", left=self._alone_from)
+        self.beacon.at(max(1, self.beacon.count - self._alone_from))
 
     def left(self, kind: object, message: object) -> None:
         """A notebook's cell ended with an exception: whatever trained in it announces itself anew."""
         step = self.beacon.count
         self._training.clear()
         self._trained_last, self._left_at = None, step
+        self._listen()
         self.event("cell-error", type=kind, message=message, step=step)
 
     def trained(self, folder: str, step: int, finished: bool) -> None:
@@ -121,6 +158,7 @@ class Recorder:
         if folder == self._trained_last or finished:
             self._trained_last = None
             self.event("trained", run=self._seen_from_here(folder), step=step, finished=finished)
+            self._listen()
 
     def _seen_from_here(self, folder: str) -> str:
         """Relative, so that folders that were moved together still find each other."""

@@ -21,13 +21,15 @@ class Training(NamedTuple):
     """Whether no other run was made, or trained, after it was made or trained."""
     finished: bool = False
     ended: dict[str, Any] | None = None
-    """The event that ended its part: its own end, or another run's beginning."""
+    """The event that ended its part: its own end, or the beginning of another run or of a loop without one."""
     broken: int | None = None
     """The step at which an exception ended the cell that it trained in; None once it trains again."""
     counted: int | None = None
     """Where the recorder's count stood when it was made; None once a training was announced after that."""
     stepped_unseen: bool = False
     """Whether steps were counted then, before any training was announced: they may be its own."""
+    is_followed_by_a_loop: bool = False
+    """Whether a loop without a run has trained after the last training: the recording's own step is that loop's."""
 
     @property
     def is_beside(self) -> bool:
@@ -44,13 +46,14 @@ def training_of(events: Iterable[dict[str, Any]], recording: str, run: str) -> T
     name = os.path.relpath(os.path.abspath(run), os.path.abspath(recording))
     found = Training()
     last = newest = None
+    is_alone = False
     for event in events:
         kind, of = event.get("kind"), event.get("run")
         newest = of if kind in ("opened", "training") else newest
         if kind == "opened" and of == name:
             found = found._replace(opened=True, counted=_count(event.get("counted")) or 0)
         elif kind == "training" and of == name:
-            last = name
+            last, is_alone = name, False
             found = Training(True, _count(event.get("step")) or found.step, True)
         elif kind == "training":
             if last == name and found.ended is None and event.get("together") is not True:
@@ -58,7 +61,12 @@ def training_of(events: Iterable[dict[str, Any]], recording: str, run: str) -> T
             if found.counted is not None:
                 unseen = found.stepped_unseen or (_count(event.get("left")) or 0) > found.counted
                 found = found._replace(counted=None, stepped_unseen=unseen)
-            last = of
+            last, is_alone = of, False
+        elif kind == "loop":
+            if last == name and found.ended is None:
+                found = found._replace(ended=event, step=_count(event.get("left")) or found.step)
+            found = found._replace(stepped_unseen=found.stepped_unseen or found.counted is not None)
+            last, is_alone = None, True
         elif kind == "trained" and of == name:
             finished = event.get("finished") is True
             found = found._replace(step=_count(event.get("step")), finished=finished, ended=event)
@@ -66,7 +74,9 @@ def training_of(events: Iterable[dict[str, Any]], recording: str, run: str) -> T
             found = found._replace(broken=_count(event.get("step")))
         elif kind == "save" and event.get("what") == "buoy" and last == name and not found.ended:
             found = found._replace(step=_count(event.get("step")))
-    return found._replace(is_last=last == name, is_newest=newest == name)
+    return found._replace(
+        is_last=last == name, is_newest=newest == name, is_followed_by_a_loop=found.began and is_alone
+    )
 
 
 def _count(value: object) -> int | None:

@@ -134,16 +134,17 @@ class Magic:
                 os.chdir(before)
 
     def _report(self, words: list[str]) -> None:
+        from buoy.verdict.saved import from_here
         from buoy.verdict.values import printable
         from buoy.view.history import read
         from buoy.view.report import page, write
 
-        history = read(self._attempt().run_folder)
+        history = read(self._trained_last())
         text = page(history)
         path = os.path.join(history.folder, "report.html")
         try:
             write(path, text)
-            told = f"written to {printable(path)}"
+            told = f"about {printable(from_here(history.folder))}; written to {printable(from_here(path))}"
         except UsageError as error:  # a full disk: what can be read here is shown all the same
             told = str(error)
         frame = (
@@ -151,6 +152,18 @@ class Magic:
             'style="width:100%;height:640px;border:1px solid #8884;border-radius:6px"></iframe>'
         )
         show(f"{frame}<div>{escape(told)}</div>", told)
+
+    def _trained_last(self) -> str:
+        """The folder of the run that trained last in this notebook, in this kernel or one before; else its own."""
+        from buoy.flight.attempt import attempts_of
+        from buoy.verdict.asked import trained_last
+
+        here = self._attempt()
+        for attempt in reversed(attempts_of(here.run_folder)):
+            folder = trained_last(attempt)
+            if folder is not None:
+                return folder
+        return str(here.run_folder)
 
     def _profile(self, words: list[str]) -> None:
         from buoy.notebook.profiling import profile

@@ -15,6 +15,8 @@ from buoy.flight.log import EventLog, read_lines
 from buoy.supervisor.launch import Child, Terminal
 from buoy.supervisor.start import describe_attempt, start_sidecar, write_attempt
 from buoy.verdict.model import Verdict
+from buoy.verdict.saved import from_here
+from buoy.verdict.values import typed
 
 _FORWARDED = {
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM,
@@ -56,7 +58,7 @@ def supervise(order: Order) -> int:
     began = time.time()
     while True:
         attempt = new_attempt(order.run_folder)
-        outcome = _Life(order, attempt, began).live()
+        outcome = _Life(order, attempt, began, restarts).live()
         try:
             again = _look_back(order, attempt, outcome, restarts, best_step)
         except Exception as error:  # noqa: BLE001 - the command has ended: its own code is what counts now
@@ -73,22 +75,31 @@ def _look_back(
     order: Order, attempt: Attempt, outcome: Outcome, restarts: int, best_step: int | None
 ) -> bool:
     """Tell how it ended, and whether there is a further attempt."""
-    if outcome.verdict is not None and outcome.status != 0:
-        _tell(order, outcome.verdict)
-    if not order.restart or outcome.status == 0:
+    if outcome.status == 0:
         return False
     step, saved = _last_step(outcome), saved_something(attempt)
-    reason = _why_not_again(order, outcome, restarts, step, saved, best_step)
-    if reason is not None:
+    reason = _why_not_again(order, outcome, restarts, step, saved, best_step) if order.restart else None
+    again = bool(order.restart) and reason is None
+    if order.restart:  # before it is told: what to do depends on it
+        _note(attempt, "restart", again=again, why=reason)
+    run = _tell(order, attempt) if outcome.verdict is not None else None
+    if again:
+        _announce_restart(order, restarts, step, saved)
+    elif reason is not None:
         order.say(f"buoy: not restarted: {reason}")
-        return False
+    if run is not None and not again:
+        name = typed(from_here(run))
+        order.say(f"buoy: `buoy why {name}` tells more, `buoy report {name}` draws it")
+    return again
+
+
+def _announce_restart(order: Order, restarts: int, step: int | None, saved: bool) -> None:
     if step is None and not saved:
         place = "; no step was counted and no save seen, so buoy cannot tell whether it gets further"
     else:
         place = f" after step {step}" if step is not None else ""
         place += "" if saved else "; the script saved nothing that buoy saw, so it starts over"
     order.say(f"buoy: restart {restarts + 1} of {order.restart}{place}")
-    return True
 
 
 def _why_not_again(
@@ -121,19 +132,40 @@ def exit_code(status: int) -> int:
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def _tell(order: Order, verdict: Verdict) -> None:
+def _tell(order: Order, attempt: Attempt) -> str | None:
+    """How it ended, as the run that it was at has it; the folder of that run, which a person knows it by."""
+    from buoy.verdict import settle
+    from buoy.verdict.asked import Asked
+    from buoy.verdict.beside import tell
     from buoy.view.verdict import render
 
-    order.say(render(verdict, "concise"))
+    try:
+        settle(attempt.folder)  # once more: since then it was decided whether it is started again
+        verdict = tell(Asked(attempt, attempt.run_folder, True))
+        order.say(render(verdict, "concise"))
+    except Exception as error:  # noqa: BLE001 - words only: whether it goes on was decided before
+        order.say(f"buoy: cannot tell how it ended: {error!r}")
+        return None
+    return verdict.run
+
+
+def _note(attempt: Attempt, kind: str, **values: object) -> None:
+    try:
+        log = EventLog(attempt.folder)
+        log.add(kind, **values)
+        log.close()
+    except OSError:
+        pass
 
 
 class _Life:
     """One attempt: from the fork to the verdict."""
 
-    def __init__(self, order: Order, attempt: Attempt, began: float) -> None:
+    def __init__(self, order: Order, attempt: Attempt, began: float, restarts: int) -> None:
         self._order = order
         self._attempt = attempt
         self._began = began
+        self._restarts = restarts
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         self._terminal = Terminal()
         self._forwarded: list[int] = []
@@ -183,6 +215,8 @@ class _Life:
         )
         if order.time_limit is not None:
             description["session_started"] = self._began  # a restart does not begin a new session
+        if order.restart:
+            description["restart"] = {"allowed": order.restart, "done": self._restarts}
         try:
             write_attempt(description, self._attempt)
         except OSError as error:
@@ -231,7 +265,9 @@ class _Life:
             return
         self._forwarded.append(number)
         self._asked_to_stop = self._asked_to_stop or number in _ASKS_TO_STOP
-        self._event("signal", signal=signal.Signals(number).name, from_pid=information.si_pid or None)
+        _note(
+            self._attempt, "signal", signal=signal.Signals(number).name, from_pid=information.si_pid or None
+        )
 
     def _stop_with_child(self) -> None:
         """Ctrl-Z stopped the child: stop with it, and go on with it, as a shell's job does."""
@@ -249,7 +285,7 @@ class _Life:
             self._order.say("buoy: the recorder died again and stays down; the command goes on")
             return
         self._start_sidecar()
-        self._event("sidecar", what="restarted", times=self._sidecar_starts - 1)
+        _note(self._attempt, "sidecar", what="restarted", times=self._sidecar_starts - 1)
 
     def _settle(self, status: int) -> Verdict | None:
         from buoy.verdict import settle
@@ -287,12 +323,6 @@ class _Life:
             write_json(os.path.join(self._attempt.folder, "exit.json"), record)
         except OSError:
             pass  # a full disk: the sidecar's reserve still takes the verdict
-
-    def _event(self, kind: str, **values: object) -> None:
-        try:
-            EventLog(self._attempt.folder).add(kind, **values)
-        except OSError:
-            pass
 
 
 def _raw_status(code: int, status: int) -> int:

@@ -3,6 +3,8 @@
 evidence.py    what the attempt left behind, and the same with parts taken away
 causes/        one file per cause, tried in order
 lost_child.py  what an exception says of a child process that is gone
+saved.py       what a training can go on from
+going_on.py    how to go on, in words
 own_story.py   a run's own end within a recording that holds others
 asked.py       which run is meant where none is named
 beside.py      other attempts of the run: one that lived at the same time, the one before one that lives

@@ -58,6 +58,18 @@ def concerned(attempt: Attempt) -> str:
     return str(attempt.run_folder)
 
 
+def trained_last(attempt: Attempt) -> str | None:
+    """The folder of the run that trained last in this attempt; the recording's own of a loop without a run; or None."""
+    told = [event for event in _events(attempt) if event.get("kind") in ("training", "loop")]
+    if told and told[-1].get("kind") == "training":
+        folder = os.path.normpath(os.path.join(attempt.run_folder, str(told[-1].get("run"))))
+        return folder if os.path.isdir(folder) else None
+    about = read_json(os.path.join(attempt.folder, "attempt.json")) or {}
+    beacon = read_beacon(os.path.join(attempt.folder, f"process-{about.get('pid')}", "beacon"))
+    has_stepped = bool(told) or (beacon is not None and bool(beacon.step))
+    return str(attempt.run_folder) if has_stepped else None
+
+
 def _is_left_behind(own: Training, count: int | None) -> bool:
     stands = own.step if own.ended is not None else own.broken
     return own.is_last and None not in (count, stands) and count != stands

@@ -1,17 +1,18 @@
-"""How a run goes on: from what lies in its own folder, which may be more, or less, than the recording saw."""
+"""How to go on, in words: from the last save, by itself or by hand, and what a run's own folder says to that."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from buoy.flight.attempt import is_kernel
 from buoy.flight.trainings import Training
+from buoy.units import format_duration
 from buoy.verdict.model import Verdict
-from buoy.verdict.values import printable
+from buoy.verdict.saved import Saved, is_in_a_loop_of_its_own, last_save, newest_checkpoint, saved_of
+from buoy.verdict.values import count, mapping, printable, text
 
 if TYPE_CHECKING:
-    from buoy.checkpoint.store import Entry
     from buoy.verdict.evidence import Evidence
 
 FINISHED, NOT_BEGUN, LEFT = "finished", "not-begun", "left"
@@ -19,11 +20,65 @@ _WANTS_MEMORY = ("kernel-oom", "gpu-oom", "memory-error", "thrashing")
 """Causes whose advice is about the size of a training."""
 
 
-def newest_checkpoint(run_folder: str) -> Entry | None:
-    """The newest whole checkpoint in a run's own folder."""
-    from buoy.checkpoint.store import Store
+def go_on(evidence: Evidence) -> str:
+    """How to continue: from the last save, if one was seen."""
+    return go_on_from(evidence, last_save(evidence))
 
-    return next((entry for entry in Store(run_folder).list() if entry.complete), None)
+
+def go_on_from(evidence: Evidence, saved: Saved | None) -> str:
+    """How to continue from what was saved; None: from nothing."""
+    restarted, advised = _what_was_restarted(evidence), _command_that_restarts(evidence)
+    if saved is None:
+        # A run or guard of ours saves by itself, and had no time to.
+        if evidence.events_of("training") and not is_in_a_loop_of_its_own(evidence):
+            again = f"; {advised} starts it again by itself" if advised else ""
+            return f"train it again: no checkpoint had been made yet{restarted or again}"
+        again = f"; then {advised} goes on by itself" if advised else ""
+        return f"save every few minutes and load it at the start{restarted or again}"
+    when = f", saved {format_duration(saved.age)} before the end" if saved.age is not None else ""
+    again = f"; {advised} starts it again by itself" if advised else ""
+    what = f"step {saved.step}{when} ({saved.path})" if saved.step is not None else f"{saved.path}{when}"
+    return f"go on from {what}{restarted or again}"
+
+
+def _what_was_restarted(evidence: Evidence) -> str:
+    """What `buoy run --restart` did about this end, or had done before it; empty where it was not asked for."""
+    order = mapping(evidence.attempt.get("restart"))
+    allowed, done = count(order.get("allowed")) or 0, count(order.get("done")) or 0
+    if not allowed:
+        return ""
+    decided = next(iter(reversed(evidence.events_of("restart"))), None)
+    if decided is not None and decided.get("again") is True:
+        return "; it was started again at once"
+    if done >= allowed:
+        used = "its one restart is" if allowed == 1 else f"its {allowed} restarts are"
+        return f"; {used} used up: mend the cause, then give the same command again"
+    reason = text(decided.get("why")) if decided is not None else None
+    return f"; `--restart {allowed}` did not start it again: {printable(reason, 80)}" if reason else ""
+
+
+def _command_that_restarts(evidence: Evidence) -> str:
+    """The command that would have restarted it; empty where it was under that already, or none does the same again."""
+    if count(mapping(evidence.attempt.get("restart")).get("allowed")) or not _can_be_restarted(evidence):
+        return ""
+    return f"`buoy run --restart 3 -- {_pasteable(evidence)}`"
+
+
+def _can_be_restarted(evidence: Evidence) -> bool:
+    """Whether a command was recorded that does the same again: a notebook and `python -c` have none."""
+    words = evidence.attempt.get("command")
+    if evidence.attempt.get("mode") != "watch" or not isinstance(words, list):
+        return True
+    return len(words) > 1 and words[1] != "-c" and not is_kernel(words)
+
+
+def _pasteable(evidence: Evidence) -> str:
+    """The command for a shell; one that is too long to show whole is left to the reader."""
+    import shlex
+
+    words = evidence.attempt.get("command")
+    command = shlex.join(map(str, words)) if isinstance(words, list) and words else "python train.py"
+    return command if len(command) <= 90 and command.isprintable() else "..."
 
 
 def what_to_do(story: str, run_folder: str, in_kernel: bool) -> str:
@@ -45,8 +100,6 @@ def with_its_checkpoints(verdict: Verdict, evidence: Evidence, own: Training) ->
     """The advice of a verdict in the light of the run's own checkpoints; the same where it has no part in this."""
     if not own.opened and not own.began:
         return verdict
-    from buoy.verdict.causes.common import go_on, go_on_from
-
     told = go_on(evidence)
     if own.finished:
         done = what_to_do(FINISHED, verdict.run, False).replace(
@@ -58,29 +111,6 @@ def with_its_checkpoints(verdict: Verdict, evidence: Evidence, own: Training) ->
                 "what was asked for after the training was too much: free what it holds first, or take less"
             ]
         return replace(verdict, cause=replace(verdict.cause, next=(done, *steps)))
-    better = go_on_from(evidence, _saved(verdict, evidence, own))
+    better = go_on_from(evidence, saved_of(verdict.run, evidence, own))
     steps = [better if step == told else step for step in verdict.cause.next]
     return replace(verdict, cause=replace(verdict.cause, next=tuple(steps)))
-
-
-def from_here(folder: str) -> str:
-    """A folder as it can be typed here."""
-    path = os.path.relpath(folder)
-    return folder if path.startswith("..") else path
-
-
-def _saved(verdict: Verdict, evidence: Evidence, own: Training) -> tuple[str, float | None] | None:
-    from buoy.verdict.causes.common import last_save
-
-    kept = newest_checkpoint(verdict.run)
-    if kept is not None:
-        end = evidence.last_wall
-        age = end - kept.time if end is not None and kept.time is not None else None
-        # One that is newer than the end was made by a later attempt: all the better, but not before this end.
-        return printable(from_here(kept.folder), 80), age if age is not None and age >= 0 else None
-    if not own.is_last and own.is_newest:
-        return None  # what the recording saw was saved by another run
-    seen = last_save(evidence)
-    if seen is not None and os.path.abspath(seen[0]).startswith(os.path.abspath(verdict.run) + os.sep):
-        return None  # it was here, and is no more
-    return seen

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from buoy.flight.attempt import is_kernel
 from buoy.flight.trainings import Training, training_of
 from buoy.units import format_duration
-from buoy.verdict.going_on import FINISHED, LEFT, NOT_BEGUN, from_here, what_to_do, with_its_checkpoints
+from buoy.verdict.going_on import FINISHED, LEFT, NOT_BEGUN, what_to_do, with_its_checkpoints
 from buoy.verdict.model import Cause, Claim, Grade, Reading, Verdict, Where
 from buoy.verdict.now import waits_for_us
+from buoy.verdict.saved import from_here
 from buoy.verdict.values import number, printable
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def of_run(verdict: Verdict, evidence: Evidence, run_folder: str, whole: bool = 
     if story is None or whole:
         named = replace(verdict, run=run_folder) if is_other else verdict
         if own.is_beside:
-            named = replace(named, where=replace(named.where, step=own.step, epoch=None))
+            step = None if own.is_followed_by_a_loop else own.step
+            named = replace(named, where=replace(named.where, step=step, epoch=None))
         return _with_progress(with_its_checkpoints(named, evidence, own), evidence, own)
     words = _words(story, own, evidence)
     hint = what_to_do(story, run_folder, in_kernel)
@@ -114,7 +116,8 @@ def _words(story: str, own: Training, evidence: Evidence) -> str:
         return f"This training was finished{at}{before}"
     if story == NOT_BEGUN:
         return "This run was made, and no step of it was done"
-    return f"This training was left{at}, unfinished, when another one began{before}"
+    other = "a loop without a run" if own.is_followed_by_a_loop else "another one"
+    return f"This training was left{at}, unfinished, when {other} began{before}"
 
 
 def _before(own: Training, evidence: Evidence) -> str:
@@ -140,6 +143,8 @@ def _reading(story: str, own: Training) -> Reading | None:
         return Reading("the recording knows of no step of it", "events.jsonl")
     assert own.ended is not None
     what = "its last step was done" if own.finished else f"{own.ended.get('run')} began to train"
+    if own.ended.get("kind") == "loop":
+        what = "a step was counted that no run had announced"
     return Reading(printable(what, 80), "events.jsonl", number(own.ended.get("wall")))
 
 
@@ -157,6 +162,9 @@ def _with_progress(verdict: Verdict, evidence: Evidence, own: Training) -> Verdi
         return verdict
     if own.finished:
         claim = Claim(f"its training had been finished at step {own.step}{_before(own, evidence)}", "certain")
+    elif own.is_followed_by_a_loop:
+        at = f" at step {own.step}" if own.step else ""
+        claim = Claim(f"its training had stopped{at}; a loop without a run trained since", "certain")
     elif own.opened and not own.began:
         claim = Claim("no step of this run had been done", "likely")
     else:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from buoy.verdict.now import observe
+
+if TYPE_CHECKING:
+    from buoy.verdict.evidence import Evidence
+    from buoy.verdict.model import Cause
+
+NOT_SEEN = "not seen from here"
+"""The state of an attempt without an end that was recorded on another machine: it may live there, or not."""
 
 
 def is_alive(about: dict[str, Any]) -> bool:
@@ -12,10 +19,13 @@ def is_alive(about: dict[str, Any]) -> bool:
     return observe(about).alive
 
 
-def may_live(about: dict[str, Any]) -> bool:
-    """Whether it lives here, or was recorded elsewhere, where it cannot be seen."""
-    now = observe(about)
-    return now.alive or (bool(about) and now.same_machine is False)
+def is_out_of_sight(evidence: Evidence, cause: Cause) -> bool:
+    """Whether it may live on another machine: no end was recorded, and nothing shows from here that it is gone."""
+    has_end = evidence.death or evidence.exit or evidence.is_death_damaged or evidence.events_of("end")
+    if evidence.now.same_machine is not False or has_end:
+        return False
+    is_known = cause.claim.grade == "certain" or evidence.now.sees_inside
+    return cause.id in ("unknown", "machine-lost") and not is_known
 
 
 def recorder_lives(about: dict[str, Any], events: list[dict[str, Any]]) -> bool | None:

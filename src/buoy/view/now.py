@@ -19,15 +19,16 @@ from buoy.verdict.own_story import IDLE, STORIES
 from buoy.verdict.values import count, printable, typed
 from buoy.view.changes import sizes, words
 from buoy.view.history import Life, of_its_own, own_events, read_life, saved_in
-from buoy.view.liveness import may_live, recorder_lives
+from buoy.view.liveness import NOT_SEEN, is_out_of_sight, recorder_lives
 
 SCHEMA = "buoy.top/1"
-_SILENT_SECONDS = 15.0
+_FOLLOWED_SECONDS = 180.0
+"""A recording on another machine is followed as long as its last reading is younger; mirrors are written rarely."""
 _STALE_SECONDS = 5.0
 """A reading this old is no longer shown as the present one: the recorder takes several in a second."""
 LIVES = ("running", "idle", "no sample yet")
 """What may yet change."""
-_NO_DEATH = (*LIVES, "no news", "not known", "clean-exit", *STORIES.values())
+_NO_DEATH = (*LIVES, NOT_SEEN, "not known", "clean-exit", *STORIES.values())
 _MOST_EVENTS = 20
 _BAR = 24
 
@@ -52,7 +53,7 @@ def state(attempt: Attempt, run: str | None = None) -> dict[str, Any]:
         "run": run,
         "name": os.path.basename(run),
         "attempt": attempt.number,
-        "status": STORIES[story] if story is not None else _status(life, attempt, age),
+        "status": STORIES[story] if story is not None else _status(life, attempt),
         "sample_age": age,
         "unrecorded": unrecorded,
         "seconds": life.seconds if last else None,
@@ -64,6 +65,7 @@ def state(attempt: Attempt, run: str | None = None) -> dict[str, Any]:
         "micro_batch": _micro_batch(run),
         "checkpoint": _checkpoint(run),
         "events": _events(life, own_events(life, attempt, run), os.path.basename(run)),
+        "loop_beside": _number(last.get("step")) if life.alive and own.is_followed_by_a_loop else None,
     }
 
 
@@ -85,26 +87,32 @@ def _look_without_recorder(life: Life, attempt: Attempt) -> None:
         life.last = {**life.last, "step": beacon.step, "phase": beacon.phase}
 
 
-def _status(life: Life, attempt: Attempt, age: float | None) -> str:
+def may_change(now: dict[str, Any]) -> bool:
+    """Whether it is worth looking again."""
+    age = now["sample_age"]
+    is_followed = now["status"] == NOT_SEEN and age is not None and age < _FOLLOWED_SECONDS
+    return now["status"] in LIVES or is_followed
+
+
+def _status(life: Life, attempt: Attempt) -> str:
     if life.verdict is not None:
         cause = life.verdict.get("cause")
         return str(cause.get("id", "ended")) if isinstance(cause, dict) else "ended"
     if life.alive:
         waits = life.last.get("phase") == IDLE or waits_for_us(count(life.about.get("pid")))
         idle = waits and is_kernel(life.about.get("command"))
-        return "no sample yet" if age is None else "idle" if idle else "running"
-    # Recorded elsewhere it may still grow, and only its age tells; here its process is gone.
-    if life.ended or age is None or not may_live(life.about):
-        return _judged(attempt)
-    return "running" if age < _SILENT_SECONDS else "no news"
+        return "no sample yet" if not life.last.get("wall") else "idle" if idle else "running"
+    return _judged(attempt)
 
 
 def _judged(attempt: Attempt) -> str:
-    """What `buoy why` says of an attempt that nobody was left to judge."""
+    """What `buoy why` says of an attempt that nobody was left to judge, unless it may live on another machine."""
     from buoy.verdict.evidence import load
     from buoy.verdict.judge import judge  # every cause with it: a live view needs none
 
-    return judge(load(attempt.folder)).cause.id
+    evidence = load(attempt.folder)
+    cause = judge(evidence).cause
+    return NOT_SEEN if is_out_of_sight(evidence, cause) else cause.id
 
 
 def _step_seconds(life: Life) -> float | None:
@@ -209,11 +217,12 @@ def _events(life: Life, events: list[dict[str, Any]], name: str) -> list[dict[st
 def lines(now: dict[str, Any], bar: int = _BAR, events: int = 4) -> list[str]:
     """The numbers for people: readable without colour; `bar` is its width (0: none), `events` how many are told."""
     head = f"{printable(now['name'], 40)} #{now['attempt']}: {now['status']}"
-    if now["status"] == "no news":
-        head += f" for {format_duration(now['sample_age'])}"
     if now["seconds"] is not None:
         head += f" · {format_duration(now['seconds'])}"
-    text = [head, *_silence(now), _pace(now), ""]
+    text = [head, *_silence(now), _pace(now)]
+    if now["loop_beside"] is not None:
+        text.append(f"a loop without a run trains in its process: step {now['loop_beside']:.0f} of its own")
+    text.append("")
     for item in now["resources"]:
         note = _warned(item["full_in"])
         text.append(_row(item["name"], item["used"], item["limit"], format_bytes, note, bar))
@@ -238,6 +247,12 @@ def _as_typed(run: str) -> str:
 
 
 def _silence(now: dict[str, Any]) -> list[str]:
+    if now["status"] == NOT_SEEN:
+        age = now["sample_age"]
+        last = (
+            f"; its last reading is {format_duration(age)} old by that one's clock" if age is not None else ""
+        )
+        return [f"recorded on another machine: whether it still lives cannot be told from here{last}"]
     since = now["unrecorded"]
     if since is None:
         return []

@@ -23,7 +23,9 @@ def without_places(value: Any, about: dict[str, Any], run_folder: str | None = N
             text = text.replace(folder.rstrip("/") + "/", name)
         text = _PATH.sub(_shortened, _HOMES.sub("~", text))
         if isinstance(host, str) and len(host) > 2:
-            text = re.sub(rf"\b{re.escape(host)}\b", "the host", text)
+            name = re.escape(host)
+            text = re.sub(rf"\bhost {name}\b", "one host", text)
+            text = re.sub(rf"\b{name}\b", "the host", text)
         return text
 
     return _mapped(value, told)

@@ -19,7 +19,7 @@ from buoy.verdict.judge import judge
 from buoy.verdict.now import waits_for_us
 from buoy.verdict.own_story import IDLE, STORIES, what_became
 from buoy.verdict.values import count, mapping, number, printable
-from buoy.view.liveness import is_alive
+from buoy.view.liveness import NOT_SEEN, is_alive, is_out_of_sight
 
 SCHEMA = "buoy.runs/1"
 
@@ -165,8 +165,12 @@ def _last_words(attempt: Attempt, run: str) -> _Words:
         idle = in_kernel and (was_idle or waits_for_us(count(about.get("pid"))))
         status = "idle" if idle else "running"
     else:
-        verdict = verdict or judge(load(attempt.folder)).to_json()  # nobody was left to judge it
-        status = str(mapping(verdict.get("cause")).get("id", "ended"))
+        unseen = False
+        if verdict is None:  # nobody was left to judge it
+            evidence = load(attempt.folder)
+            judged = judge(evidence)
+            unseen, verdict = is_out_of_sight(evidence, judged.cause), judged.to_json()
+        status = NOT_SEEN if unseen else str(mapping(verdict.get("cause")).get("id", "ended"))
         step = count(mapping(verdict.get("where")).get("step"))
     return _Words(status, own.step if own.is_beside else step, alive, wall, is_told)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from buoy.verdict.causes.common import go_on, status_reading
+from buoy.verdict.causes.common import status_reading
 from buoy.verdict.evidence import Evidence
+from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.traces import headline, signal_of, user_frame
 

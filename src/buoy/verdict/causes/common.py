@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 from buoy.flight.attempt import is_kernel
@@ -141,71 +140,6 @@ def died_before(evidence: Evidence, death: ProcessDeath, within: float) -> float
     return max(0.0, age) if -0.5 <= age <= within else None
 
 
-def last_save(evidence: Evidence) -> tuple[str, float | None] | None:
-    """The last thing the script saved, and how long before the end."""
-    saves = [event for event in evidence.events_of("save") if text(event.get("path"))]
-    opened = evidence.events_of("opened")
-    trained = evidence.events_of("training")
-    # A notebook trains one run after the other: what another one saved is of no use to the last that trained.
-    if _is_in_a_loop_of_its_own(evidence):
-        saves, opened = [event for event in saves if event.get("what") != "buoy"], []
-    elif trained:
-        of = trained[-1].get("run")
-        saves = [event for event in saves if event.get("what") != "buoy" or _is_saved_by(evidence, event, of)]
-        opened = [event for event in opened if event.get("run") == of]
-    elif opened:
-        begun = number(opened[-1].get("t")) or 0.0
-        saves = [event for event in saves if (number(event.get("t")) or 0.0) >= begun]
-    if not saves:
-        newest = text(opened[-1].get("newest")) if opened else None
-        return (printable(newest, 80), None) if newest else None
-    path, t, end = str(saves[-1]["path"]), number(saves[-1].get("t")), evidence.last_t
-    folder = os.path.dirname(path)
-    together = [
-        event for event in saves
-        if os.path.dirname(str(event["path"])) == folder and abs((number(event.get("t")) or 0.0) - (t or 0.0)) < 5.0
-    ]  # fmt: skip
-    if folder and len({event["path"] for event in together}) > 1:  # a checkpoint of several files
-        path = folder
-    return printable(path, 80), max(0.0, end - t) if t is not None and end is not None else None
-
-
-def _is_in_a_loop_of_its_own(evidence: Evidence) -> bool:
-    """Whether steps were counted after the last run was finished: those of a loop that no run of ours saves."""
-    told = [event for event in evidence.events if event.get("kind") in ("opened", "training", "trained")]
-    is_over = bool(told) and told[-1].get("kind") == "trained" and told[-1].get("finished") is True
-    step = evidence.main.step if evidence.main is not None else None
-    return is_over and step is not None and step != integer(told[-1].get("step"))
-
-
-def _is_saved_by(evidence: Evidence, save: dict[str, object], run: object) -> bool:
-    """Whether a checkpoint lies in the folder of this run, given as seen from the recording's."""
-    recording = os.path.dirname(os.path.dirname(evidence.folder))
-    name = os.path.basename(os.path.normpath(os.path.join(recording, str(run))))
-    return os.path.basename(os.path.dirname(os.path.dirname(str(save.get("path"))))) == name
-
-
-def go_on(evidence: Evidence) -> str:
-    """How to continue: from the last save, if one was seen."""
-    return go_on_from(evidence, last_save(evidence))
-
-
-def go_on_from(evidence: Evidence, saved: tuple[str, float | None] | None) -> str:
-    """How to continue from what was saved there, so many seconds before the end; None: from nothing."""
-    restart = f"`buoy run --restart 3 -- {_pasteable(evidence)}`" if _can_be_restarted(evidence) else ""
-    if saved is None:
-        # A run or guard of ours saves by itself, and had no time to.
-        if evidence.events_of("training") and not _is_in_a_loop_of_its_own(evidence):
-            again = f"; {restart} starts it again by itself" if restart else ""
-            return f"train it again: no checkpoint had been made yet{again}"
-        again = f"; then {restart} goes on by itself" if restart else ""
-        return f"save every few minutes and load it at the start{again}"
-    path, age = saved
-    when = f", saved {format_duration(age)} before the end" if age is not None else ""
-    again = f"; {restart} starts it again by itself" if restart else ""
-    return f"go on from {path}{when}{again}"
-
-
 def how_to_continue(evidence: Evidence) -> str:
     """What wakes a stopped process."""
     return f"`kill -CONT {evidence.pid}` lets it go on; so does `fg` in the shell where Ctrl-Z stopped it"
@@ -214,23 +148,6 @@ def how_to_continue(evidence: Evidence) -> str:
 def was_notebook(evidence: Evidence) -> bool:
     """Whether it was a notebook's kernel: a shell's command is no answer to the person in front of it."""
     return is_kernel(evidence.attempt.get("command"))
-
-
-def _can_be_restarted(evidence: Evidence) -> bool:
-    """Whether a command was recorded that does the same again: a notebook and `python -c` have none."""
-    words = evidence.attempt.get("command")
-    if evidence.attempt.get("mode") != "watch" or not isinstance(words, list):
-        return True
-    return len(words) > 1 and words[1] != "-c" and not was_notebook(evidence)
-
-
-def _pasteable(evidence: Evidence) -> str:
-    """The command for a shell; one that is too long to show whole is left to the reader."""
-    import shlex
-
-    words = evidence.attempt.get("command")
-    command = shlex.join(map(str, words)) if isinstance(words, list) and words else "python train.py"
-    return command if len(command) <= 90 and command.isprintable() else "..."
 
 
 def saw_gpu(evidence: Evidence) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from buoy.verdict.causes.common import died_before, go_on, raised_as, weaker
+from buoy.verdict.causes.common import died_before, raised_as, weaker
 from buoy.verdict.evidence import Evidence
+from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim, Reading
 
 

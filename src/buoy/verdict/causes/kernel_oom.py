@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from buoy.machine.kernel_log import parse_oom_kill
 from buoy.units import format_bytes, format_share
-from buoy.verdict.causes.common import go_on, status_reading
+from buoy.verdict.causes.common import status_reading
 from buoy.verdict.evidence import Evidence
+from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.oom import describe_limit, examine, memory_reading
 from buoy.verdict.traces import headline

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from buoy.units import format_bytes
-from buoy.verdict.causes.common import go_on, status_reading
+from buoy.verdict.causes.common import status_reading
 from buoy.verdict.evidence import Evidence
+from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim
 from buoy.verdict.oom import describe_limit, examine
 

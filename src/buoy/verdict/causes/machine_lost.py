@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from buoy.units import format_duration
-from buoy.verdict.causes.common import go_on, was_notebook
+from buoy.verdict.causes.common import was_notebook
 from buoy.verdict.evidence import Evidence
+from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.values import text
 

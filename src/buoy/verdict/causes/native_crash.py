@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from buoy.machine.kernel_log import parse_segfault
-from buoy.verdict.causes.common import go_on, status_reading
+from buoy.verdict.causes.common import status_reading
 from buoy.verdict.evidence import Evidence
+from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.status import signal_name
 from buoy.verdict.traces import headline, is_recursion, last_stack, signal_of, user_frame

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from buoy.verdict.causes.common import go_on, recent_signal, signal_sender, status_reading
+from buoy.verdict.causes.common import recent_signal, signal_sender, status_reading
 from buoy.verdict.evidence import Evidence
+from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim
 from buoy.verdict.status import signal_name
 

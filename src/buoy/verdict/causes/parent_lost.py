@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from buoy.verdict.causes.common import go_on, status_reading, was_notebook
+from buoy.verdict.causes.common import status_reading, was_notebook
 from buoy.verdict.evidence import Evidence, ParentDeath
+from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.oom import examine
 from buoy.verdict.values import printable

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from buoy.units import format_duration
-from buoy.verdict.causes.common import go_on, raised_as, recent_signal, signal_sender, status_reading
+from buoy.verdict.causes.common import raised_as, recent_signal, signal_sender, status_reading
 from buoy.verdict.evidence import Evidence
+from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim, Grade
 from buoy.verdict.oom import examine
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from buoy.verdict.causes.common import go_on
 from buoy.verdict.evidence import Evidence
+from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.values import number, printable, text
 

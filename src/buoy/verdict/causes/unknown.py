@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 from buoy.flight.attempt import read_json
-from buoy.verdict.causes.common import go_on, status_reading, was_notebook
+from buoy.verdict.causes.common import status_reading, was_notebook
 from buoy.verdict.evidence import Evidence
+from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.oom import examine
 from buoy.verdict.values import mapping, text

@@ -6,9 +6,10 @@ import os
 from typing import Literal
 
 from buoy.units import format_bytes, format_duration
-from buoy.verdict.causes.common import Raised, died_before, go_on, raised, status_reading, weaker
+from buoy.verdict.causes.common import Raised, died_before, raised, status_reading, weaker
 from buoy.verdict.evidence import Evidence, ProcessDeath
 from buoy.verdict.exceptions import ExceptionFinding
+from buoy.verdict.going_on import go_on
 from buoy.verdict.lost_child import LostChild, pids_in
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.oom import OomFinding, describe_limit, examine, unrecorded_victim
