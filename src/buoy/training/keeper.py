@@ -134,8 +134,8 @@ class Keeper:
             yield
         finally:
             self._loops -= 1
-            self.recorder.pauses(self.folder)
             if not self._loops:
+                self.recorder.pauses(self.folder)
                 self._signals.disarm()
 
     def due(self, step: int) -> str | None:

@@ -406,6 +406,8 @@ class Run:
         self._from.forget()
 
     def _on_step(self) -> None:
+        if isinstance(self._keeper, Keeper):
+            self._keeper.recorder.claims(self._keeper.folder, self.step)
         self.step += 1
         self._position.stepped()
         self._micro.stepped()
