@@ -26,6 +26,9 @@ except UsageError as error:
 model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 print(find(globals(), {}).words)
 """
+VALIDATED = """
+model.fit(train_data, epochs=2, verbose=0, validation_data=train_data, callbacks=[buoy.keras.Guard('runs/other')]);
+"""
 FIT = "model.fit(train_data, epochs={epochs}, verbose=0, callbacks=[buoy.keras.Guard('runs/lines', save=3)]);"
 
 
@@ -44,6 +47,8 @@ def test_a_fit_is_profiled_between_its_batches_and_trains_on(tmp_path: Path) -> 
     kernel.run("%buoy profile 1000")
     short = text(kernel.run(FIT.format(epochs=2)))
     later = text(kernel.run(FIT.format(epochs=3)))
+    kernel.run("%buoy profile 1000")
+    validated = text(kernel.run(VALIDATED))
     kernel.end()
 
     assert "takes a number of steps" in refused
@@ -62,3 +67,5 @@ def test_a_fit_is_profiled_between_its_batches_and_trains_on(tmp_path: Path) -> 
     assert "3 steps, " in short  # of the five in this epoch
     assert "the training ended before the 1000 asked for" in short
     assert "steps, " not in later
+    # The validation itself, however long, is not recorded.
+    assert "1000 were asked for, but a validation came between them" in validated

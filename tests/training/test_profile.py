@@ -43,7 +43,7 @@ def test_steps_are_told_by_phase_and_module_and_the_hooks_are_gone(tmp_path: Pat
     profile = Profile(str(tmp_path), [model], [optimizer])
     before = torch.autograd.backward
     profile.prepare()
-    profile.begin(lambda: None)
+    profile.begin(lambda: None, lambda: None)
     begin = time.perf_counter()
     for x, y in torch.utils.data.DataLoader(data, batch_size=32):
         torch.nn.functional.mse_loss(model(x), y).backward()

@@ -28,7 +28,8 @@ _HIGH_DESCRIPTORS = 64
 _MESSAGE_MOST = 700
 _CHAIN_MOST = 4
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+"""Where buoy's own source files are."""
 
 
 class LastWords:
@@ -81,6 +82,7 @@ class LastWords:
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
         self._remember(error)
+        _cut(error, traceback)
         self._previous_hook(kind, error, traceback)
 
     def _remember(self, error: BaseException) -> None:
@@ -112,6 +114,25 @@ class LastWords:
         for number in (STACKS_SIGNAL, *self._files):
             faulthandler.unregister(number)
         faulthandler.disable()
+
+
+def show_until(error: KeyboardInterrupt, place: str) -> None:
+    """A Ctrl-C that buoy held back and now lets act: its traceback ends before our last frames in this file or folder.
+
+    Whoever sees those takes buoy for what stopped the training. IPython leaves frames out by another mark,
+    `__tracebackhide__`.
+    """
+    error._buoy_frames = place  # type: ignore[attr-defined]
+
+
+def _cut(error: BaseException, traceback: TracebackType | None) -> None:
+    place, last = getattr(error, "_buoy_frames", None), None
+    while traceback is not None and place is not None:
+        if last is None or not traceback.tb_frame.f_code.co_filename.startswith(place):
+            last = traceback
+        traceback = traceback.tb_next
+    if last is not None:
+        last.tb_next = None
 
 
 def describe(error: BaseException) -> dict[str, object]:
@@ -196,7 +217,7 @@ def is_user_file(path: str) -> bool:
         return False
     if "site-packages" in path or "dist-packages" in path:
         return False
-    return not path.startswith((_STANDARD_LIBRARY, _OURS))
+    return not path.startswith((_STANDARD_LIBRARY, OURS))
 
 
 def _room(folder: str) -> dict[str, int | None]:

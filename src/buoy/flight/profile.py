@@ -17,6 +17,7 @@ WARM_UP = 2
 _MOST_GROWTH = 32 << 20
 """Bytes that a profile may add to the process while it records. When it ends a framework makes about ten times as much
 of them (measured: torch 2.4 MiB a step while recording and 28 at the end; TensorFlow 1.4 and 5)."""
+_TOO_LARGE = "their record would take too much memory"
 _MODULES, _OWNERS = 8, 6
 
 
@@ -88,8 +89,9 @@ class Profiler(Protocol):
     def prepare(self) -> None:
         """The next step is the last that does not count."""
 
-    def begin(self, look: Callable[[], None]) -> None:
-        """The next step counts. `look` is to be called now and then while much runs and no step becomes whole."""
+    def begin(self, look: Callable[[], None], other_work: Callable[[], None]) -> None:
+        """The next step counts. While none becomes whole: `look` is to be called now and then if much runs, `other_work`
+        when something begins that is no step, such as a validation."""
 
     def whole_step(self) -> None:
         """A step is done: what is measured after it does not count, unless another becomes whole."""
@@ -120,6 +122,8 @@ class Profiling:
         self._wanted = 0
         self._profiler: Profiler | None = None
         self._is_prepared = self._has_begun = self._is_cut = False
+        self._is_warm = False
+        self._cut_by = ""
         self._first = self._last = 0
         """Where warming up or measuring began, and the newest step that is whole."""
         self._began = self._ended = 0.0
@@ -142,7 +146,7 @@ class Profiling:
                 if Profiling._at_work is not None:
                     Profiling._at_work.close()
                 self._is_prepared = self._has_begun = self._is_cut = False
-                self._profiler, self._first = make(), step
+                self._profiler, self._first = make(), step - (WARM_UP if self._is_warm else 0)
                 Profiling._at_work = self
             self._is_whole(step, self._profiler)
             self._go_on(self._last - self._first, self._profiler)
@@ -162,7 +166,8 @@ class Profiling:
             return
         made = self._last - self._first
         if self._profiler is None:
-            self._give_up("no step came after it was asked for")
+            words = "no step was whole after" if self._is_warm else "no step came after"
+            self._give_up(f"{words} it was asked for")
         elif self._is_cut and not made:
             self._give_up(f"no step was whole before its record took more than {format_bytes(_MOST_GROWTH)}")
         elif not self._has_begun or not made:
@@ -184,16 +189,33 @@ class Profiling:
         if made >= self._wanted:
             return ""
         if self._is_cut:
-            return f"; {self._wanted} were asked for, but their record would take too much memory"
+            return f"; {self._wanted} were asked for, but {self._cut_by}"
         return f"; the training ended before the {self._wanted} asked for"
 
     def _look(self) -> None:
         """Much has run since the last step was whole: an iterator that nobody asks again, or a long evaluation."""
         try:
             if self._profiler is not None and not self._is_cut and self._is_too_large():
-                self._is_cut = True
+                self._is_cut, self._cut_by = True, _TOO_LARGE
                 self._profiler.cut()
         except Exception:  # noqa: BLE001 - it is called from inside the person's own forward pass
+            pass
+
+    def _other_work(self) -> None:
+        """A validation begins: its record would be of no use, and as long as the validation is."""
+        profiler = self._profiler
+        if profiler is None or not self._has_begun or self._is_cut:
+            return
+        try:
+            if self._last > self._first:
+                self._is_cut, self._cut_by = True, "a validation came between them"
+                profiler.cut()
+                return
+            self._profiler, self._is_warm = None, True  # made anew after it
+            if Profiling._at_work is self:
+                Profiling._at_work = None
+            profiler.stop()
+        except Exception:  # noqa: BLE001 - it is called from inside the person's own training
             pass
 
     def _is_too_large(self) -> bool:
@@ -201,7 +223,8 @@ class Profiling:
 
     def _go_on(self, made: int, profiler: Profiler) -> None:
         if self._has_begun:
-            self._is_cut = self._is_cut or bool(made and self._is_too_large())
+            if not self._is_cut and made and self._is_too_large():
+                self._is_cut, self._cut_by = True, _TOO_LARGE
             if made >= self._wanted or self._is_cut:
                 self.close()
             return
@@ -210,7 +233,7 @@ class Profiling:
             profiler.prepare()
         if made >= WARM_UP:
             self._first, self._has_begun = self._last, True
-            profiler.begin(self._look)
+            profiler.begin(self._look, self._other_work)
             self._resident = _resident()
             self._began = time.perf_counter()
 
@@ -232,6 +255,6 @@ class Profiling:
         self._say(f"there is no profile: {why}")
 
     def _let_go(self) -> None:
-        self._profiler, self._wanted = None, 0
+        self._profiler, self._wanted, self._is_warm = None, 0, False
         if Profiling._at_work is self:
             Profiling._at_work = None

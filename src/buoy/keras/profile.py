@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import glob
 import os
+import shutil
 import time
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from buoy.flight.profile import Summary
@@ -33,13 +37,16 @@ class Profile:
         self._folder = os.path.join(folder, "profiles", str(int(time.time())))
         self._model, self._keeper = model, keeper
         self._saving = self._saving_in_whole_steps = 0.0
-        self._records = False
+        self._records = self._has_whole_step = False
+        self._hooks = contextlib.ExitStack()
 
     def prepare(self) -> None:
         """TensorFlow's profiler starts at once."""
 
-    def begin(self, look: Callable[[], None]) -> None:
+    def begin(self, look: Callable[[], None], other_work: Callable[[], None]) -> None:
         """Record, and time what the keeper saves. `fit` always comes to its end: nobody needs to look."""
+        for name in ("on_test_begin", "on_predict_begin"):  # every evaluation's: `fit`'s own and a callback's
+            self._hooks.callback(_before(keras.callbacks.CallbackList, name, other_work))
         os.makedirs(self._folder, exist_ok=True)
         tf.profiler.experimental.start(self._folder)
         save = self._keeper.save
@@ -57,17 +64,21 @@ class Profile:
     def whole_step(self) -> None:
         """What was measured so far is of whole steps."""
         self._saving_in_whole_steps = self._saving
+        self._has_whole_step = True
 
     def cut(self) -> None:
         """TensorFlow's profiler has nothing that can be ended apart."""
         self.stop()
 
     def stop(self) -> None:
-        """Record no more; TensorFlow writes its trace."""
+        """Record no more; TensorFlow writes its trace, which is of no use without a whole step."""
+        self._hooks.close()
         if self._records:
             self._records = False
             del self._keeper.save  # the class's own again
             tf.profiler.experimental.stop()
+            if not self._has_whole_step:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def summary(self, steps: int, seconds: float) -> Summary:
         """What was measured, as far as the trace tells."""
@@ -81,6 +92,19 @@ class Profile:
         return Summary(
             steps, seconds, phases, held, operations=operations, trace=trace, trace_is_lost=trace is None
         )
+
+
+def _before(owner: Any, name: str, call: Callable[[], None]) -> Callable[[], None]:
+    """Have this called before the method of that name; what takes it back."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def hooked(self: Any, *arguments: Any, **options: Any) -> Any:
+        call()
+        return original(self, *arguments, **options)
+
+    setattr(owner, name, hooked)
+    return lambda: setattr(owner, name, original)
 
 
 def _traces(folder: str) -> list[str]:

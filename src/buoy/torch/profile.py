@@ -51,8 +51,8 @@ class Profile:
         self._profiler.prepare_trace()
         self._is_prepared = True
 
-    def begin(self, look: Callable[[], None]) -> None:
-        """Hook what the phases are read from, and record."""
+    def begin(self, look: Callable[[], None], other_work: Callable[[], None]) -> None:
+        """Hook what the phases are read from, and record. A validation is modules that run too: `look` sees it."""
         self._thread = threading.get_ident()
         self._hook_every_module(look)
         self._hook_modules()

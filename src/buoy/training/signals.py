@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from buoy.flight.last_words import OURS, show_until
 from buoy.flight.recorder import Recorder
 from buoy.units import format_duration
 
@@ -66,9 +67,14 @@ class Signals:
         """The checkpoint is made: let the signal that asked for it act as if it came now."""
         __tracebackhide__ = True
         if self._number is not None:
-            self._act(self._number, None)
+            try:
+                self._act(self._number, None)
+            except KeyboardInterrupt as error:
+                show_until(error, OURS)
+                raise
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        __tracebackhide__ = True
         if os.getpid() != self._owner:
             self._in_child(number, frame)
             return
@@ -78,7 +84,11 @@ class Signals:
             self.asked = _REASONS[signal.Signals(number)]
             self._announce(number)
         elif self._late or number != self._number or now - self._since > _ECHO[signal.Signals(number)]:
-            self._act(number, frame)
+            try:
+                self._act(number, frame)
+            except KeyboardInterrupt as error:
+                show_until(error, __file__)  # whatever was interrupted, ours too, stays in sight
+                raise
 
     def _in_child(self, number: int, frame: FrameType | None) -> None:
         """A forked worker: SIGTERM ends it as ever; of Ctrl-C the first is the training's own to answer."""
@@ -105,6 +115,7 @@ class Signals:
             os.kill(os.getpid(), signal.SIGTERM)  # to the main thread, where handlers may be put back
 
     def _act(self, number: int, frame: FrameType | None) -> None:
+        __tracebackhide__ = True
         before = self._before.get(number, signal.SIG_DFL)
         self._number = self.asked = None
         self._late = False
