@@ -284,6 +284,7 @@ class Keeper:
 
     def stop_if_asked(self) -> None:
         """After the save that a signal asked for: end as that signal would have ended it. Does nothing otherwise."""
+        __tracebackhide__ = True
         self._signals.answer()
 
     def finish(self) -> None:
