@@ -20,7 +20,7 @@ from buoy.torch.state import tracked
 from buoy.training import planned
 from buoy.training.arguments import check, folder_name
 from buoy.training.guarding import Guarding, refuse_many_processes
-from buoy.training.keeper import say
+from buoy.training.saying import say
 
 _LIBRARY = find_library()
 _pl: Any = import_module(_LIBRARY)
@@ -55,7 +55,7 @@ class Guard(_pl.Callback):  # type: ignore[misc]
         super().__init__()
         check(
             seed=seed, micro_batch=micro_batch, inexact=inexact, remedies=remedies, memory_cap=memory_cap,
-            mirror=mirror, disk=disk,
+            mirror=mirror, disk=disk, plan=plan,
         )  # fmt: skip
         self.folder = folder_name(folder)
         self.seed = seed

@@ -27,7 +27,7 @@ from buoy.torch.uncut import samples_of, split_of
 from buoy.training import planned
 from buoy.training.arguments import check, folder_name
 from buoy.training.guarding import Guarding, refuse_many_processes
-from buoy.training.keeper import say
+from buoy.training.saying import say
 
 _trainer: Any = import_module("transformers.trainer")
 
@@ -59,7 +59,7 @@ class Guard(transformers.TrainerCallback):
     ) -> None:
         check(
             seed=seed, micro_batch=micro_batch, inexact=inexact, remedies=remedies, memory_cap=memory_cap,
-            mirror=mirror, disk=disk,
+            mirror=mirror, disk=disk, plan=plan,
         )  # fmt: skip
         self.folder = folder_name(folder)
         self.seed = seed

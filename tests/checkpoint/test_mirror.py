@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from buoy.checkpoint.homes import FolderHome
+from buoy.checkpoint.home_folder import FolderHome
 from buoy.checkpoint.manifest import STATE, pieces_of
 from buoy.checkpoint.mirror import Mirror
 from buoy.checkpoint.reader import read_manifest
@@ -227,7 +227,7 @@ def test_old_copies_go_truncated_where_the_trash_counts(
     copies = tmp_path / "drive" / "run" / "checkpoints"
     trash = tmp_path / "trash"
     os.link(copies / "step-000000045" / STATE, trash)
-    monkeypatch.setattr("buoy.checkpoint.homes.is_drive", lambda path: True)
+    monkeypatch.setattr("buoy.checkpoint.home_folder.is_drive", lambda path: True)
 
     FolderHome(str(tmp_path / "drive"), "run").remove("step-000000045")
     assert not (copies / "step-000000045").exists() and trash.stat().st_size == 0
@@ -241,6 +241,8 @@ def test_old_copies_go_truncated_where_the_trash_counts(
         ("sthree://bucket", "unknown kind of mirror", "s3://"),
         ("/proc/nowhere", "the mirror cannot be written", "mounted"),
         ("/content/drive/MyDrive/runs", "Google Drive is not mounted", "drive.mount"),
+        ("file://runs/cats", "cannot tell which folder", "runs/cats"),
+        ("file://HERE", "the mirror is the run folder itself", "mirror="),
         ("HERE", "the mirror is the run folder itself", "mirror="),
         ("HERE/run", "the mirror is the run folder itself", "mirror="),
     ],
@@ -252,6 +254,14 @@ def test_a_mirror_that_cannot_work_is_refused_at_the_start(
         Mirror(str(tmp_path / "run"), where.replace("HERE", str(tmp_path)), Keep())
 
     assert words in str(refused.value) and hint in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("protocol", ["file", "local"])
+def test_a_file_url_is_the_folder_that_it_names(protocol: str, tmp_path: Path) -> None:
+    """With its owner, its log and the watch over its mount: not a store that only fsspec reaches."""
+    mirror = Mirror(str(tmp_path / "run"), f"{protocol}://{tmp_path}/drive/", Keep())
+
+    assert mirror.where == mirror.shown == mirror.log_folder == str(tmp_path / "drive")
 
 
 def test_passwords_in_a_url_are_shown_to_nobody(tmp_path: Path) -> None:

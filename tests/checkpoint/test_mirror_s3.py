@@ -12,7 +12,7 @@ from zlib import crc32
 
 import pytest
 
-from buoy.checkpoint.homes import UrlHome
+from buoy.checkpoint.home_url import UrlHome
 from buoy.checkpoint.mirror import Mirror
 from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.store import Store

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from buoy.checkpoint.copies import local_copies
-from buoy.checkpoint.homes import FolderHome, open_home
+from buoy.checkpoint.home_folder import FolderHome
+from buoy.checkpoint.home_url import UrlHome
 from buoy.checkpoint.manifest import MANIFEST
 from buoy.checkpoint.mirror import Mirror
+from buoy.checkpoint.mirror_fetch import fetch
 from buoy.checkpoint.mirror_status import read_status
 from buoy.checkpoint.owner import FILE, NotOurs, claim, expect_ours, life_of
-from buoy.checkpoint.passed_over import PassedOver
 from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.search import newest_good
 from buoy.checkpoint.store import Store
@@ -24,6 +25,7 @@ from buoy.view.checkpoints import listed
 from tests.checkpoint.ground import open_saver, save
 from tests.checkpoint.test_mirror import train
 from tests.checkpoint.test_mirror_damage import work
+from tests.processes import read
 
 
 def home_of(drive: Path) -> FolderHome:
@@ -57,25 +59,83 @@ def test_the_mirror_of_another_run_is_refused_at_the_start(tmp_path: Path) -> No
     assert (tmp_path / "drive" / "run" / "checkpoints" / "step-000000010" / MANIFEST).read_bytes() == before
 
 
-def test_a_store_that_only_a_url_reaches_has_an_owner_too(tmp_path: Path) -> None:
+def test_a_store_that_only_a_url_reaches_has_an_owner_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first, second = str(tmp_path / "exp3" / "run"), str(tmp_path / "exp4" / "run")
     for place in ("drive", "other"):
         (tmp_path / place / "run").mkdir(parents=True)  # a store needs no folders
-    claim(open_home(f"file://{tmp_path}/drive", "run"), first, "one", "there")
-    claim(open_home(f"file://{tmp_path}/other", "run"), second, "two", "there")
+    claim(UrlHome(f"file://{tmp_path}/drive", "run"), first, "one", "there")
+    claim(UrlHome(f"file://{tmp_path}/other", "run"), second, "two", "there")
     with pytest.raises(UsageError, match="there holds the checkpoints of another run"):
-        claim(open_home(f"file://{tmp_path}/drive", "run"), second, "two", "there")
+        claim(UrlHome(f"file://{tmp_path}/drive", "run"), second, "two", "there")
 
-    assert claim(open_home(f"file://{tmp_path}/drive", "run"), first, "three", "there") == "exp3/run"
-    with pytest.raises(UsageError, match="drive/run holds the checkpoints of another run"):
-        Mirror(second, f"file://{tmp_path}/drive", Keep()).search(PassedOver(pytest.fail), None)
+    assert claim(UrlHome(f"file://{tmp_path}/drive", "run"), first, "three", "there") == "exp3/run"
+    orders = {
+        "where": f"file://{tmp_path}/drive",
+        "shown": "there",
+        "name": "run",
+        "run": second,
+        "mount": None,
+    }
+    fetch({**orders, "life": "two", "step": None, "newer_than": None})
+    assert '"refused": ["there/run holds the checkpoints of another run"' in capsys.readouterr().out
+
+
+def test_two_runs_of_one_name_write_nothing_over_each_other_in_a_store(tmp_path: Path) -> None:
+    """Not even the log, which goes there before the first checkpoint does."""
+    url, there = f"file://{tmp_path}/drive", tmp_path / "drive" / "run"
+    for name in ("exp3", "exp4"):
+        save(tmp_path / name / "run", 10, size=400)
+        attempt = recorded(tmp_path / name / "run", name)
+        (tmp_path / name / "run" / FILE).write_text(json.dumps({"id": name}))
+        told = work(tmp_path / name / "run", url, store, attempt=attempt)
+        if name == "exp3":
+            before = {path: path.read_bytes() for path in there.rglob("*") if path.is_file()}
+
+    assert there / "attempts" / "0001" / "attempt.json" in before
+    assert "belongs to exp3/run" in told["trouble"] and told["not_ours"]
+    assert {path: path.read_bytes() for path in there.rglob("*") if path.is_file()} == before
+
+
+def test_the_log_of_a_lost_machine_stays_in_a_store(tmp_path: Path) -> None:
+    url, there = f"file://{tmp_path}/drive", tmp_path / "drive" / "run"
+    for name in (
+        "old",
+        "new",
+        "new",
+    ):  # the third is the same training, whose copying process was started again
+        if not (tmp_path / name / "run" / "checkpoints").exists():
+            save(tmp_path / name / "run", 10, size=400)
+            recorded(tmp_path / name / "run", name)
+        (tmp_path / name / "run" / FILE).write_text(json.dumps({"id": "one"}))
+        work(tmp_path / name / "run", url, store, attempt=tmp_path / name / "run" / "attempts" / "0001")
+
+    logs = {path.parent.name: read(path)["boot_id"] for path in there.glob("attempts/*/attempt.json")}
+    assert logs == {"0001": "old", "0002": "new"}
+
+
+def store(where: str, name: str, mount: None) -> UrlHome:
+    """A store that needs no folders, as the real ones."""
+    home = UrlHome(where, name)
+    home._fs.auto_mkdir = True
+    return home
+
+
+def recorded(run: Path, machine: str) -> Path:
+    """The first attempt of this run, made on this machine and judged."""
+    attempt = run / "attempts" / "0001"
+    attempt.mkdir(parents=True)
+    (attempt / "attempt.json").write_text(json.dumps({"wall": 1.0, "boot_id": machine, "pid": 7}))
+    (attempt / "verdict.json").write_text("{}")
+    return attempt
 
 
 def test_the_end_of_a_training_whose_mirror_was_taken_over_says_the_truth(tmp_path: Path) -> None:
     code = """
 module._LOOK_SECONDS = 0.05
 from buoy.checkpoint.owner import FILE, claim
-from buoy.checkpoint.homes import FolderHome
+from buoy.checkpoint.home_folder import FolderHome
 def each(step):
     if step == 12:
         os.makedirs(sys.argv[2] + "/new/run")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.kills import calls, damage, instants, keras_start, power, power_removal, torch_start
+from tests.kills import calls, damage, instants, keras_start, power, power_mirror, power_removal, torch_start
 from tests.kills.kind import Kind
 
 ALL = [
@@ -24,6 +24,16 @@ ALL = [
         "power-removal-check",
         "the same without fsync is caught",
         power_removal.power_loss_removal_without_fsync,
+    ),
+    Kind(
+        "power-mirror",
+        "unsynced effects of a copy and a removal in a mirror are dropped",
+        power_mirror.power_loss_mirror,
+    ),
+    Kind(
+        "power-mirror-check",
+        "the same without fsync is caught",
+        power_mirror.power_loss_mirror_without_fsync,
     ),
     Kind("bit-flip", "single bits flipped", damage.flipped_bits),
     Kind("cut-short", "files cut short", damage.cut_short),

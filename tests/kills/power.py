@@ -48,7 +48,8 @@ class Disk:
     def __getattr__(self, name: str) -> Any:
         real = getattr(os, name)
         note = {"mkdir": self._mkdir, "open": self._opened, "write": self._write, "pwrite": self._pwrite,
-                "ftruncate": self._truncate, "fsync": self._fsync, "rename": self._rename, "close": self._close,
+                "ftruncate": self._truncate, "fsync": self._fsync, "rename": self._rename, "replace": self._rename,
+                "close": self._close,
                 "unlink": self._unlink, "rmdir": self._unlink, "truncate": self._truncate_path}.get(name)  # fmt: skip
         if note is None:
             return real
@@ -59,6 +60,24 @@ class Disk:
             return result
 
         return called
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """`os.makedirs`, which makes its folders where no recorder sees it."""
+        made = []
+        while not os.path.isdir(path):
+            made.append(path)
+            path = os.path.dirname(path)
+        for folder in reversed(made):
+            os.mkdir(folder)
+            self._mkdir(None, folder)
+
+    def file(self, path: str, mode: str) -> Any:
+        """`open`, for files that are written in one go or appended to."""
+        if "r" in mode:
+            return open(path, mode)
+        self.events += [] if os.path.exists(path) else [("create", path)]
+        self.events += [("truncate", path, 0)] if "w" in mode else []
+        return _File(self, path, mode)
 
     def _mkdir(self, _: Any, path: str, *rest: Any) -> None:
         self.events.append(("mkdir", path))
@@ -134,6 +153,36 @@ class Disk:
                 _change_data(inodes[inode], sizes, inode, event)
         _settle(inodes, chance)
         _build(inodes, 0, target, set())
+
+
+class _File:
+    """A written file whose calls are noted."""
+
+    def __init__(self, disk: Disk, path: str, mode: str) -> None:
+        self._disk, self._path = disk, path
+        self._file = open(path, mode, buffering=0)  # noqa: SIM115 - closed as this one is
+        disk._open[self._file.fileno()] = path
+
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._disk._close(None, self._file.fileno())
+        self._file.close()
+
+    def write(self, data: bytes) -> None:
+        done = self._file.write(data)
+        self._disk._write(done, self._file.fileno(), data)
+
+    def truncate(self, size: int) -> None:
+        self._file.truncate(size)
+        self._disk._truncate(None, self._file.fileno(), size)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def fileno(self) -> int:
+        return self._file.fileno()
 
 
 def _change_data(inode: Inode, sizes: dict[int, int], number: int, event: tuple[Any, ...]) -> None:

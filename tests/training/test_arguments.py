@@ -23,6 +23,8 @@ from buoy.training.arguments import check, folder_name
         {"inexact": ("dropout",)},
         {"inexact": 5},
         {"remedies": 5},
+        {"remedies": "ampere"},
+        {"plan": "colab-t4"},
         {"memory_cap": "much"},
         {"memory_cap": -1},
         {"memory_cap": 1.5},

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import IO, Any
 
-from buoy.checkpoint.homes import FolderHome, is_url, mount_point
-from buoy.checkpoint.mirror_place import check, check_is_elsewhere
+from buoy.checkpoint.home_folder import FolderHome, mount_point
+from buoy.checkpoint.homes import is_url
+from buoy.checkpoint.mirror_place import check, check_is_elsewhere, place_of, shared_disk
 from buoy.checkpoint.mirror_status import STATUS, safety
 from buoy.checkpoint.owner import life_of, owner_there, refuse_anothers, short_name
 from buoy.checkpoint.passed_over import PassedOver, Unusable
@@ -58,10 +59,10 @@ class Mirror:
         self._run = os.path.abspath(run_folder)
         self._name = name or os.path.basename(self._run)
         self._keep = keep
-        self.where = where if is_url(where) else os.path.abspath(os.path.expanduser(where))
+        self.where = place_of(where)
         self.shown = re.sub(r"://[^/@]*@", "://***@", self.where)
         """The home without a password, for people and files."""
-        self.log_folder = None if is_url(where) else self.where
+        self.log_folder = None if is_url(self.where) else self.where
         """Where the flight log's tail goes too; None when only fsspec reaches it."""
         self._mount: str | None = None
         self._look = 0.0
@@ -80,11 +81,18 @@ class Mirror:
         check(self.where)
         if self.log_folder is not None:
             check_is_elsewhere(self.where, self._run, self._name)
-        if self.log_folder is not None:
             mount = mount_point(self.where)
             self._mount = mount if mount != mount_point(self._run) and mount != "/" else None
         if self.log_folder is not None and name is None:  # a training's, which would write there
             self._refuse_anothers()
+
+    @property
+    def doubt(self) -> str | None:
+        """What a person should know of the place before training; None when there is nothing."""
+        try:
+            return shared_disk(self.where, self._run) if self.log_folder is not None else None
+        except OSError:
+            return None  # the search says what is wrong with it
 
     @property
     def seconds_to_copy(self) -> float:

@@ -5,12 +5,35 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
-from buoy.checkpoint.homes import is_missing_drive, is_url
+from buoy.checkpoint.home_folder import is_missing_drive
+from buoy.checkpoint.homes import is_url
 from buoy.errors import UsageError
+from buoy.machine import disk
 
 # Package that speaks a protocol, where it is not called like it.
 _SPEAKERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs",
              "hf": "huggingface_hub", "oci": "ocifs", "oss": "ossfs", "gdrive": "gdrive_fsspec"}  # fmt: skip
+
+
+def place_of(where: str) -> str:
+    """The place as the mirror's process knows it: a URL, or a folder's whole path, which `file://` means too.
+
+    >>> place_of("file:///content/drive/MyDrive/runs")
+    '/content/drive/MyDrive/runs'
+    >>> place_of("s3://bucket/runs")
+    's3://bucket/runs'
+    """
+    protocol, is_named, rest = where.partition("://")
+    if is_named and protocol not in ("file", "local"):
+        return where
+    if is_named and not rest.startswith("/"):
+        raise UsageError(
+            "cannot tell which folder the mirror is",
+            received=f"mirror={where!r}",
+            expected="a folder's path, or file:// before one that begins with /",
+            hint=f"`mirror={os.path.abspath(rest)!r}`",
+        )
+    return os.path.abspath(rest if is_named else os.path.expanduser(where))
 
 
 def check_is_elsewhere(where: str, run: str, name: str) -> None:
@@ -23,6 +46,19 @@ def check_is_elsewhere(where: str, run: str, name: str) -> None:
             expected="a second place: another disk, a mounted drive, a URL",
             hint="`mirror='/content/drive/MyDrive/runs'`",
         )
+
+
+def shared_disk(where: str, run: str) -> str | None:
+    """What to say of a mirror folder on the run folder's own disk, which goes with this machine; None elsewhere.
+
+    A drive that is not mounted, or a slip of the pen in its name, is such a folder: it is made without a word.
+    """
+    if os.stat(run).st_dev != os.stat(where).st_dev or disk.is_remote(run) is True:
+        return None
+    return (
+        f"the mirror {where} is on the same disk as the run folder, so it does not survive this machine; "
+        "is the drive mounted, and its name right?"
+    )
 
 
 def check(where: str) -> None:
@@ -53,9 +89,7 @@ def check(where: str) -> None:
             expected="a place that outlives this machine",
             hint="`s3://bucket/runs` or a mounted folder",
         )
-    speaker = _SPEAKERS.get(
-        protocol, f"{protocol}fs" if protocol not in ("file", "local", "http", "https") else ""
-    )
+    speaker = _SPEAKERS.get(protocol, f"{protocol}fs" if protocol not in ("http", "https") else "")
     missing = [name for name in ("fsspec", speaker) if name and find_spec(name) is None]
     if "fsspec" in missing or (protocol in _SPEAKERS and missing):
         raise UsageError(

@@ -16,7 +16,6 @@ import re
 import select
 import sys
 import time
-from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 if __name__ == "__main__":  # started by path: make `import buoy` find the package this file belongs to, last
@@ -24,21 +23,21 @@ if __name__ == "__main__":  # started by path: make `import buoy` find the packa
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from buoy.checkpoint.copies import Copy, is_half, local_copies, names_in, remote_copies, step_of
-from buoy.checkpoint.homes import DamagedSource, GiveUp, Home, UrlHome, is_drive, is_url, open_home
+from buoy.checkpoint.home_folder import is_drive
+from buoy.checkpoint.homes import Home, is_url, open_home
 from buoy.checkpoint.manifest import MANIFEST, STATE, VALUES, pieces_of, size_of, unseal
 from buoy.checkpoint.mirror_fetch import answer, fetch
+from buoy.checkpoint.mirror_log import LogTail
 from buoy.checkpoint.mirror_status import LOCK, Status
+from buoy.checkpoint.moving import DamagedSource, GiveUp
 from buoy.checkpoint.owner import NotOurs, expect_ours
 from buoy.checkpoint.retention import Keep, surplus, to_make_room
 from buoy.errors import BuoyError
-from buoy.flight.mirror import PERIOD as LOG_PERIOD
-from buoy.flight.mirror import copy_tail
 from buoy.machine.priority import step_back
 
 _LOOK_SECONDS = 0.25
 _NICE = 10
 _RETRY_MOST = 300.0
-_VERDICT_SECONDS = 10.0
 _AFTER_DEATH = 600.0
 """So long a home in trouble is tried again after the training has ended."""
 
@@ -65,7 +64,7 @@ class Worker:
         where = str(orders["where"])
         self._status = Status(self._run, str(orders["shown"]), not is_url(where) and is_drive(where))
         self._retry = float(orders["retry"])
-        self._log_due = 0.0
+        self._log = LogTail(self._run, orders["attempt"])
         self._ended: float | None = None
         try:
             self._training = os.pidfd_open(int(orders["pid"]))
@@ -94,7 +93,7 @@ class Worker:
                     none = dict.fromkeys(("newest", "newest_made", "newest_safe"))
                     self._status.set(there={}, not_ours=True, **none)
             if self._training_ended() and (done or self._hopeless()):
-                self._last_log()
+                self._copy_last_log()
                 return
             self._wait(pause)
 
@@ -115,13 +114,14 @@ class Worker:
             there = {copy.name: copy for copy in remote_copies(self._home)}
             self._there = {name: copy for name, copy in there.items() if name not in self._unusable}
             self._tell_there()
-        self._copy_log()
+        if self._log.is_due(self._home):
+            self._expect_ours(self._home)
+            self._log.copy(self._home)
         names = names_in(self._run)
         if names == self._settled:
             self._status.beat()
             return True
-        place = f"{self._orders['shown']}/{os.path.basename(self._run)}"
-        expect_ours(self._home, self._run, str(self._orders["life"]), place)
+        self._expect_ours(self._home)
         here = self._here()
         if here and self._has(here[0]) and here[0].key not in self._proven:
             self._prove(self._home, here[0])
@@ -279,38 +279,18 @@ class Worker:
             newest_safe=safe,
         )
 
-    def _copy_log(self, last: bool = False) -> None:
-        """The flight log's tail, for homes that only fsspec reaches; into folders the sidecar copies it itself."""
-        attempt = self._orders["attempt"]
-        if (
-            attempt is None
-            or not isinstance(self._home, UrlHome)
-            or (not last and time.monotonic() < self._log_due)
-        ):
-            return
-        self._log_due = time.monotonic() + LOG_PERIOD
-        here = os.path.join(self._run, "run.json")
-        with TemporaryDirectory(prefix="buoy-") as tail:
-            copy_tail(attempt, here, tail, os.path.join(tail, "attempts", os.path.basename(attempt)))
-            for folder, _, names in os.walk(tail):
-                for name in names:
-                    path = os.path.join(folder, name)
-                    with open(path, "rb") as file:
-                        self._home.write_beside(os.path.relpath(path, tail), file.read())
+    def _expect_ours(self, home: Home) -> None:
+        """Before anything is written there: two runs of one name must not write over each other."""
+        place = f"{self._orders['shown']}/{os.path.basename(self._run)}"
+        expect_ours(home, self._run, str(self._orders["life"]), place)
 
-    def _last_log(self) -> None:
-        """The sidecar needs a moment to judge the death: its verdict is what the log is for."""
-        if self._orders["attempt"] is None or not isinstance(self._home, UrlHome):
-            return
-        until = time.monotonic() + _VERDICT_SECONDS
-        while time.monotonic() < until and not os.path.exists(
-            os.path.join(self._orders["attempt"], "verdict.json")
-        ):
-            time.sleep(_LOOK_SECONDS)
+    def _copy_last_log(self) -> None:
         try:
-            self._copy_log(last=True)
+            if self._home is not None and self._log.is_complete(self._home):
+                self._expect_ours(self._home)
+                self._log.copy(self._home)
         except OSError:
-            pass  # the checkpoints are safe; the log is here
+            pass  # the checkpoints are safe, or the home is another's; the log is here
 
     def _training_ended(self) -> bool:
         if self._ended is None and select.select([self._training], [], [], 0)[0]:

@@ -10,7 +10,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from buoy import __version__
 from buoy.checkpoint import holders
@@ -19,6 +19,7 @@ from buoy.checkpoint.commit import Part, next_name, remove_leftovers
 from buoy.checkpoint.layout import Layout, lay_out, signature_of
 from buoy.checkpoint.link import WriterLink
 from buoy.checkpoint.manifest import PIECE_BYTES
+from buoy.checkpoint.receipt import Receipt
 from buoy.checkpoint.state import AsTensor, Encoded, Tensor, encode, encode_all
 from buoy.errors import BuoyError
 from buoy.units import format_bytes, format_duration
@@ -34,29 +35,6 @@ _MOST_GIVEN_UP = 2
 _END_SECONDS = 10.0
 _MANIFEST_BYTES, _BYTES_PER_PIECE = 800, 40
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "numpy")
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What became of one save."""
-
-    step: int
-    folder: str
-    """Where it is, or will be once it is committed."""
-    bytes: int
-    """What it takes on disk, or would; 0 when nothing was tried."""
-    stall_seconds: float
-    """How long the training waited."""
-    write_seconds: float | None
-    """None while it is being written."""
-    error: str | None = None
-    """Why there is no checkpoint; the training goes on."""
-    errno: int | None = None
-
-    @property
-    def committed(self) -> bool:
-        """Whether it is on disk, whole."""
-        return self.error is None and self.write_seconds is not None
 
 
 class Saver:

@@ -22,7 +22,8 @@ from buoy.checkpoint.reader import (
     read_manifest,
     sizes_fit,
 )
-from buoy.checkpoint.saver import Receipt, Saver
+from buoy.checkpoint.receipt import Receipt
+from buoy.checkpoint.saver import Saver
 from buoy.errors import BuoyError, RunFolderError
 from buoy.machine import disk
 

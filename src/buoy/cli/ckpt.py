@@ -261,6 +261,7 @@ def _confirmed(what: str) -> bool:
 def _restore(options: argparse.Namespace) -> ExitCode:
     from buoy.checkpoint.homes import is_url
     from buoy.checkpoint.mirror import Mirror
+    from buoy.checkpoint.mirror_place import place_of
     from buoy.checkpoint.retention import Keep
     from buoy.view.progress import Progress
 
@@ -270,10 +271,10 @@ def _restore(options: argparse.Namespace) -> ExitCode:
         raise UsageError("one mirror to restore from", received=" ".join(words) or "nothing",
                          expected="MIRROR/RUN [STEP]",
                          hint="`buoy ckpt restore /content/drive/MyDrive/runs/cats`")  # fmt: skip
-    where, _, name = words[0].rstrip("/").rpartition("/")
-    if not is_url(words[0]):
-        full = os.path.abspath(os.path.expanduser(words[0]))
-        where, name = os.path.split(full)
+    full = place_of(words[0])
+    where, _, name = full.rstrip("/").rpartition("/")
+    if not is_url(full):
+        where = where or "/"
         if not os.path.isdir(os.path.join(full, "checkpoints")):
             raise RunFolderError("no checkpoints in this mirror", received=words[0],
                                  expected="the folder of a run in a mirror, with checkpoints/ in it",

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 
+from buoy.checkpoint.mirror_place import place_of
 from buoy.cli.arguments import Parser
 from buoy.errors import BuoyError, ExitCode, LaunchError, UsageError
 
@@ -61,7 +62,8 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
         raise UsageError(
             "an empty run folder", received="--run ''", expected="a folder", hint="`--run runs/train`"
         )
-    if options.mirror and "://" in options.mirror:
+    mirror = place_of(options.mirror) if options.mirror else None
+    if mirror is not None and "://" in mirror:
         raise UsageError(
             "a store as the log's second home",
             received=f"--mirror {options.mirror}",
@@ -79,7 +81,7 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
         Order(
             command,
             os.path.expanduser(options.run) if options.run else default_run_folder(command),
-            mirror=os.path.expanduser(options.mirror) if options.mirror else None,
+            mirror=mirror,
             time_limit=limit_seconds(options.time_limit),
             restart=options.restart,
             say=_say,

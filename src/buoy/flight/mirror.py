@@ -175,7 +175,11 @@ def _number_there(attempt_folder: str, run_to: str) -> int:
 
 
 def _identity(attempt_folder: str) -> dict[str, object] | None:
-    about = read_json(os.path.join(attempt_folder, "attempt.json"))
+    return identity_of(read_json(os.path.join(attempt_folder, "attempt.json")))
+
+
+def identity_of(about: dict[str, object] | None) -> dict[str, object] | None:
+    """By what an attempt is known wherever its log is copied, from its attempt.json; None when that is not there."""
     return {key: about.get(key) for key in _IDENTITY} if about is not None else None
 
 

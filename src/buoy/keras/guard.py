@@ -17,7 +17,8 @@ from buoy.keras.guarded_fit import GuardedFit
 from buoy.machine.cap import set_cap
 from buoy.training import planned
 from buoy.training.arguments import check, folder_name
-from buoy.training.keeper import Keeper, say
+from buoy.training.keeper import Keeper
+from buoy.training.saying import say
 
 if TYPE_CHECKING:
     from buoy.planner.model import Plan
@@ -56,6 +57,7 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
             memory_cap=memory_cap,
             mirror=mirror,
             disk=disk,
+            plan=plan,
         )
         self.folder = folder_name(folder)
         self.keeper_options = {

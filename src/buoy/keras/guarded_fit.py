@@ -21,7 +21,8 @@ from buoy.keras.holdings import Holdings, stored_training
 from buoy.keras.model_reading import hidden_draws
 from buoy.keras.profile import Profile
 from buoy.keras.size_log import SizeLog
-from buoy.training.keeper import Keeper, say
+from buoy.training.keeper import Keeper
+from buoy.training.saying import say
 
 if TYPE_CHECKING:
     from buoy.keras.guard import Guard

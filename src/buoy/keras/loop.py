@@ -16,7 +16,8 @@ from buoy.keras.holdings import check_all, stored_training
 from buoy.keras.size_log import SizeLog
 from buoy.keras.tape import Gradients
 from buoy.training.arguments import check, folder_name
-from buoy.training.keeper import Keeper, say
+from buoy.training.keeper import Keeper
+from buoy.training.saying import say
 
 
 class Loop:

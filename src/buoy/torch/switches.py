@@ -18,6 +18,17 @@ from buoy.torch.state import unwrapped
 NAMES = ("amp", "checkpointing", "expandable_segments")
 
 
+def refuse_unknown(names: Iterable[str]) -> None:
+    """Raise `UsageError` where one of these is no remedy that can be switched on.
+
+    >>> refuse_unknown(["amp"])
+    """
+    unknown = set(names) - set(NAMES)
+    if unknown:
+        raise UsageError("unknown remedy", received=", ".join(sorted(map(str, unknown))),
+                         expected=", ".join(NAMES), hint="`buoy plan` shows what each would do")  # fmt: skip
+
+
 class Switches:
     """The remedies that a person asked for; each is a line and an event in the flight log once it is applied."""
 
@@ -27,10 +38,7 @@ class Switches:
         self.names = (names,) if isinstance(names, str) else tuple(names)
         """What was asked for."""
         self._say, self._event = say, event
-        unknown = set(self.names) - set(NAMES)
-        if unknown:
-            raise UsageError("unknown remedy", received=", ".join(sorted(map(str, unknown))),
-                             expected=", ".join(NAMES), hint="`buoy plan` shows what each would do")  # fmt: skip
+        refuse_unknown(self.names)
         self._told_amp = False
         if "expandable_segments" in self.names:
             how = _expand_segments()

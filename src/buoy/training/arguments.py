@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from buoy.errors import UsageError
 from buoy.units import parse_bytes
@@ -39,6 +40,7 @@ def check(
     memory_cap: object = None,
     mirror: object = None,
     disk: object = None,
+    plan: object = None,
 ) -> None:
     """Refuse what none of these can be.
 
@@ -73,12 +75,24 @@ def check(
             expected='("batchnorm",)',
             hint='`inexact=("batchnorm",)` accepts batch statistics per micro-batch',
         )
-    if _words(remedies) is None:
+    asked = _words(remedies)
+    if asked is None:
         raise UsageError(
             "cannot read the remedies",
             received=f"remedies={remedies!r}",
             expected="names of remedies",
             hint='`remedies=("amp",)`; `buoy plan` shows what each would do',
+        )
+    if asked:
+        from buoy.torch.switches import refuse_unknown  # only trainings in PyTorch have such switches
+
+        refuse_unknown(asked)
+    if not _is_plan(plan):
+        raise UsageError(
+            "this is no plan",
+            received=f"plan={plan!r}",
+            expected="what `buoy.plan` returned",
+            hint="`plan = buoy.plan(model, batch)`; leave it out and buoy finds what fits",
         )
     if memory_cap is not None:
         size = parse_bytes(memory_cap) if isinstance(memory_cap, str) else memory_cap
@@ -97,6 +111,12 @@ def check(
                 expected="text",
                 hint=f'`{name}="{example}"`',
             )
+
+
+def _is_plan(plan: object) -> bool:
+    """Without loading the planner: where there is a plan, it is loaded already."""
+    planner = sys.modules.get("buoy.planner.model")
+    return plan is None or (planner is not None and isinstance(plan, planner.Plan))
 
 
 def _words(given: object) -> list[str] | None:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from buoy.checkpoint.state import encode
 from buoy.checkpoint.store import Receipt
 from buoy.errors import BuoyError, UsageError
-from buoy.training.keeper import Keeper, say
+from buoy.training.keeper import Keeper
 from buoy.training.micro_batches import MicroBatches
 from buoy.training.resumption import Resumption
 from buoy.training.saves import ENDING, Saves
+from buoy.training.saying import say
 
 if TYPE_CHECKING:
     from buoy.torch.loader import ResumableLoader

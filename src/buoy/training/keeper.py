@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from buoy.training import deadline
 from buoy.training.alarms import Alarms
 from buoy.training.recording import record
 from buoy.training.rhythm import Interval, Pace
+from buoy.training.saying import say
 from buoy.training.shelf import Shelf
 from buoy.training.signals import Signals
 from buoy.units import format_bytes, format_duration, parse_bytes
@@ -94,6 +94,8 @@ class Keeper:
         self._loops = 0
         self._alarm = self._stopped = self._ending = self._finished = False
         attempt = self.recorder.attempt
+        if self._mirror is not None and self._mirror.doubt is not None:
+            say(self._mirror.doubt)
         self._with_mirror(lambda mirror: mirror.start(attempt.folder if attempt is not None else None))
 
     # -- the start --------------------------------------------------------------------------------------------
@@ -388,18 +390,3 @@ def _plain_number(value: object) -> float | None:
     except (TypeError, ValueError):
         return None
     return number if isfinite(number) else None
-
-
-def say(text: str) -> None:
-    """One line to the person, on stderr; from a signal handler too."""
-    line = f"buoy: {text}\n"
-    try:
-        sys.stderr.write(line)
-        sys.stderr.flush()
-    except RuntimeError:  # the signal came in the middle of another write
-        try:
-            os.write(2, line.encode())
-        except OSError:
-            pass
-    except (OSError, AttributeError, ValueError):
-        pass  # stderr is closed

@@ -14,12 +14,13 @@ from buoy.planner.rehearsal import is_rehearsal
 from buoy.training import arguments, open_runs, planned
 from buoy.training.batches import Batches
 from buoy.training.follower import Follower
-from buoy.training.keeper import Keeper, say
+from buoy.training.keeper import Keeper
 from buoy.training.micro_batches import MicroBatches
 from buoy.training.position import Loop, Position
 from buoy.training.randomness import Randomness
 from buoy.training.resumption import Resumption
 from buoy.training.saves import Saves
+from buoy.training.saying import say
 from buoy.training.tracking import Tracking
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Run:
 
         arguments.check(
             seed=seed, micro_batch=micro_batch, inexact=inexact, remedies=remedies, memory_cap=memory_cap,
-            mirror=mirror, disk=disk,
+            mirror=mirror, disk=disk, plan=plan,
         )  # fmt: skip
         self._rank, _ = distributed.world()
         self.folder = arguments.run_folder(folder) if folder is not None and not is_rehearsal() else None
