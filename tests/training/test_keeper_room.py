@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from buoy.checkpoint.passed_over import Unusable
+from buoy.checkpoint.receipt import Receipt
 from buoy.checkpoint.retention import Keep
-from buoy.checkpoint.saver import Receipt
 from buoy.checkpoint.store import Store
 from buoy.training.shelf import Shelf
 from tests.checkpoint.ground import about, as_tensor, state
@@ -123,6 +124,28 @@ def test_only_when_not_even_one_fits_beside_the_last_good_one_nothing_is_saved(
     )
     assert refused.error is not None and re.fullmatch(wanted, refused.error), refused.error
     assert run.steps == [2, 1]  # nothing is given up where that would not do
+
+
+def test_a_damaged_one_that_makes_room_is_no_good_one_less(saving: Callable[..., Saving]) -> None:
+    """Only one good one is left and its every byte was read: then the damaged one goes, and the plan stands."""
+    run = saving(720_000, Keep(last=3))
+    for step in (1, 2):
+        run.save(step, 120_000)
+    run.store.remember_damage(Unusable(2, run.store.list()[0].folder, "its checksum does not fit"))
+
+    assert run.save(3, 260_000).committed and run.steps == [3, 1]
+    assert run.said == [] and run.save(4, 80_000).committed
+    assert run.steps == [4, 3, 1], "as many are kept as before"
+
+
+def test_a_pinned_one_is_none_of_the_last_few(saving: Callable[..., Saving]) -> None:
+    run = saving(900_000, Keep(last=3))
+    run.save(1, 120_000, pin="kept")
+    for step in (2, 3):
+        run.save(step, 120_000)
+
+    assert run.save(4, 300_000).committed and run.steps == [4, 1]
+    assert run.said[0].endswith("step 2 removed, step 3 is good and stays; keeping the last one from now on")
 
 
 def test_a_pinned_one_gives_no_way(saving: Callable[..., Saving]) -> None:

@@ -144,8 +144,12 @@ class Shelf:
         if not going or not self._reads_well(good[0]):
             return False
         self._remove(going)
-        stay = len(good) - len(going)
-        last = max(1, min(self._keep.last, stay - (self._keep.best is not None)))
+        lost = [entry for entry in going if entry.complete]
+        if not lost:
+            return True  # only damaged ones went: as many good ones are kept as ever
+        stay = [entry for entry in good if entry not in lost]
+        beside = (self._keep.best is not None) + sum(bool(entry.about.get("pin")) for entry in stay[1:])
+        last = max(1, min(self._keep.last, len(stay) - beside))
         self._keep = replace(self._keep, last=last, every=None)
         self._trouble(
             "room",
