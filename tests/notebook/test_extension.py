@@ -104,6 +104,15 @@ def test_a_training_draws_one_card_and_updates_it(start: Start) -> None:
     assert "step 105" in html(kernel.run(train))
 
 
+TRAIN_A_RUN = """
+from buoy.training.keeper import Keeper
+keeper = Keeper("runs/cats")
+with keeper.loop():
+    keeper.due(0)
+    keeper.recorder.step()
+"""
+
+
 def test_magics_answer_in_words(start: Start) -> None:
     kernel = start()
     kernel.run("%load_ext buoy")
@@ -113,7 +122,10 @@ def test_magics_answer_in_words(start: Start) -> None:
     assert "first kernel" in html(kernel.run("%buoy why"))
     assert "RAM" in html(kernel.run("%buoy top"))
     assert "undefined_thing_of_mine" in html(kernel.run("%buoy check"))
-    assert "srcdoc" in html(kernel.run("%buoy report"))
+    report = html(kernel.run("%buoy report"))
+    assert "srcdoc" in report and "about runs/notebook; written to runs/notebook/report.html" in report
+    kernel.run(TRAIN_A_RUN)
+    assert "about runs/cats; written to runs/cats/report.html" in html(kernel.run("%buoy report"))
     assert "none of buoy&#x27;s verbs" in html(kernel.run("%buoy sing"))
     for verb in ("why typo", "top --once", "check train.py", "report extra", "off now"):
         refused = html(kernel.run(f"%buoy {verb}"))

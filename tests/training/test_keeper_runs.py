@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -75,3 +76,61 @@ def test_loops_that_run_in_turns_are_told_once_each(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert told == [(".", 0, 0, False), ("../b", 0, 0, True), (".", 3, 0, False), ("../b", 30, 4, False)]
+
+
+BESIDE = """
+import buoy, json
+from buoy.flight.attempt import find_attempt
+from buoy.view.now import lines, state
+folder = sys.argv[1] + "/a"
+a = module.Keeper(folder)
+
+def train(first, last):
+    with a.loop():
+        for step in range(first, last):
+            a._look = 0.0
+            a.due(step)
+            with a.loop():
+                pass  # a validation within it
+            a.recorder.beacon.step()
+
+train(0, 5)
+a.recorder.claims(a.folder, 5)
+a.recorder.beacon.step()  # its own optimizer, after its loop
+between = state(find_attempt(folder), folder)
+for _ in range(3):
+    a.recorder.beacon.step()
+    time.sleep(0.02)
+beside = state(find_attempt(folder), folder)
+train(6, 8)
+again = state(find_attempt(folder), folder)
+a.recorder.step()
+a.recorder.step()
+print(json.dumps([between, beside, again, lines(beside)]), flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_loop_without_a_run_is_told_apart_from_the_run_beside_it(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HEAD + BESIDE, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout, done.stderr
+    between, beside, again, shown = json.loads(done.stdout)
+    wait_until((tmp_path / "a/attempts/0001/verdict.json").exists, "the verdict")
+    told = [
+        (event["kind"], event.get("step"), event.get("left"))
+        for event in events(tmp_path / "a")
+        if event["kind"] in ("training", "loop")
+    ]
+    named, unnamed = buoy.why(str(tmp_path / "a")), buoy.why(str(tmp_path))
+
+    assert told == [("training", 0, 0), ("loop", None, 6), ("training", 6, 3), ("loop", None, 8)]
+    assert (between["status"], between["step"], between["loop_beside"]) == ("running", 6, None)
+    assert (beside["status"], beside["step"], beside["loop_beside"]) == ("left unfinished", 6, 3)
+    assert "a loop without a run trains in its process: step 3 of its own" in shown
+    assert (again["status"], again["step"]) == ("running", 8)
+    assert named.cause.id == "left"
+    assert "left at step 8, unfinished, when a loop without a run began" in named.cause.claim.text
+    assert (unnamed.cause.id, unnamed.where.step) == ("killed", None)
+    assert "its training had stopped at step 8" in unnamed.cause.cascade[0].text

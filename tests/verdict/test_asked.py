@@ -17,7 +17,7 @@ import buoy
 from buoy.checkpoint.store import Store
 from buoy.cli import main
 from buoy.flight.attempt import find_attempt, point_to
-from buoy.verdict.asked import concerned
+from buoy.verdict.asked import concerned, trained_last
 from buoy.view import history
 from buoy.view.now import lines, state
 
@@ -260,3 +260,30 @@ def test_a_plain_loop_after_a_training_that_was_interrupted_is_not_that_run(
 
     assert (now["name"], now["step"], now["checkpoint"]) == ("train", 61, None)
     assert "left by KeyboardInterrupt at step 5" in buoy.why(str(tmp_path / "runs" / "a")).cause.claim.text
+
+
+def test_a_plain_loop_after_a_training_that_only_paused_is_not_that_run(
+    living: Attempt, tmp_path: Path
+) -> None:
+    """The next cell of a notebook; asked from another terminal."""
+    recording = find_attempt(str(tmp_path / "runs" / "train"))
+    assert trained_last(recording) == str(tmp_path / "runs" / "a")
+    living.event("loop", 1.0, left=40)
+    living.write()
+    own, other = state(recording), state(recording, str(tmp_path / "runs" / "a"))
+
+    assert (own["name"], own["step"], own["checkpoint"]) == ("train", 61, None)
+    assert (other["status"], other["step"], other["loop_beside"]) == ("left unfinished", 40, 61)
+    assert buoy.why(str(tmp_path / "runs" / "a")).where.step == 40
+    assert trained_last(recording) == recording.run_folder
+
+
+def test_a_kernel_without_a_step_trained_nothing(living: Attempt, tmp_path: Path) -> None:
+    living.events = living.events[:1]
+    living.process(os.getpid(), step=0)
+    living.write()
+    recording = find_attempt(str(tmp_path / "runs" / "train"))
+    assert trained_last(recording) is None
+
+    living.process(os.getpid(), step=1)
+    assert trained_last(recording) == recording.run_folder

@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 from folders import DIED_WALL, GIB, PID, Attempt
 
+from buoy.flight.attempt import find_attempt
 from buoy.machine import host, procfs
 from buoy.verdict.evidence import load
 from buoy.verdict.judge import judge
+from buoy.view.now import lines, may_change, state
+from buoy.view.runs import describe
 
 
 def said(attempt: Attempt) -> tuple[str, str]:
@@ -36,6 +39,42 @@ def test_the_parents_status_is_kept_when_the_recorder_is_lost(attempt: Attempt) 
 
     assert verdict.cause.id == "recorder-lost"
     assert verdict.mechanism.text == "signal 9 (SIGKILL)"
+
+
+def test_a_recorder_that_stopped_with_it(attempt: Attempt) -> None:
+    attempt.death = None
+    cause = attempt.verdict().cause
+
+    assert [claim.text for claim in cause.cascade] == [
+        "the recorder stopped at the same time, within seconds"
+    ]
+    assert any("killed together" in step for step in cause.next)
+
+
+@pytest.mark.parametrize("has_parent", [True, False])
+def test_a_recorder_that_stopped_before_it_was_not_lost_with_it(attempt: Attempt, has_parent: bool) -> None:
+    """By the parent's clock at the end, or by the steps that were counted after the last reading."""
+    attempt.death = None
+    if has_parent:
+        attempt.exit = {"t": 1600.0, "wall": DIED_WALL, "pid": PID, "status": 9}
+    for row in attempt.samples:
+        row["t"] -= 40.0
+    cause = attempt.verdict().cause
+    told = " ".join([cause.claim.text, *(claim.text for claim in cause.cascade), *cause.next])
+
+    assert "the recorder had stopped before it" in told
+    assert "nothing was recorded in its last 40 s" in told
+    assert "with it" not in cause.claim.text and "together" not in told
+
+
+def test_which_stopped_first_is_not_said_where_no_step_tells_it(attempt: Attempt) -> None:
+    attempt.death = None
+    for row in attempt.samples:
+        row["t"] += 300.0  # long after its last step
+    cause = attempt.verdict().cause
+
+    assert cause.cascade == ()
+    assert not any("together" in step for step in cause.next)
 
 
 def test_memory_that_was_nearly_full_is_a_possibility_only(attempt: Attempt) -> None:
@@ -119,6 +158,31 @@ def test_on_another_host_the_first_may_yet_live(attempt: Attempt) -> None:
     for row in attempt.samples:
         row["wall"] = time.time() - 20.0
     assert said(attempt) == ("unknown", "possible")
+
+
+@pytest.mark.parametrize("age", [5.0, 7200.0])
+def test_top_and_runs_say_that_another_machines_process_cannot_be_seen(attempt: Attempt, age: float) -> None:
+    """However young its last reading: a clock may be wrong, and a copy does not grow."""
+    attempt.death = None
+    attempt.attempt.update(hostname="elsewhere", boot_id="00000000-0000-0000-0000-000000000000")
+    for row in attempt.samples:
+        row["wall"] = time.time() - age
+    run = str(attempt.write().parents[1])
+    now = state(find_attempt(run))
+    told = "\n".join(lines(now))
+
+    assert now["status"] == describe(run)["status"] == "not seen from here"
+    assert "recorded on another machine: whether it still lives cannot be told from here" in told
+    assert f"its last reading is {'5' if age == 5.0 else '2 h'}" in told
+    assert may_change(now) is (age == 5.0)  # a mounted folder is followed as long as it grows
+
+
+def test_what_another_boot_has_ended_for_certain_is_not_called_unseen(attempt: Attempt) -> None:
+    attempt.death = None
+    attempt.attempt["boot_id"] = "00000000-0000-0000-0000-000000000000"
+    run = str(attempt.write().parents[1])
+
+    assert state(find_attempt(run))["status"] == describe(run)["status"] == "machine-lost"
 
 
 def test_a_machine_lost_at_the_time_limit(attempt: Attempt) -> None:

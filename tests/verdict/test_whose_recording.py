@@ -62,7 +62,8 @@ def test_a_new_recording_of_the_same_number_tells_nothing_of_the_run(
     (run,) = json.loads(captured.out)["runs"]
 
     assert code == 2
-    assert "the recording that it names is not here" in captured.err
+    assert "the recording that it names is not here (train)" in captured.err
+    assert f"bring the folder that recorded it here too: {tmp_path / 'runs' / 'train'}" in captured.err
     assert (run["status"], run["alive"]) == ("not known", False)
 
 

@@ -155,7 +155,7 @@ def find_attempt(run: str | None = None, number: int | None = None) -> Attempt:
             "this run has no attempt yet" if not lacking else "no attempt of this run can be read",
             received=f"{run_folder} ({lacking})" if lacking else run_folder,
             expected="an attempt that can be read" if lacking else "a run that was started at least once",
-            hint="make it readable, or bring the folder here whole" if lacking else _begin_one(),
+            hint=_bring(run_folder) if lacking else _begin_one(),
         )
     if number is not None and number not in numbers:
         from shlex import quote  # this file is loaded in every training: only where it is needed
@@ -229,16 +229,23 @@ def _is_meant(pointer: dict, attempt: Attempt, run_folder: str) -> bool:  # type
     return own.opened or own.began
 
 
-def is_last_lost(run_folder: str) -> bool:
-    """Whether the last recording that a run names is not here, and none is that may be later."""
+def _bring(run_folder: str) -> str:
+    lost = lost_recording(run_folder)
+    if lost is not None and read_json(os.path.join(run_folder, "run.json")) is not None:
+        return f"bring the folder that recorded it here too: {lost}"
+    return f"make it readable, or bring {run_folder} here whole"
+
+
+def lost_recording(run_folder: str) -> str | None:
+    """The folder of the last recording that a run names, if that is not here and none is that may be later."""
     pointers = [pointer for pointer in _pointers(run_folder) if isinstance(pointer, dict)]
     if not pointers:
-        return False
+        return None
     last, found = pointers[-1], attempts_of(run_folder)
     folder = os.path.normpath(os.path.join(run_folder, str(last.get("run"))))
     if any((each.run_folder, each.number) == (folder, last.get("attempt")) for each in found):
-        return False
-    return not found or _began(found[-1]) < (last.get("wall") or float("inf"))
+        return None
+    return folder if not found or _began(found[-1]) < (last.get("wall") or float("inf")) else None
 
 
 def _began(attempt: Attempt) -> float:
@@ -281,9 +288,10 @@ def missing_of(run_folder: str) -> list[str]:
     path = os.path.join(run_folder, "run.json")
     if read_json(path) is None:
         lacking.append(_what_is_wrong(path))
-    elif is_last_lost(run_folder):
+    elif (lost := lost_recording(run_folder)) is not None:
         is_all = not attempts_of(run_folder)
-        lacking.append(f"the {'' if is_all else 'last '}recording that it names is not here")
+        named = os.path.relpath(lost, os.path.dirname(os.path.abspath(run_folder)))
+        lacking.append(f"the {'' if is_all else 'last '}recording that it names is not here ({named})")
     attempts = os.path.join(run_folder, "attempts")
     try:
         os.listdir(attempts)

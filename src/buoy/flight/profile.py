@@ -90,8 +90,8 @@ class Profiler(Protocol):
         """The next step is the last that does not count."""
 
     def begin(self, look: Callable[[], None], other_work: Callable[[], None]) -> None:
-        """The next step counts. While none becomes whole: `look` is to be called now and then if much runs, `other_work`
-        when something begins that is no step, such as a validation."""
+        """The next step counts. While none becomes whole, `look` is to be called now and then if much runs, and
+        `other_work` when something begins that is no step, such as a validation."""
 
     def whole_step(self) -> None:
         """A step is done: what is measured after it does not count, unless another becomes whole."""

@@ -6,13 +6,14 @@ import os
 import shlex
 from dataclasses import replace
 
-from buoy.flight.attempt import Attempt, attempts_of, is_last_lost, read_json
+from buoy.flight.attempt import Attempt, attempts_of, lost_recording, read_json
 from buoy.verdict.asked import Asked, concerned
 from buoy.verdict.evidence import load
 from buoy.verdict.going_on import FINISHED, LEFT, NOT_BEGUN
 from buoy.verdict.judge import judge
 from buoy.verdict.model import Verdict
 from buoy.verdict.own_story import of_run
+from buoy.verdict.saved import from_here
 from buoy.verdict.values import mapping, number, printable, text
 
 _MOST = 8
@@ -41,9 +42,10 @@ def beside(verdict: Verdict, asked: Asked) -> Verdict:
         return _last_trained(verdict, others)
     if verdict.beside is not None:
         return verdict
-    if is_last_lost(run):
+    if (lost := lost_recording(run)) is not None:
         return replace(
-            verdict, beside="a later recording of this run is not here: this is about one before it"
+            verdict,
+            beside=f"a later recording of this run is not here ({from_here(lost)}): this is about one before it",
         )
     return replace(
         verdict,

@@ -68,6 +68,8 @@ def last_save(evidence: Evidence) -> Saved | None:
     path, t, end = str(last["path"]), number(last.get("t")), evidence.last_t
     step = count(last.get("step")) or step_in_name(path)
     folder = os.path.dirname(path)
+    if last.get("what") == "buoy":  # a folder each, however soon one follows the other
+        saves = [last]
     together = [
         event for event in saves
         if os.path.dirname(str(event["path"])) == folder and abs((number(event.get("t")) or 0.0) - (t or 0.0)) < 5.0

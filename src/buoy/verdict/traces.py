@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sysconfig
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # Where other interpreters than the one that reads keep theirs.
 _INSTALLED = ("site-packages", "dist-packages", "/lib/python3", "<frozen", "<__array_function__")
 
+_CELL = re.compile(r"(?:^|/)ipykernel_\d+/\d+\.py$|^<ipython-input-")
 # What faulthandler calls the signals.
 _HEADLINES = {
     "Segmentation fault": 11,
@@ -61,6 +63,15 @@ def user_frame(text: str) -> Frame | None:
 def is_user_file(path: str) -> bool:
     """Whether a source file is the person's own, not Python's, an installed package's or ours."""
     return not any(part in path for part in _INSTALLED) and not path.startswith((*_LIBRARY, _OURS))
+
+
+def is_cell(path: str) -> bool:
+    """Whether this is what a kernel calls the code of a cell: a file that is not there, named by a number.
+
+    >>> is_cell("/tmp/ipykernel_417/2888275880.py"), is_cell("<ipython-input-3-5f1a>"), is_cell("train.py")
+    (True, True, False)
+    """
+    return _CELL.search(path) is not None
 
 
 def is_recursion(text: str) -> bool:

@@ -7,10 +7,13 @@ from html import escape
 from typing import Any
 
 from buoy.units import format_duration
+from buoy.verdict.traces import is_cell
 from buoy.verdict.values import printable
 
 WELL = ("clean-exit", "finished", "not-begun", "left")
 """Ends at which nothing was lost."""
+_READING = 110
+"""Signs of a reading that are shown: a line of the kernel's log says the rest to nobody."""
 _GRADES = {"certain": "#1a7f4b", "likely": "#9a6700", "possible": "#7a4fb5"}
 # A notebook's page brings its own colours: the card only asks for what stands out on both light and dark.
 _BOX = (
@@ -59,7 +62,7 @@ def _evidence(claim: dict[str, Any], mechanism: dict[str, Any]) -> str:
     lines = []
     for item in [item for item in claim.get("evidence") or () if isinstance(item, dict)][:4]:
         source = f' <span style="opacity:.75">({_text(item["source"])})</span>' if item.get("source") else ""
-        lines.append(f"<li>{_text(item.get('text', ''))}{source}</li>")
+        lines.append(f"<li>{_text(item.get('text', ''), _READING)}{source}</li>")
     known = " ".join(lines)
     if mechanism.get("text") and _text(mechanism["text"]) not in known:
         lines.append(f"<li>{_text(mechanism['text'])}</li>")
@@ -68,12 +71,15 @@ def _evidence(claim: dict[str, Any], mechanism: dict[str, Any]) -> str:
 
 def _place(where: dict[str, Any]) -> str:
     parts = []
-    for key in ("step", "epoch"):
-        if isinstance(where.get(key), int) and (where[key] or key == "epoch"):
-            parts.append(f"{key} {where[key]}")
+    if isinstance(where.get("step"), int) and where["step"]:
+        parts.append(f"step {where['step']}")
+    if isinstance(where.get("epoch"), int):
+        parts.append(f"epoch {where['epoch'] + 1}")
     if where.get("cell"):
         parts.append(f"cell {printable(str(where['cell']), 60)}")
-    if where.get("file"):
+    if where.get("file") and is_cell(str(where["file"])):
+        parts += [f"line {where['line']} of a cell"] if where.get("line") else []
+    elif where.get("file"):
         line = f":{where['line']}" if where.get("line") else ""
         parts.append(f"{os.path.basename(printable(str(where['file']), 200))}{line}")
     return escape(", ".join(parts))
@@ -104,8 +110,8 @@ def _row(label: str, text: str) -> str:
     return f'<div><span style="opacity:.75">{label}</span> {text}</div>' if text else ""
 
 
-def _text(value: object) -> str:
-    return escape(printable(str(value), 400))
+def _text(value: object, most: int = 400) -> str:
+    return escape(printable(str(value), most))
 
 
 def _mapping(value: object) -> dict[str, Any]:

@@ -66,8 +66,9 @@ def shown(checkpoint: Checkpoint) -> str:
     if isinstance(saved, int | float):
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(saved))
         lines.append(f"  saved          {stamp}, {format_duration(max(0.0, time.time() - saved))} ago")
-    if about.get("epoch") is not None:
-        lines.append(f"  epoch          {about['epoch']}")
+    epoch = about.get("epoch")
+    if isinstance(epoch, int):
+        lines.append(f"  epoch          {epoch + 1}")
     if metrics := _metrics(about, None):
         lines.append(f"  metrics        {metrics}")
     lines.append(
@@ -137,10 +138,11 @@ def _metrics(about: dict[str, Any], most: int | None = _METRICS_SHOWN) -> str:
     metrics = about.get("metrics")
     if not isinstance(metrics, dict):
         return ""
-    return " ".join(
+    words = [
         f"{name}={value:.4g}" if isinstance(value, int | float) else f"{name}=n/a"
-        for name, value in list(metrics.items())[:most]
-    )
+        for name, value in metrics.items()
+    ]
+    return " ".join(words[:most]) + (" …" if most is not None and len(words) > most else "")
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -229,8 +229,7 @@ def lines(now: dict[str, Any], bar: int = _BAR, events: int = 4) -> list[str]:
     if now["time"] is not None:
         left = f"{format_duration(now['time']['left'])} left"
         text.append(_row("time", now["time"]["spent"], now["time"]["limit"], format_duration, left, bar))
-    text.append("")
-    text.append(_safe(now))
+    text += ["", _safe(now)] if text[-1] else [_safe(now)]
     text += [
         f"  {format_duration(event['at']) if event['at'] is not None else '':>12}  {event['text']}"
         for event in now["events"][max(0, len(now["events"]) - events) :]

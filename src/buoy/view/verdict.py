@@ -11,6 +11,7 @@ from typing import Literal
 
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.model import Claim, Grade, Reading, Verdict, Where
+from buoy.verdict.traces import is_cell
 from buoy.verdict.values import printable
 
 Style = Literal["full", "concise"]
@@ -40,15 +41,18 @@ def place_of(where: Where) -> str:
     if where.step:
         parts.append(f"step {where.step}")
     if where.epoch is not None:
-        parts.append(f"epoch {where.epoch}")
+        parts.append(f"epoch {where.epoch + 1}")
     if where.phase and where.phase not in ("start", "done"):
         parts.append(where.phase)
     if where.cell:
         parts.append(f"cell {printable(where.cell, 30)}")
     if where.file:
-        function = f" in {printable(where.function, 30)}" if where.function else ""
+        name = None if is_cell(where.file) and where.function == "<module>" else where.function
+        function = f" in {printable(name, 30)}" if name else ""
         line = f":{where.line}" if where.line else ""
-        parts.append(f"{_short_path(where.file)}{line}{function}")
+        cell = f"line {where.line} of a cell" if where.line else "a cell"
+        place = cell if is_cell(where.file) else f"{_short_path(where.file)}{line}"
+        parts.append(f"{place}{function}")
     text = ", ".join(parts)
     if where.seconds_before is not None and text:
         text += f" ({format_duration(where.seconds_before)} before)"
