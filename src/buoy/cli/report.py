@@ -48,7 +48,10 @@ def execute(arguments: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser("buoy report", "buoy report [RUN] [-o FILE] [--format html|json]", _DESCRIPTION)
     parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="run folder (default: the newest run here or in runs/)"
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="run folder (default: here or in runs/, the one written to last)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="`-` is stdout (default: RUN/report.html)")
     parser.add_argument(

@@ -39,7 +39,10 @@ def _parser() -> Parser:
         "buoy why", "buoy why [RUN] [--attempt N] [--format full|concise|json]", _DESCRIPTION, _EPILOG
     )
     parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="run folder (default: the newest run here or in runs/)"
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="run folder (default: here or in runs/, the one written to last)",
     )
     parser.add_argument("--attempt", type=int, metavar="N", help="which attempt (default: the last)")
     parser.add_argument("--format", choices=("full", "concise", "json"), default="full",
