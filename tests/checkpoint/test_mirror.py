@@ -59,6 +59,7 @@ def test_checkpoints_are_copied_and_the_end_waits_for_the_last_one(tmp_path: Pat
     copies = tmp_path / "drive" / "run"
 
     assert out.endswith("finished\n") and f"step 45 is safe in the mirror {tmp_path / 'drive'}" in err
+    assert f"buoy: the mirror {tmp_path / 'drive'} is on the same disk as the run folder" in err
     assert steps(copies)[0] == 45
     newest = Store(str(copies)).newest(pytest.fail)  # every byte
     assert newest is not None and newest.step == 45
@@ -144,6 +145,7 @@ train(sys.argv[1], mirror=sys.argv[2], steps=100, save=20, size=200_000, pause=0
     out, err = train(tmp_path / "run", drive, code)
 
     assert out.endswith("finished\n") and steps(tmp_path / "run")[0] == 100
+    assert "same disk" not in err
     assert err.count("takes no checkpoint: No space left on device") == 1
     assert "step 100 is not yet in the mirror" in err
     assert not list(drive.rglob("*.part"))  # half a file helps nobody there

@@ -148,6 +148,20 @@ def test_a_pinned_one_is_none_of_the_last_few(saving: Callable[..., Saving]) -> 
     assert run.said[0].endswith("step 2 removed, step 3 is good and stays; keeping the last one from now on")
 
 
+def test_the_last_finite_one_counts_in_the_room(saving: Callable[..., Saving]) -> None:
+    """Where three and the next one fit, only two are kept beside it; three again once the loss is finite."""
+    run = saving(760_000, Keep(last=3))
+    run.shelf.plan(run.save(1, 120_000, finite=True).bytes, None)
+    for step in range(2, 9):
+        assert run.save(step, 120_000, finite=step in (2, 8)).committed
+        if step == 7:
+            assert run.steps == [7, 6, 2] and len(run.said) == 1, run.said
+            assert run.said[0].endswith("keeping the last 2 beside the last finite one")
+    assert run.save(9, 120_000, finite=True).committed
+
+    assert len(run.said) == 2 and run.said[1].endswith(" KiB: keeping the last 3") and run.steps == [9, 8, 7]
+
+
 def test_a_pinned_one_gives_no_way(saving: Callable[..., Saving]) -> None:
     run = saving(700_000)
     run.save(1, 120_000, pin="kept")

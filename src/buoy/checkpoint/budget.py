@@ -57,10 +57,11 @@ class Plan:
     words: str
 
 
-def plan(size: int, here: Room, keep: Keep, hours: float | None) -> Plan:
+def plan(size: int, here: Room, keep: Keep, hours: float | None, finite: bool = False) -> Plan:
     """Fit the wish to keep checkpoints of `size` bytes to the room; `hours` is what the session has left.
 
-    One more than is kept must fit, since the old one goes only when the new one is proven.
+    One more than is kept must fit, since the old one goes only when the new one is proven. `finite`: the last one from
+    before the loss was lost stays beside all others.
     """
     each = format_bytes(size)
     if here.total is None or size <= 0:
@@ -68,7 +69,7 @@ def plan(size: int, here: Room, keep: Keep, hours: float | None) -> Plan:
             keep, None, f"checkpoints of {each}, keeping {said(keep)}; the room on this disk is not known"
         )
     fits = here.total // size
-    wanted = keep.last + (keep.best is not None) + _in_history(keep, hours)
+    wanted = keep.last + (keep.best is not None) + finite + _in_history(keep, hours)
     whole = format_bytes(here.total) + (" free" if here.source == "free" else "")
     if fits >= wanted + 1:
         return Plan(
@@ -82,10 +83,10 @@ def plan(size: int, here: Room, keep: Keep, hours: float | None) -> Plan:
         words = f"only one checkpoint of {each} fits in {whole}: it is kept, and no further one can be saved"
         return Plan(replace(keep, last=1, best=None, every=None), 1, words)
     # The best one is worth more than a third of the last few; two slots are needed for the newest and the next.
-    with_best = keep.best is not None and fits >= 3
-    last = max(1, min(keep.last, fits - 1 - with_best))
+    with_best = keep.best is not None and fits >= 3 + finite
+    last = max(1, min(keep.last, fits - 1 - with_best - finite))
     smaller = replace(keep, last=last, best=keep.best if with_best else None, every=None)
-    if keep.every is not None and fits > last + with_best + 1:
+    if keep.every is not None and fits > last + with_best + finite + 1:
         smaller = replace(smaller, every=keep.every)  # the history gives way first when the room runs out
     words = f"{wanted} checkpoints of {each} do not fit in {whole}: keeping {said(smaller)}"
     return Plan(smaller, fits, words)

@@ -10,8 +10,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from buoy.checkpoint import lock
+from buoy.checkpoint.going_back import restore_command
 from buoy.checkpoint.mirror_status import read_status
 from buoy.checkpoint.reader import Checkpoint
+from buoy.checkpoint.retention import last_finite
 from buoy.checkpoint.store import Entry, Store
 from buoy.cli.arguments import Parser
 from buoy.cli.ckpt_which import chosen, nothing_in, run_alone, run_and_step, runs_in, short, step_number
@@ -31,7 +33,8 @@ The checkpoints of a run. RUN is its folder (default: the newest run here or in 
   show     [RUN] [STEP]              what is in one
   export   [RUN] [STEP] -o FILE      the weights as a plain .safetensors (or .weights.h5, Keras)
   prune    [RUN] [--keep N]          remove what need not stay; asks first
-  restore  MIRROR/RUN [--to RUN]     bring the newest good one back from a mirror (a folder or a URL)"""
+  restore  MIRROR/RUN [STEP] [--to RUN]
+                                     bring one back from a mirror (a folder or a URL), or out of another run"""
 _USAGE = "buoy ckpt list|verify|show|export|prune|restore [RUN] [STEP] [options]"
 _EPILOG = "exit codes: 0 fine, 1 damage found (`verify`) or nothing to bring back (`restore`), 2 error"
 
@@ -78,7 +81,12 @@ def _list(options: argparse.Namespace) -> ExitCode:
         _print_json(view.listed_json(run, entries, mirror))
         return ExitCode.OK
     sys.stdout.write(view.listed(short(run), entries, mirror) + "\n")
-    if any(entry.complete for entry in entries):
+    if (finite := last_finite(entries)) is not None:
+        back = f"`{restore_command(run, finite.step)}`"
+        _hint(
+            f"to go back to step {finite.step}, the last with a finite loss: {back}, and train in that folder"
+        )
+    elif any(entry.complete for entry in entries):
         _hint(f"`buoy ckpt verify {shlex.quote(short(run))}` reads every byte")
     elif entries:
         verify = f"`buoy ckpt verify {shlex.quote(short(run))}`"

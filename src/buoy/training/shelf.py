@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from buoy.checkpoint import budget
+from buoy.checkpoint.going_back import restore_command
 from buoy.checkpoint.retention import SAFE, Keep, last_finite, surplus, to_give_up, to_make_room
 from buoy.checkpoint.store import DamagedCheckpoint, Entry, Store
 from buoy.units import format_bytes
@@ -38,21 +39,29 @@ class Shelf:
         self._trouble = trouble
         self._tidying: threading.Thread | None = None
         self._planned = 0
+        self._has_finite = False
+        """The last one from before the loss was lost is there, and stays beside what is planned."""
         self._is_predicted = True
 
     def plan(self, size: int, hours: float | None) -> budget.Plan:
         """What can be kept of checkpoints of this size, before the first is made; kept to from now on."""
-        used = sum(entry.bytes for entry in self._store.list())
-        found = budget.plan(size, budget.room(self._store.folder, self._allowed, used), self._wish, hours)
+        entries = self._store.list()
+        used = sum(entry.bytes for entry in entries)
+        self._has_finite = last_finite(entries) is not None
+        room = budget.room(self._store.folder, self._allowed, used)
+        found = budget.plan(size, room, self._wish, hours, self._has_finite)
         self._keep, self._planned = found.keep, size
         if found.keep != self._wish:
             self._event("retention", text=found.words)
         return found
 
     def learn(self, size: int, hours: float | None) -> str | None:
-        """A checkpoint took so much: plan again if it is the first one or much larger; what changes, in words."""
+        """A checkpoint took so much: plan again where that, or what stays beside it, is new; what changes, in words."""
         before, planned = self._keep, self._planned
-        if not planned or not (self._is_predicted or size > _GROWN * planned):
+        has_finite = last_finite(self._store.list()) is not None
+        if not planned or not (
+            self._is_predicted or size > _GROWN * planned or has_finite != self._has_finite
+        ):
             return None
         self._is_predicted = False
         found = self.plan(size, hours)
@@ -60,7 +69,8 @@ class Shelf:
             return None
         each, expected = format_bytes(size), format_bytes(planned)
         grown = f"checkpoints are {each}" + (f", not {expected}" if each != expected else "")
-        return f"{grown}: keeping {budget.said(found.keep)}"
+        finite = " beside the last finite one" if has_finite else ""
+        return f"{grown}: keeping {budget.said(found.keep)}{finite}"
 
     def make_room(self, size: int) -> str | None:
         """Free what a checkpoint of this size needs, before it is written; why not, when it cannot fit.
@@ -119,7 +129,8 @@ class Shelf:
         """The loss, or a weight, is no finite number any more: what that means for what is kept, in words."""
         stays = last_finite(self._store.list(), now=True)
         kept = (
-            f"step {stays.step}, the last one made before that, is kept until it is finite again"
+            f"step {stays.step}, the last one made before that, is kept until it is finite again (to go back to it: "
+            f"`{restore_command(self._store.folder, stays.step)}`, and train there)"
             if stays is not None
             else "none was made before that"
         )
