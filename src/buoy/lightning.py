@@ -202,7 +202,7 @@ class _Fit:
                 "the model has its final weights. More epochs train on; another training needs a folder of its own"
             )
         else:
-            say(f"going on from step {guarding.saved_step}, epoch {trainer.current_epoch}")
+            say(f"going on from step {guarding.saved_step}, epoch {trainer.current_epoch + 1}")
 
     def _show_again(self, metrics: dict[str, Any]) -> None:
         connector = self._trainer._logger_connector

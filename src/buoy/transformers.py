@@ -228,7 +228,7 @@ class _Training:
         found = original(*arguments)
         state = self._trainer.state
         if not place["finished"]:
-            say(f"going on from step {state.global_step}, epoch {place['epoch']}")
+            say(f"going on from step {state.global_step}, epoch {place['epoch'] + 1}")
             return place["epoch"], place["batches"]
         self._is_over = place["stopped"] or state.global_step >= state.max_steps
         if not self._is_over:

@@ -103,6 +103,10 @@ def test_a_script_that_leaves_in_the_middle_of_an_epoch_goes_on_there(tmp_path: 
     _, rest, drawn_then = whole(tmp_path / "left")
 
     assert left.returncode == 0, left.stderr
+    assert (
+        "buoy: the loop was left before its end, at step 6: started again, the training goes on"
+        in left.stderr
+    )
     assert newest.step == 6 and newest.about["reason"] == "exit" and newest.about["finished"] is False
     assert sorted(rest) == [7, 8, 9, 10, 11, 12]
     assert rest == {step: loss for step, loss in losses.items() if step > 6} and drawn_then == drawn

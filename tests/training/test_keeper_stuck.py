@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +46,56 @@ print("stopped", *stopped)
     assert "step 10 is the newest that is safe; the training goes on" in said[0]
     steps = [entry.step for entry in Store(tmp_path / "run").list()]
     assert steps[0] == 150 and 10 in steps and 20 not in steps, "another writer has taken over"
+
+
+STOPPED = """
+saver._LEAST_PATIENCE, module._RETRY_SECONDS = 1000.0, 0.3
+def stop_writers():
+    time.sleep(0.5)  # what is being written is committed
+    for pid in writers(sys.argv[1]):
+        os.kill(pid, signal.SIGSTOP)
+        print("stopped", pid, flush=True)
+"""
+
+
+def freed(done: subprocess.CompletedProcess[str]) -> str:
+    """The one writer that was stopped, which nobody waits for any more."""
+    (writer,) = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("stopped")]
+    os.kill(int(writer), signal.SIGKILL)
+    return writer
+
+
+def test_a_writer_that_hangs_does_not_hold_up_the_end_that_a_signal_asks_for(tmp_path: Path) -> None:
+    """Who has sent SIGTERM sends SIGKILL soon: another writer saves the step before that."""
+    code = """
+module._GRACE_SECONDS = 0.4
+def on_step(step):
+    if step == 15: stop_writers()
+    if step == 22: os.kill(os.getpid(), signal.SIGTERM)  # step 20 is with the writer that is stopped
+train(sys.argv[1], steps=5000, save=10, keep=20, pause=0.01, each=on_step)
+"""
+    done = run(tmp_path / "run", STOPPED + code)
+    writer = freed(done)
+
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert f"process {writer}, stopped" in done.stderr and "about step 20" in done.stderr
+    last = int(done.stdout.splitlines()[-1].split()[1])
+    assert f"buoy: step {last} is saved\n" in done.stderr and 22 <= last < 30
+    assert [entry.step for entry in Store(tmp_path / "run").list()] == [last, 10]
+
+
+def test_a_writer_that_hangs_holds_nobody_up_before_the_session_ends(tmp_path: Path) -> None:
+    code = """
+def on_step(step):
+    if step == 15: stop_writers()
+train(sys.argv[1], steps=60, save=10, keep=20, pause=0.02, time_limit=4, each=on_step)
+"""
+    done = run(tmp_path / "run", STOPPED + code)
+    writer = freed(done)
+
+    assert done.stdout.endswith("finished\n"), done.stderr
+    assert f"process {writer}, stopped" in done.stderr and "the training goes on" in done.stderr
+    assert Store(tmp_path / "run").list()[0].step == 60, "another writer has taken over"
 
 
 def test_a_process_that_is_refused_leaves_no_attempt(tmp_path: Path) -> None:

@@ -250,8 +250,9 @@ class Keeper:
                     self._told_lost = True
                     say(self._shelf.lost(step))
                 while True:
+                    left = most - (time.monotonic() - began) if most is not None else None
                     receipt = self._saver.save(
-                        items, about, as_tensor, wait=wait, make_room=self._shelf.make_room, most=most
+                        items, about, as_tensor, wait=wait, make_room=self._shelf.make_room, most=left
                     )
                     if not self._gave_way(receipt):
                         break

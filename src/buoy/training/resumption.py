@@ -59,8 +59,10 @@ class Resumption:
                 "a new training needs a folder of its own"
             )
             return
-        epoch = checkpoint.about.get("epoch")
-        self._say(f"going on from step {self.step}" + (f", epoch {epoch}" if epoch is not None else ""))
+        epoch = checkpoint.about.get("epoch")  # from 0; in words people count from 1, as Keras does
+        self._say(
+            f"going on from step {self.step}" + (f", epoch {epoch + 1}" if isinstance(epoch, int) else "")
+        )
 
     def load(self, things: dict[str, Tracked]) -> None:
         """Load each from the checkpoint, or none if any does not fit."""

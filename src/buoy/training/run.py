@@ -345,6 +345,11 @@ class Run:
         if not is_known and self._position.reopen_what_was_left():
             if self._saves.step != self.step:
                 self._save("exit")
+            if not self._saves.was_stopped:
+                self._say(
+                    f"the loop was left before its end, at step {self.step}: started again, the training goes on "
+                    "there. If it is done, `with buoy.Run(...) as run:` around the loop says so"
+                )
         elif not self._position.has_open_loops and self._saves.finished_step != self.step:
             self._save("finished", epoch_done=self._in_epochs, finished=True)
 

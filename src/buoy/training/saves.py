@@ -59,6 +59,8 @@ class Saves:
         """The step that was last saved."""
         self.finished_step: int | None = None
         """The same, if this process saved it as the end of the run."""
+        self.was_stopped = False
+        """The last save was one that a signal asked for."""
 
     def wish(self, reason: str, pin: str | None = None) -> None:
         """Save at the next safe point."""
@@ -115,6 +117,7 @@ class Saves:
         ranks = self._ranks.gather(mine)  # first: what may fail below must not leave a rank waiting
         self._wish = self._waiting_since = None
         self.step, self.finished_step = about["step"], about["step"] if about["finished"] else None
+        self.was_stopped = about["reason"] in ENDING
         receipt: Receipt | None = None
         try:
             items = {name: thing.state() for name, thing in tracked.items()}
