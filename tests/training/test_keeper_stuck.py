@@ -7,9 +7,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from buoy.checkpoint.store import Store
 from buoy.flight.attempt import attempt_numbers
+from tests.checkpoint.ground import ROOT
+from tests.processes import buoy
 
 HEAD = """
 import os, signal, sys, time
@@ -96,6 +101,29 @@ train(sys.argv[1], steps=60, save=10, keep=20, pause=0.02, time_limit=4, each=on
     assert done.stdout.endswith("finished\n"), done.stderr
     assert f"process {writer}, stopped" in done.stderr and "the training goes on" in done.stderr
     assert Store(tmp_path / "run").list()[0].step == 60, "another writer has taken over"
+
+
+@pytest.mark.parametrize("recorded", ["run", "train"])
+def test_a_second_start_under_buoy_run_does_not_hide_the_training_that_lives(
+    tmp_path: Path, recorded: str
+) -> None:
+    """Whether the recording is in the run's own folder or in one beside it."""
+    command = ["run", "--run", recorded, "--", sys.executable, "-m", "tests.training.loop", "run"]
+    here: dict[str, Any] = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+    program = [sys.executable, "-m", "buoy", *command, "pause=0.05"]
+    training = subprocess.Popen(program, stdout=subprocess.PIPE, text=True, **here)
+    assert training.stdout is not None
+    while training.stdout.readline().strip() != "step 3":
+        assert training.poll() is None
+    second, why, runs = buoy(*command, **here), buoy("why", **here), buoy("runs", **here)
+    training.terminate()
+    training.communicate(timeout=60)
+
+    assert second.returncode == 1 and "another process writes the checkpoints" in second.stderr
+    assert "buoy: no attempt is kept of this: another process trains that run" in second.stderr
+    assert attempt_numbers(str(tmp_path / recorded)) == [1]
+    assert "WriterBusy" not in why.stdout + runs.stdout
+    assert "still running" in why.stdout and "running" in runs.stdout, why.stdout + why.stderr + runs.stdout
 
 
 def test_a_process_that_is_refused_leaves_no_attempt(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from buoy.errors import RunFolderError
 from buoy.flight.attempt import Attempt, discard, new_attempt, write_json
 from buoy.flight.log import EventLog, read_lines
 from buoy.supervisor.launch import Child, Terminal
+from buoy.supervisor.refused import forget, is_refused
 from buoy.supervisor.start import describe_attempt, start_sidecar, write_attempt
 from buoy.verdict.model import Verdict
 from buoy.verdict.saved import from_here
@@ -76,6 +77,9 @@ def _look_back(
 ) -> bool:
     """Tell how it ended, and whether there is a further attempt."""
     if outcome.status == 0:
+        return False
+    if not outcome.asked_to_stop and is_refused(attempt) and forget(attempt):
+        order.say("buoy: no attempt is kept of this: another process trains that run, and goes on")
         return False
     step, saved = _last_step(outcome), saved_something(attempt)
     reason = _why_not_again(order, outcome, restarts, step, saved, best_step) if order.restart else None

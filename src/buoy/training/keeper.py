@@ -20,13 +20,13 @@ from buoy.checkpoint.mirror import Mirror
 from buoy.checkpoint.retention import Keep, as_keep
 from buoy.checkpoint.search import newest_good
 from buoy.checkpoint.state import AsTensor
-from buoy.checkpoint.store import Checkpoint, Receipt, Saver, Store
+from buoy.checkpoint.store import Checkpoint, Receipt, Saver, Store, WriterBusy
 from buoy.errors import BuoyError, UsageError
 from buoy.planner import rehearsal
 from buoy.supervisor.start import limit_seconds
 from buoy.training import deadline
 from buoy.training.alarms import Alarms
-from buoy.training.recording import record
+from buoy.training.recording import record, refused
 from buoy.training.rhythm import Interval, Pace
 from buoy.training.saying import say
 from buoy.training.shelf import Shelf
@@ -68,7 +68,11 @@ class Keeper:
         self.store = Store(self.folder)
         log_home = self._mirror.log_folder if self._mirror is not None else None
         # Of a run that is there already the lock comes first: who is refused leaves no attempt behind.
-        saver = self.store.saver(say, self._event) if os.path.isdir(self.store.checkpoints) else None
+        try:
+            saver = self.store.saver(say, self._event) if os.path.isdir(self.store.checkpoints) else None
+        except WriterBusy:
+            refused(self.folder)
+            raise
         self.recorder = record(self.store, log_home, given, say)
         self._saver: Saver = saver or self.store.saver(say, self._event)
         self._shelf = Shelf(self.store, wish, allowed, self._trouble, self.recorder.event)

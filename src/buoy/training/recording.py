@@ -10,6 +10,7 @@ from buoy.flight import recorder
 from buoy.flight.attempt import Attempt, point_to
 from buoy.flight.mirror import ask_for_copies
 from buoy.flight.recorder import Recorder
+from buoy.supervisor.refused import REFUSED
 from buoy.supervisor.watch import watch
 from buoy.training.foothold import make_folder
 from buoy.verdict.values import printable
@@ -37,6 +38,13 @@ def record(store: Store, mirror: str | None, limit: float | None, say: Callable[
     if mirror is not None:
         _copy_too(attempt, mirror, folder, say)
     return joined
+
+
+def refused(folder: str) -> None:
+    """Another process trains this run: let `buoy run` know that this attempt is none."""
+    there = recorder.current()
+    if there is not None:
+        there.event(REFUSED, run=folder)
 
 
 def _point(folder: str, attempt: Attempt) -> None:
