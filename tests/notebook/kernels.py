@@ -64,3 +64,21 @@ def shown_by(cell: str, receive: Callable[[], dict[str, Any]]) -> list[dict[str,
 def html(shown: list[dict[str, Any]]) -> str:
     """All HTML of a cell's output."""
     return "\n".join(item.get("data", {}).get("text/html", "") for item in shown)
+
+
+INTERRUPTED = """
+import os, signal
+from buoy.training.keeper import Keeper
+keeper = Keeper("runs/cats")
+with keeper.loop():
+    for step in range(3):
+        if keeper.due(step):
+            keeper.stop_if_asked()  # my last line
+        os.kill(os.getpid(), signal.SIGINT)
+"""
+"""A cell that trains and is interrupted: buoy holds the signal back until the step is done."""
+
+
+def traceback_of(shown: list[dict[str, Any]]) -> str:
+    """What a front end shows of the exception that ended a cell."""
+    return "\n".join(line for item in shown for line in item.get("traceback", ()))

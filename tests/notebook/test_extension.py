@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebook.kernels import Kernel, html
+from tests.notebook.kernels import INTERRUPTED, Kernel, html, traceback_of
 from tests.processes import buoy, wait_until
 
 Start = Callable[..., Kernel]
@@ -104,15 +104,6 @@ def test_a_training_draws_one_card_and_updates_it(start: Start) -> None:
     assert "step 105" in html(kernel.run(train))
 
 
-TRAIN_A_RUN = """
-from buoy.training.keeper import Keeper
-keeper = Keeper("runs/cats")
-with keeper.loop():
-    keeper.due(0)
-    keeper.recorder.step()
-"""
-
-
 def test_magics_answer_in_words(start: Start) -> None:
     kernel = start()
     kernel.run("%load_ext buoy")
@@ -124,7 +115,8 @@ def test_magics_answer_in_words(start: Start) -> None:
     assert "undefined_thing_of_mine" in html(kernel.run("%buoy check"))
     report = html(kernel.run("%buoy report"))
     assert "srcdoc" in report and "about runs/notebook; written to runs/notebook/report.html" in report
-    kernel.run(TRAIN_A_RUN)
+    interrupted = traceback_of(kernel.run(INTERRUPTED))
+    assert "my last line" in interrupted and "signals.py" not in interrupted
     assert "about runs/cats; written to runs/cats/report.html" in html(kernel.run("%buoy report"))
     assert "none of buoy&#x27;s verbs" in html(kernel.run("%buoy sing"))
     for verb in ("why typo", "top --once", "check train.py", "report extra", "off now"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebook.kernels import Kernel, html
+from tests.notebook.kernels import INTERRUPTED, Kernel, html, traceback_of
 from tests.processes import wait_until
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
@@ -38,6 +38,7 @@ def test_the_card_the_live_card_and_the_magics_work_in_ipython_7(old_python: str
         "for _ in range(25):\n    current().step(); time.sleep(0.1)"
     )
     top = html(kernel.run("%buoy top"))
+    interrupted = traceback_of(kernel.run(INTERRUPTED))
     os.kill(kernel.pid, signal.SIGKILL)
     wait_until((tmp_path / "runs/notebook/attempts/0001/verdict.json").exists, "the verdict")
     kernel.end()
@@ -49,4 +50,5 @@ def test_the_card_the_live_card_and_the_magics_work_in_ipython_7(old_python: str
     assert shown[0]["kind"] == "display_data"
     assert {item["kind"] for item in shown[1:]} == {"update_display_data"}
     assert "step 25" in top
+    assert "my last line" in interrupted and "signals.py" not in interrupted
     assert "<b>killed</b>" in card

@@ -115,6 +115,32 @@ def test_ctrl_c_saves_after_the_step_and_then_interrupts(tmp_path: Path) -> None
     assert newest_step(tmp_path / "run") == int(saved.split()[1])
 
 
+IN_MY_LINE = """
+import signal
+def work(keeper):
+    with keeper.loop():
+        for step in range(3):
+            if keeper.due(step):
+                keeper.stop_if_asked()  # my last line
+            os.kill(os.getpid(), signal.SIGINT)
+work(Keeper(sys.argv[1]))
+"""
+
+
+def test_the_traceback_of_a_ctrl_c_ends_in_the_persons_own_line(tmp_path: Path) -> None:
+    """The last line of a traceback is what a tired person takes for the culprit."""
+    script = tmp_path / "train.py"
+    script.write_text("import os, sys\nfrom buoy.training.keeper import Keeper\n" + IN_MY_LINE)
+    command = [sys.executable, str(script), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    shown = done.stderr[done.stderr.index("Traceback") :]
+
+    assert done.returncode == -signal.SIGINT
+    assert shown.count("  File ") == 2 and "signals.py" not in shown
+    assert "keeper.stop_if_asked()  # my last line" in shown
+    assert shown.splitlines()[-1] == "KeyboardInterrupt"
+
+
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     code = "train(sys.argv[1], pause=60)"
     training = start_code(tmp_path / "run", code)

@@ -119,10 +119,27 @@ class LastWords:
 def show_until(error: KeyboardInterrupt, place: str) -> None:
     """A Ctrl-C that buoy held back and now lets act: its traceback ends before our last frames in this file or folder.
 
-    Whoever sees those takes buoy for what stopped the training. IPython leaves frames out by another mark,
-    `__tracebackhide__`.
+    Whoever sees those takes buoy for what stopped the training.
     """
     error._buoy_frames = place  # type: ignore[attr-defined]
+    if (
+        "IPython" in sys.modules
+    ):  # it does not call `sys.excepthook`, and shows the last frame however it is marked
+        error._render_traceback_ = lambda: _rendered(error)  # type: ignore[attr-defined]
+
+
+def _rendered(error: KeyboardInterrupt) -> list[str]:
+    """What IPython shows of it: the same as ever, of a shorter traceback."""
+    _cut(error, error.__traceback__)
+    del error._render_traceback_  # type: ignore[attr-defined]
+    try:
+        shell = sys.modules["IPython"].get_ipython()
+        shown = shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__)
+        return [str(line) for line in shown]
+    except Exception:  # noqa: BLE001 - another IPython's ways
+        from traceback import format_exception
+
+        return [line.rstrip("\n") for line in format_exception(error)]
 
 
 def _cut(error: BaseException, traceback: TracebackType | None) -> None:
