@@ -122,3 +122,25 @@ def test_a_run_that_was_only_opened_is_not_called_finished(tmp_path: Path) -> No
     with buoy.Run(tmp_path / "begun"):
         pass
     assert [entry.about["finished"] for entry in Store(tmp_path / "begun").list()] == [False]
+
+
+def test_a_break_that_a_with_tells_to_be_the_end_trains_nothing_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without it the next start goes on, past a number of steps that was reached."""
+    trained = []
+    for _ in range(2):
+        with buoy.Run(tmp_path / "run") as run:
+            model = torch.nn.Linear(4, 1)
+            optimizer = torch.optim.SGD(model.parameters())
+            run.track(model=model, optimizer=optimizer)
+            for x in run.batches([torch.ones(2, 4)] * 8):
+                model(x).sum().backward()
+                optimizer.step()
+                trained.append(run.step)
+                if run.step == 5:
+                    break
+        run._save_the_end(is_known=False)  # as at the end of the script
+
+    assert trained == [1, 2, 3, 4, 5]
+    assert "was left before its end" not in capsys.readouterr().err

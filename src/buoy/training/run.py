@@ -340,8 +340,10 @@ class Run:
 
     def _save_the_end(self, *, is_known: bool = True) -> None:
         """The last checkpoint; not `is_known` where a loop that was left early may have been left by `sys.exit()`."""
-        if not self.step or self._from or self._saves is None or not self._position.is_settled:
-            return  # nothing was trained here, or a step is half done
+        if self._finished or not self.step or self._from or self._saves is None:
+            return  # it was ended before, or nothing was trained here
+        if not self._position.is_settled:
+            return  # a step is half done
         if not is_known and self._position.reopen_what_was_left():
             if self._saves.step != self.step:
                 self._save("exit")
