@@ -23,6 +23,39 @@ def plain():
     return torch.compile(model), batch(), optimizer, nn.CrossEntropyLoss()
 
 
+class Flattened(nn.Module):
+    """Learns the size of its last layer from a forward pass while it is built, as many do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        self.last = nn.Linear(self.features(torch.zeros(1, 3, 16, 16)).flatten(1).shape[1], 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.features(x).flatten(1))
+
+
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(4, 3, 16, 16), torch.zeros(4, dtype=torch.long)
+
+
+def flattened():
+    return Flattened(), images()
+
+
+def lazy():
+    """The same with layers that learn their shape from the first batch."""
+    features = nn.Sequential(nn.LazyConv2d(8, 3), nn.LazyBatchNorm2d(), nn.ReLU())
+    return nn.Sequential(features, nn.Flatten(), nn.LazyLinear(10)), images()
+
+
+def lazy_tried():
+    """The same, tried once so that an optimizer can be made."""
+    model, batch = lazy()
+    model(batch[0])
+    return model, batch, torch.optim.AdamW(model.parameters())
+
+
 def large():
     """16 GiB of weights, none of which may be allocated."""
     return nn.Sequential(*[nn.Linear(32768, 32768, bias=False) for _ in range(4)]), (torch.zeros(1, 32768),)

@@ -48,6 +48,23 @@ def test_weights_are_never_allocated() -> None:
     assert estimate(found, by_id("t4")).verdict() == "does not fit"
 
 
+@pytest.mark.parametrize("name", ["flattened", "lazy", "lazy_tried"])
+def test_a_shape_learned_from_a_forward_pass_is_learned_without_weights(name: str) -> None:
+    from buoy.estimate.trace_build import build
+
+    parameters = list(build(Request("torch", {"build": f"{BUILDS}:{name}"})).model.parameters())
+
+    assert [tuple(one.shape) for one in parameters] == [
+        (8, 3, 3, 3),
+        (8,),
+        (8,),
+        (8,),
+        (10, 8 * 14 * 14),
+        (10,),
+    ]
+    assert all(one.is_meta for one in parameters)
+
+
 def test_a_step_that_reads_values_is_extrapolated_from_small_real_steps_and_says_so() -> None:
     found = traced("reads_values")
 

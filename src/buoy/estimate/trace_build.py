@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import json
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from buoy.estimate.request import EstimateError, Request
 from buoy.estimate.trace_load import load
 from buoy.estimate.trace_remedies import apply
 from buoy.estimate.trace_steps import Job, Loss
+from buoy.estimate.trace_weightless import StayOnHost, parameters_on_meta, shape_lazy_modules, without_bytes
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "AdamW": partial(torch.optim.AdamW, lr=1e-3),
@@ -29,8 +27,6 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 if hasattr(torch.optim, "Adafactor"):
     OPTIMIZERS["Adafactor"] = partial(torch.optim.Adafactor, lr=1e-3)
-LARGE_TENSOR = 1 << 20
-"""Elements from which an empty tensor is not allocated while building."""
 EXPECTED = (
     "a model and a batch, and optionally an optimizer and a loss: `return model, batch, optimizer, loss`"
 )
@@ -42,12 +38,14 @@ def build(request: Request, *, lazily: bool = True) -> Job:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_eager_instead_of_compiled(notes))
         if lazily:
-            stack.enter_context(_parameters_on_meta())
-            stack.enter_context(_StayOnHost())
+            stack.enter_context(parameters_on_meta())
+            stack.enter_context(StayOnHost())
         if "build" in request.source:
             job = _from_function(request.source["build"], notes)
         else:
             job = _from_config(request.source["hf_config"], int(request.source.get("seq", 512)), notes)
+    if lazily:
+        shape_lazy_modules(job.model, lambda: job.loss(job.model, tree_map(without_bytes, job.batch)))
     job.model = _unwrapped(job.model, notes)
     if request.optimizer:
         job.optimizer = _named_optimizer(request.optimizer)
@@ -255,49 +253,6 @@ def _checkpoint(model: torch.nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Give up each parameter's memory the moment a module takes it; other tensors stay real and can be read."""
-    register = torch.nn.Module.register_parameter
-    load = torch.nn.Module.load_state_dict
-
-    def registered(module: Any, name: str, parameter: Any) -> None:
-        register(module, name, parameter)
-        kept = module._parameters.get(name)
-        if kept is not None and kept.device.type != "meta":
-            empty = torch.empty_like(kept, device="meta")
-            fresh = torch.nn.Parameter(empty, requires_grad=kept.requires_grad)
-            fresh.__dict__.update(copy.copy(kept.__dict__))
-            module._parameters[name] = fresh
-
-    torch.nn.Module.register_parameter = registered  # type: ignore[method-assign, assignment]
-    torch.nn.Module.load_state_dict = lambda *args, **kwargs: None  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
-        torch.nn.Module.load_state_dict = load  # type: ignore[method-assign]
-
-
-class _StayOnHost(TorchFunctionMode):
-    """While building, nothing moves: a model that sends itself to `cuda` is put there by the tracer later."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        named = dict(kwargs or {})
-        if func in (torch.Tensor.cuda, torch.Tensor.cpu):
-            return args[0]
-        if named.get("device") is not None and torch.device(named["device"]).type == "cuda":
-            named["device"] = "meta" if func is torch.Tensor.to and args[0].is_meta else "cpu"
-        fresh = func is torch.empty and named.get("device") is None and "out" not in named
-        if fresh and _numel(args, named) > LARGE_TENSOR:
-            named["device"] = "meta"  # a weight to be: its bytes mean nothing yet, and are never needed
-        if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], (str, torch.device)):
-            args = (args[0], args[0].device, *args[2:])
-        return func(*args, **named)
-
-
-@contextlib.contextmanager
 def _eager_instead_of_compiled(notes: list[str]) -> Iterator[None]:
     compiled = torch.compile
 
@@ -313,11 +268,6 @@ def _eager_instead_of_compiled(notes: list[str]) -> Iterator[None]:
         yield
     finally:
         torch.compile = compiled
-
-
-def _numel(args: tuple[Any, ...], named: dict[str, Any]) -> int:
-    size = named.get("size", args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args)
-    return math.prod(size) if all(isinstance(dimension, int) for dimension in size) else 0
 
 
 def _describe(value: Any) -> str:
