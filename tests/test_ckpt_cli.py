@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from buoy.checkpoint.store import Store
+from buoy.checkpoint.store import Entry, Store
 from buoy.cli import main
+from buoy.view.checkpoints import listed
 from tests.checkpoint.ground import save
 from tests.processes import buoy
 
@@ -59,6 +60,16 @@ def test_list_shows_what_there_is_newest_first(run: Path) -> None:
     assert [row[0] for row in rows] == ["300", "200", "100"]
     assert "val_loss=1.5" in rows[1] and "pinned: before the new data" in done.stdout
     assert "hint: `buoy ckpt verify" in done.stderr
+
+
+def test_metrics_that_are_left_out_of_the_list_leave_a_sign() -> None:
+    rows = [
+        Entry(step, "x", None, 1, {"metrics": dict.fromkeys(names, 0.5)}, True)
+        for step, names in ((2, "abcd"), (1, "abc"))
+    ]
+    _, _, four, three = listed("run", rows, {}).splitlines()
+
+    assert "a=0.5 b=0.5 c=0.5 …" in four and "c=0.5" in three and "…" not in three
 
 
 def test_damaged_ones_are_not_counted_as_checkpoints(run: Path) -> None:

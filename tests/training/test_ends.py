@@ -144,3 +144,26 @@ def test_a_break_that_a_with_tells_to_be_the_end_trains_nothing_more(
 
     assert trained == [1, 2, 3, 4, 5]
     assert "was left before its end" not in capsys.readouterr().err
+
+
+def test_epochs_are_counted_from_1_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As Keras's own progress bar counts them; `run.epoch` and the files begin with 0."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    run = buoy.Run(tmp_path / "run")
+    run.track(model=model, optimizer=optimizer)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in run.epochs(2):
+            for x in run.batches([torch.ones(2, 4)] * 4):
+                model(x).sum().backward()
+                optimizer.step()
+                if run.step == 6:
+                    run.save()
+                    interrupt()
+    run.finish()
+    again = buoy.Run(tmp_path / "run")
+    again.track(model=model, optimizer=optimizer)
+    again.finish()
+
+    assert Store(tmp_path / "run").list()[0].about["epoch"] == 1
+    assert "buoy: going on from step 6, epoch 2\n" in capsys.readouterr().err
