@@ -9,7 +9,6 @@ import shlex
 import shutil
 import sys
 
-from buoy.checkpoint.mirror_place import place_of
 from buoy.cli.arguments import Parser
 from buoy.errors import BuoyError, ExitCode, LaunchError, UsageError
 
@@ -62,7 +61,7 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
         raise UsageError(
             "an empty run folder", received="--run ''", expected="a folder", hint="`--run runs/train`"
         )
-    mirror = place_of(options.mirror) if options.mirror else None
+    mirror = _mirror(options.mirror)
     if mirror is not None and "://" in mirror:
         raise UsageError(
             "a store as the log's second home",
@@ -102,6 +101,14 @@ def _check_hang_seconds() -> None:
         expected="seconds, more than 0",
         hint="BUOY_HANG_SECONDS=60",
     )
+
+
+def _mirror(given: str | None) -> str | None:
+    if not given:
+        return None  # and nothing is loaded for it
+    from buoy.checkpoint.mirror_place import place_of
+
+    return place_of(given)
 
 
 def _check_command(name: str) -> None:
