@@ -25,6 +25,9 @@ WATCHED_VARIABLE = "BUOY_WATCHED"
 # Root module of a framework -> module of ours that counts its steps. Loaded by name: flight knows no framework.
 _STEP_COUNTERS = {"torch": "buoy.torch.steps", "keras": "buoy.keras.steps"}
 
+_MOST_LOOPS = 100
+"""Loops without a run that are told apart in one process: one that takes turns with a run would fill the log."""
+
 _current: Recorder | None = None
 
 
@@ -41,6 +44,7 @@ class Recorder:
         self._left_at: int | None = None
         self._alone_from = 0
         self._is_claimed = False
+        self._loops = 0
         if attempt is None:
             self.beacon = Beacon(None)
             return
@@ -129,7 +133,7 @@ class Recorder:
 
     def _listen(self) -> None:
         """No training is under way any more: a step that is counted now is that of a loop without a run."""
-        if not self._training:
+        if not self._training and self._loops < _MOST_LOOPS:
             self.turn += 1
             self._alone_from, self._is_claimed = self.beacon.count, False
             self.beacon.unannounced = self._stepped_alone
@@ -141,6 +145,7 @@ class Recorder:
             return
         self.beacon.unannounced = None
         self._trained_last = self._left_at = None
+        self._loops += 1
         self.event("loop", left=self._alone_from)
         self.beacon.at(max(1, self.beacon.count - self._alone_from))
 
