@@ -414,14 +414,18 @@ class Run:
         self._from.forget()
 
     def _on_step(self) -> None:
-        if isinstance(self._keeper, Keeper):
-            self._keeper.recorder.claims(self._keeper.folder, self.step)
+        self._claim_step()
         self.step += 1
         self._position.stepped()
         self._micro.stepped()
 
     def _on_other_step(self) -> None:
+        self._claim_step()
         self._position.stepped()
+
+    def _claim_step(self) -> None:
+        if isinstance(self._keeper, Keeper):
+            self._keeper.recorder.claims(self._keeper.folder, self.step)
 
     def _say(self, text: str) -> None:
         if not self._rank:
