@@ -115,7 +115,7 @@ def _why_not_again(
     if outcome.verdict is None or not outcome.verdict.cause.survivable:
         return "starting it again would not help"
     if restarts >= order.restart:
-        return f"it was restarted {restarts} times already"
+        return f"it was restarted {'once' if restarts == 1 else f'{restarts} times'} already"
     if best_step is not None and not saved and (step or 0) <= best_step:
         return f"it got no further than step {best_step} of the attempt before"
     return None
