@@ -34,9 +34,8 @@ class Alarms:
         self._stall = stall.StallWatch(_hang_seconds())
         self._slowdown = slowdown.SlowdownWatch(float(os.cpu_count() or 1))
         self._memory_total = host.memory().total
-        folder = disk.space(str(attempt.get("cwd") or "/"))
         shm = disk.space("/dev/shm")  # noqa: S108 - only its size is read
-        self._disk_total = folder.total if folder else None
+        self._disk_of = sampler.disk.path
         self._shm_total = shm.total if shm else None
 
     def feed(self, now: float, sample: list) -> list[Warning]:  # type: ignore[type-arg]
@@ -77,8 +76,10 @@ class Alarms:
         totals = [device["total"] for device in self._sampler.gpus or () if device.get("total")]
         self._vram.limit = sum(totals) or None
         self._vram.feed(now, step, sample[_AT["gpu_used"]])
+        if self._sampler.disk.path != self._disk_of:  # what another disk held tells nothing of this one's end
+            self._disk, self._disk_of = forecast.Forecast("disk", None), self._sampler.disk.path
         for series, total, free in (
-            (self._disk, self._disk_total, sample[_AT["disk_free"]]),
+            (self._disk, sample[_AT["disk_total"]], sample[_AT["disk_free"]]),
             (self._shm, self._shm_total, sample[_AT["shm_free"]]),
         ):
             series.limit = total

@@ -11,6 +11,7 @@ FIELDS = (
     "t", "wall", "step", "phase", "rss", "tree_rss", "processes", "cgroup_used", "cgroup_limit", "available",
     "cpu_seconds", "major_faults", "oom_kills", "memory_stall", "io_stall", "read_bytes", "written_bytes",
     "disk_free", "shm_free", "gpu_used", "gpu_util", "data_wait", "steal", "throttled",
+    "disk_total",
 )  # fmt: skip
 
 SEGMENT_SECONDS = 300.0

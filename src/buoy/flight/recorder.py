@@ -13,6 +13,7 @@ from buoy.flight.beacon import Beacon
 from buoy.flight.imports import after_import
 from buoy.flight.last_words import LastWords
 from buoy.flight.log import EventLog
+from buoy.flight.run_disk import on_another_disk
 
 ATTEMPT_VARIABLE = "BUOY_ATTEMPT"
 """Set by `buoy run` for everything below it: the attempt's folder."""
@@ -45,9 +46,12 @@ class Recorder:
         self._alone_from = 0
         self._is_claimed = False
         self._loops = 0
+        self._device: int | None = None
+        """The disk that the sidecar reads."""
         if attempt is None:
             self.beacon = Beacon(None)
             return
+        self._device = os.stat(attempt.folder).st_dev
         folder = os.path.join(attempt.folder, f"process-{os.getpid()}")
         again = os.path.isdir(folder)  # this process has exec'ed itself: its new life has the words
         if not again:
@@ -97,6 +101,10 @@ class Recorder:
         """A run with a folder of its own was made in this process; `newest` is the checkpoint it found there."""
         counted = self.beacon.count
         self.event("opened", run=self._seen_from_here(folder), path=folder, newest=newest, counted=counted)
+        device = on_another_disk(folder, self._device) if self.attempt is not None else None
+        if device is not None:
+            self._device = device
+            self.event("disk", path=folder)
 
     def trains(self, folder: str, step: int) -> None:
         """The run in this folder trains now and is at this step: what is counted from here on is its own."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 
 from buoy.flight import beacon
+from buoy.flight.run_disk import RunDisk
 from buoy.machine import cgroup, disk, gpu, helpers, host, procfs
 
 FAST_HZ = 10.0
@@ -18,8 +19,6 @@ _FAST_ABOVE = 0.6
 """Share of RAM or VRAM in use above which samples come at the fast rate."""
 _SLOW_PERIOD = 1.0
 _GPU_PERIOD = 2.0
-_COUNTED_DISK_PERIOD = 60.0
-"""Where a quota makes us count files instead of asking the file system."""
 _SHM = "/dev/shm"  # noqa: S108 - only its free space is read
 _BEACONS_MOST = 64
 _LOOKS = 4
@@ -28,10 +27,12 @@ _LOOKS = 4
 class Sampler:
     """The readings of one process tree."""
 
-    def __init__(self, pid: int, folder: str, cwd: str, name: str = "", ours: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, pid: int, folder: str, run_folder: str, name: str = "", ours: tuple[int, ...] = ()
+    ) -> None:
         self.pid = pid
         self._folder = folder
-        self._cwd = cwd
+        self.disk = RunDisk(folder, run_folder)
         self._ours = {os.getpid(), pid, *ours}
         self.main = procfs.ProcessReader(pid)
         # Children of the main thread are looked for in every sample: a loader worker may die young.
@@ -57,8 +58,6 @@ class Sampler:
         self._beacon_files: dict[int, int] = {}
         self._slow_due = 0.0
         self._gpu_due = 0.0
-        self._disk_due = 0.0
-        self._disk: disk.Space | None = None
         self._limit: int | None = None
         self._available: int | None = None
         self._used: int | None = None
@@ -101,6 +100,7 @@ class Sampler:
             known("oom_kills"), known("memory_stall"), known("io_stall"), known("read"), known("written"),
             known("disk_free"), known("shm_free"), gpu_used, gpu_util,
             round(lead.data_wait, 3) if lead else None, known("steal"), known("throttled"),
+            known("disk_total"),
         ]  # fmt: skip
 
     def _of_the_training(self) -> int | None:
@@ -162,12 +162,7 @@ class Sampler:
             self._limit = group.limit()
             if self._limit is not None:
                 self._look_for_strangers(group, now)
-        if now >= self._disk_due:
-            self._disk = disk.space(self._cwd)
-            self._disk_due = now + (
-                0 if self._disk and self._disk.source == "statvfs" else _COUNTED_DISK_PERIOD
-            )
-        shm = disk.space(_SHM)
+        room, shm = self.disk.space(now), disk.space(_SHM)
         io = procfs.io_bytes(self.pid)
         # Memory pressure of the whole machine says nothing of ours: only the cgroup's own counts.
         memory_pressure = group.pressure() if group is not None else None
@@ -178,7 +173,8 @@ class Sampler:
             "io_stall": io_pressure["full"] / 1e6 if io_pressure else None,
             "read": io[0] if io else None,
             "written": io[1] if io else None,
-            "disk_free": self._disk.free if self._disk else None,
+            "disk_free": room.free if room else None,
+            "disk_total": room.total if room else None,
             "shm_free": shm.free if shm else None,
             "steal": host.steal_seconds(),
             "throttled": group.throttled_seconds() if group is not None else None,

@@ -18,7 +18,10 @@ _LOCAL_FUSE = ("fuse.lxcfs", "fuse.fuse-overlayfs", "fuse.mergerfs", "fuse.gocry
 
 
 class Space:
-    """Bytes free and in all for one folder, and where the numbers come from."""
+    """Bytes free and in all for one folder, and where the numbers come from.
+
+    `total` is what its files may take up at most, as `df` counts: without the blocks that are kept for root.
+    """
 
     __slots__ = ("free", "path", "source", "total")
 
@@ -36,8 +39,9 @@ def space(path: str, root: str = "/") -> Space | None:
         facts = os.statvfs(full)
     except (OSError, ValueError):
         return None
-    free, total = facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
-    if total == 0:  # a file system that does not count: FUSE mounts often say 0 of 0
+    free = facts.f_bavail * facts.f_frsize
+    total = (facts.f_blocks - facts.f_bfree) * facts.f_frsize + free
+    if facts.f_blocks == 0:  # a file system that does not count: FUSE mounts often say 0 of 0
         return None
     if not _under_kaggle_quota(full, root):
         return Space(path, free, total, "statvfs")

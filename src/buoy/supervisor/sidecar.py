@@ -49,7 +49,7 @@ class Sidecar:
         self._colab = ColabEvents()
         command = self._attempt.get("command") if self._attempt.get("mode") == "run" else None
         name = " ".join(map(str, command))[:80] if isinstance(command, list) else ""
-        self._sampler = Sampler(pid, folder, str(self._attempt.get("cwd") or "/"), name, ours)
+        self._sampler = Sampler(pid, folder, os.path.dirname(os.path.dirname(folder)), name, ours)
         self._samples = SampleLog(folder)
         self._events = EventLog(folder)
         self._before = self._sampler.counters()

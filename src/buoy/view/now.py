@@ -18,7 +18,7 @@ from buoy.verdict.now import waits_for_us
 from buoy.verdict.own_story import IDLE, STORIES
 from buoy.verdict.values import count, printable, typed
 from buoy.view.changes import sizes, words
-from buoy.view.history import Life, of_its_own, own_events, read_life, saved_in
+from buoy.view.history import Life, Point, of_its_own, own_events, read_life, saved_in
 from buoy.view.liveness import NOT_SEEN, is_out_of_sight, recorder_lives
 
 SCHEMA = "buoy.top/1"
@@ -128,8 +128,8 @@ def _resources(life: Life, forecast: bool) -> list[dict[str, Any]]:
     found = [
         _used(life, "RAM", "memory", _number(life.last.get("cgroup_limit")) or _number(limits.get("ram"))),
         _used(life, "VRAM", "gpu", _number(first.get("total"))),
-        _free(life, "disk", "disk_free", _number(limits.get("disk"))),
-        _free(life, "shm", "shm_free", _number(limits.get("shm"))),
+        _disk(life, _number(limits.get("disk"))),
+        _free("shm", life.series.get("shm_free"), _number(limits.get("shm")), life),
     ]
     return [{**item, **({} if forecast else {"full_in": None})} for item in found if item is not None]
 
@@ -146,9 +146,19 @@ def _used(life: Life, name: str, series: str, limit: float | None) -> dict[str, 
     }
 
 
-def _free(life: Life, name: str, series: str, size: float | None) -> dict[str, Any] | None:
-    points = life.series.get(series)
-    if not points or not size:
+def _disk(life: Life, size_at_start: float | None) -> dict[str, Any] | None:
+    """The disk that the run is kept on: the recording's own, or the one that a run was opened on later."""
+    moved = next((event for event in reversed(life.events) if event.get("kind") == "disk"), None)
+    since = life.since_start(moved) or 0.0 if moved is not None else 0.0
+    # The first reading after a run was opened may still be of the disk before.
+    points = [point for point in life.series.get("disk_free", ()) if not moved or point[0] > since + 1.5]
+    size = _number(life.last.get("disk_total")) or (size_at_start if moved is None else None)
+    found = _free("disk", points, size, life)
+    return {**found, "of": str(moved.get("path"))} if found is not None and moved is not None else found
+
+
+def _free(name: str, points: list[Point] | None, size: float | None, life: Life) -> dict[str, Any] | None:
+    if not points or not size or points[-1][1] > size:
         return None
     used = [(t, max(0.0, size - low)) for t, low, _ in points]
     return {
@@ -224,7 +234,7 @@ def lines(now: dict[str, Any], bar: int = _BAR, events: int = 4) -> list[str]:
         text.append(f"a loop without a run trains in its process: step {now['loop_beside']:.0f} of its own")
     text.append("")
     for item in now["resources"]:
-        note = _warned(item["full_in"])
+        note = "  ".join(filter(None, (_warned(item["full_in"]), _which(item.get("of")))))
         text.append(_row(item["name"], item["used"], item["limit"], format_bytes, note, bar))
     if now["time"] is not None:
         left = f"{format_duration(now['time']['left'])} left"
@@ -296,6 +306,10 @@ def _row(name: str, used: float, limit: float | None, tell: Any, note: str, wide
 
 def _warned(seconds: float | None) -> str:
     return f"full in {format_duration(seconds)} if it goes on" if seconds is not None else ""
+
+
+def _which(disk_of: str | None) -> str:
+    return f"where {printable(os.path.basename(disk_of), 40)} is kept" if disk_of else ""
 
 
 def _safe(now: dict[str, Any]) -> str:

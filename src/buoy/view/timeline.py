@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os.path import basename
 from typing import Any
 
 from buoy.view import changes
@@ -123,6 +124,8 @@ def _words(event: dict[str, Any]) -> tuple[str, str] | None:
         return "warning", f"no step for {event.get('age')} s"
     if kind == "process-death":
         return "warning", f"a process died: {event.get('name')}"
+    if kind == "disk":
+        return "adapted", f"the free disk is from here on that of {basename(str(event.get('path')))}"
     text = changes.words(event)
     return ("adapted", text) if text is not None else None
 
