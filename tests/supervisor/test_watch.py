@@ -43,6 +43,16 @@ def test_a_second_folder_is_not_used_and_that_is_said(tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
 
 
+def test_why_asked_from_another_folder_is_about_the_process_that_asks(tmp_path: Path) -> None:
+    code = (
+        "import buoy, os; buoy.watch('runs/cats').step(); os.mkdir('sub'); os.chdir('sub')\n"
+        "print(buoy.why().cause.id, buoy.why().run)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+
+    assert done.stdout.split() == ["still-running", str(tmp_path / "runs" / "cats")], done.stderr
+
+
 def test_inside_buoy_run_it_joins(tmp_path: Path) -> None:
     code = "import buoy; w = buoy.watch(); w.step(); print(w.folder)"
 

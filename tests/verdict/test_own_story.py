@@ -14,9 +14,11 @@ from folders import DIED_T, PID, Attempt, exited
 
 import buoy
 from buoy.cli import main
+from buoy.cli.top import _now
 from buoy.flight.attempt import attempts_of, find_attempt, point_to
 from buoy.view import history, report
-from buoy.view.now import state
+from buoy.view.now import lines, state
+from buoy.view.runs import describe
 
 KERNEL = ["python", "/lib/ipykernel_launcher.py", "-f", "kernel.json"]
 
@@ -168,6 +170,22 @@ def test_a_kernel_that_only_opened_a_run_again_does_not_hide_how_it_ended(
 
     assert (verdict.cause.id, verdict.attempt) == ("killed", 1)
     assert "attempt 2 opened it again" in (verdict.beside or "")
+
+
+def test_top_tells_of_the_same_attempt_as_why_and_runs(kernel: Attempt, tmp_path: Path) -> None:
+    _second_attempt(kernel, tmp_path)
+    second = kernel.folder.with_name("0002")
+    opened = [{"t": time.monotonic(), "kind": "opened", "run": f"../{name}", "newest": None} for name in "bc"]
+    (second / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in opened))
+    about = json.loads((second / "attempt.json").read_text())
+    (second / "attempt.json").write_text(json.dumps({**about, "start_ticks": 1}))  # that kernel is gone too
+    run = str(tmp_path / "runs" / "b")
+    point_to(run, find_attempt(str(tmp_path / "runs" / "train"), 2))
+    shown = _now(run)
+
+    assert (shown["attempt"], shown["status"]) == (story(tmp_path, "b").attempt, "killed") == (1, "killed")
+    assert describe(run)["status"] == "killed"
+    assert lines(shown)[1] == "attempt 2 opened it again and did no step of it"
 
 
 def test_advice_names_the_checkpoint_of_the_run_that_trained_last(kernel: Attempt, tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import NamedTuple
 
+from buoy.errors import RunFolderError
 from buoy.flight.attempt import Attempt, find_attempt, find_run, is_kernel, is_run, read_json
 from buoy.flight.beacon import read_beacon
 from buoy.flight.log import read_lines
@@ -24,13 +26,25 @@ class Asked(NamedTuple):
 
 def asked_for(run: str | None = None, number: int | None = None) -> Asked:
     """What a person means by a run (None, or a folder of runs: the newest) and an attempt (None: the last)."""
-    attempt, folder = find_attempt(run, number), find_run(run)
+    own = _recorded_here() if run is None else None
+    attempt, folder = find_attempt(own or run, number), find_run(own or run)
     if not _names_one(run):
         return Asked(attempt, concerned(attempt), True)
     was_chosen = number is not None or os.path.basename(os.path.normpath(run or "")).isdigit()
     holds_it = os.path.realpath(folder) == os.path.realpath(attempt.run_folder)
     of_process = holds_it and (was_chosen or not _took_part(attempt, folder))
     return Asked(attempt, folder, of_process)
+
+
+def _recorded_here() -> str | None:
+    """Where this process itself is recorded, if no run can be found from its working directory any more."""
+    try:
+        find_run()
+    except RunFolderError:
+        there = sys.modules.get("buoy.flight.recorder")
+        recorder = there.current() if there is not None else None
+        return recorder.folder if recorder is not None else None
+    return None
 
 
 def concerned(attempt: Attempt) -> str:

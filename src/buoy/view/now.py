@@ -229,7 +229,7 @@ def lines(now: dict[str, Any], bar: int = _BAR, events: int = 4) -> list[str]:
     head = f"{printable(now['name'], 40)} #{now['attempt']}: {now['status']}"
     if now["seconds"] is not None:
         head += f" · {format_duration(now['seconds'])}"
-    text = [head, *_silence(now), _pace(now)]
+    text = [head, *filter(None, [now.get("beside")]), *_silence(now), _pace(now)]
     if now["loop_beside"] is not None:
         text.append(f"a loop without a run trains in its process: step {now['loop_beside']:.0f} of its own")
     text.append("")
