@@ -110,7 +110,7 @@ def test_magics_answer_in_words(start: Start) -> None:
     kernel.run("import numpy as np")
     kernel.run("x = np.zeros(3)\nprint(undefined_thing_of_mine)")
 
-    assert "first kernel" in html(kernel.run("%buoy why"))
+    assert "no recording of a kernel before this one" in html(kernel.run("%buoy why"))
     assert "RAM" in html(kernel.run("%buoy top"))
     assert "undefined_thing_of_mine" in html(kernel.run("%buoy check"))
     report = html(kernel.run("%buoy report"))

@@ -48,6 +48,12 @@ class Beacon:
         self._phase = 0
         self._place()
 
+    def move(self, path: str | None) -> None:
+        """Say all that was said on another page from here on; None: on one that nobody reads."""
+        page = _map(path, False) if path is not None else mmap.mmap(-1, SIZE)
+        page[:] = self._page[:]
+        self._page = page
+
     def step(self, number: int | None = None) -> None:
         """One optimizer step is done."""
         now = time.monotonic()

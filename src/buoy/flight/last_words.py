@@ -42,6 +42,7 @@ class LastWords:
         self._note: dict[str, object] | None = None
         self._attached = True
         self._files: dict[int, int] = {}
+        self._faults = False
         self._watch_signals()
         self._previous_hook = sys.excepthook
         sys.excepthook = self._on_exception
@@ -50,13 +51,19 @@ class LastWords:
 
     def _watch_signals(self) -> None:
         # IPython kernels enable faulthandler on a stderr nobody sees; a script that did so wants its own output.
-        if not faulthandler.is_enabled() or "ipykernel" in sys.modules:
+        if self._faults or not faulthandler.is_enabled() or "ipykernel" in sys.modules:
+            self._faults = True
             faulthandler.enable(self._open("fault.txt"), all_threads=True)
         faulthandler.register(STACKS_SIGNAL, self._open("stacks.txt"), all_threads=True, chain=False)
         for number in WATCHED:
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP: leave it ignored
                 self._files[number] = self._open(f"{number.name}.txt")
                 faulthandler.register(number, self._files[number], all_threads=True, chain=True)
+
+    def move(self, folder: str) -> None:
+        """Write to another folder from here on. The files before stay open: their numbers may be another's by now."""
+        self._folder, self._again = folder, False
+        self._watch_signals()
 
     def set_handler(self, number: int, handler: object) -> None:
         """`signal.signal` beneath our dump: the stacks are still written, in C, before the handler is called."""

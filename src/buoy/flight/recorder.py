@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from buoy.flight.attempt import Attempt
+from buoy.flight.attempt import Attempt, point_to
 from buoy.flight.beacon import Beacon
 from buoy.flight.imports import after_import
 from buoy.flight.last_words import LastWords
@@ -48,18 +48,54 @@ class Recorder:
         self._loops = 0
         self._device: int | None = None
         """The disk that the sidecar reads."""
+        self._opened: dict[str, str | None] = {}
+        self._last_words: LastWords | None = None
         if attempt is None:
             self.beacon = Beacon(None)
             return
+        folder, again = self._own_folder(attempt)
+        self.beacon = Beacon(os.path.join(folder, "beacon"), again)
+        self._listen_for_the_end(folder, again)
+
+    def _own_folder(self, attempt: Attempt) -> tuple[str, bool]:
         self._device = os.stat(attempt.folder).st_dev
         folder = os.path.join(attempt.folder, f"process-{os.getpid()}")
         again = os.path.isdir(folder)  # this process has exec'ed itself: its new life has the words
         if not again:
             os.mkdir(folder, 0o700)
-        self.beacon = Beacon(os.path.join(folder, "beacon"), again)
+        return folder, again
+
+    def _listen_for_the_end(self, folder: str, again: bool) -> None:
         self._last_words = LastWords(folder, self.beacon, again)
         for framework, counter in _STEP_COUNTERS.items():
             after_import(framework, lambda counter=counter: self._count_steps(counter))  # type: ignore[misc]
+
+    def move(self, attempt: Attempt | None) -> None:
+        """Record into another attempt from here on, or nowhere; what trains is told of there anew."""
+        self.attempt = None
+        if attempt is None:
+            self.beacon.move(None)
+            return
+        folder, again = self._own_folder(attempt)
+        self.beacon.move(os.path.join(folder, "beacon"))
+        if self._last_words is None:
+            self._listen_for_the_end(folder, again)
+        else:
+            self._last_words.move(folder)
+        self.attempt = attempt
+        self._training.clear()
+        self._trained_last = self._left_at = None
+        for opened, newest in self._opened.items():
+            if os.path.isdir(opened):
+                self.opened(opened, newest)
+                self._point(opened)
+
+    def _point(self, opened: str) -> None:
+        try:
+            if self.attempt is not None and os.path.realpath(opened) != os.path.realpath(str(self.folder)):
+                point_to(opened, self.attempt)
+        except OSError:
+            pass
 
     @property
     def folder(self) -> str | None:
@@ -99,6 +135,7 @@ class Recorder:
 
     def opened(self, folder: str, newest: str | None) -> None:
         """A run with a folder of its own was made in this process; `newest` is the checkpoint it found there."""
+        self._opened[folder] = newest
         counted = self.beacon.count
         self.event("opened", run=self._seen_from_here(folder), path=folder, newest=newest, counted=counted)
         device = on_another_disk(folder, self._device) if self.attempt is not None else None
@@ -190,7 +227,7 @@ class Recorder:
 
     def set_handler(self, number: int, handler: object) -> None:
         """`signal.signal`, with the stacks that buoy dumps on this signal still dumped first."""
-        if self.attempt is None:
+        if self._last_words is None:
             signal.signal(number, handler)  # type: ignore[arg-type]
         else:
             self._last_words.set_handler(number, handler)

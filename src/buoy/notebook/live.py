@@ -55,6 +55,9 @@ class LiveCard:
         if os.getpid() != self._pid:
             return  # a forked child, such as the one that traces a plan, has no page to draw on
         begin = time.monotonic()
+        if self._recorder.attempt is None:  # nothing is recorded now: there may be later
+            self._next = begin + _LEAST_SECONDS
+            return
         try:
             text = where(self._recorder)
             self._output = self._output or Output()

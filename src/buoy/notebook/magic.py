@@ -86,7 +86,7 @@ class Magic:
         mine = recorder is not None and recorder.attempt is not None
         number = attempt.number - 1 if mine else attempt.number
         if number < 1:
-            return show_text(f"this is the first kernel that {attempt.run_folder} has seen")
+            return show_text(f"{attempt.run_folder} holds no recording of a kernel before this one")
         verdict = why(attempt.run_folder, number)
         return show(verdict_card(verdict.to_json()), str(verdict))
 
@@ -96,7 +96,9 @@ class Magic:
 
         recorder = self._extension.recorder
         mine = recorder is not None and recorder.attempt is not None
-        show_text(where(recorder) if recorder and mine else "\n".join(lines(state(self._attempt()))))
+        unrecorded = ["nothing is recorded of this kernel; the last recording:"] if recorder else []
+        told = where(recorder) if recorder and mine else [*unrecorded, *lines(state(self._attempt()))]
+        show_text(told if isinstance(told, str) else "\n".join(told))
 
     def _plan(self, words: list[str]) -> Any:
         from buoy.notebook.planning import plan

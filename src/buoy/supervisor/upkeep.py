@@ -1,4 +1,4 @@
-"""Looks after the recorder of a watched process: when the sidecar is gone, another is started.
+"""Looks after the recording of a watched process: a sidecar that is gone, a folder that is, a disk that was full.
 
 `buoy run` does this from outside. Here there is only the training itself, so its own steps and the notebook's cells
 look, every few seconds; no thread of ours runs in it.
@@ -7,79 +7,162 @@ look, every few seconds; no thread of ours runs in it.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from buoy.flight.attempt import Attempt
+from buoy.errors import RunFolderError
+from buoy.flight.attempt import Attempt, discard
 from buoy.flight.recorder import Recorder
 from buoy.machine import procfs
 from buoy.supervisor.start import start_sidecar
 
 LOOK_SECONDS = 2.0
+RETRY_SECONDS = 10.0
+"""After a failure, which a full disk may be: until it is tried again."""
 MOST_RESTARTS = 3
+
+_GOES_ON = "nothing is recorded, the training goes on"
 
 
 class Upkeep:
-    """Starts the sidecar again, three times at most."""
+    """Starts the sidecar again, three times at most, and the recording anew where it could not be, or is gone."""
 
-    def __init__(
-        self, recorder: Recorder, attempt: Attempt, sidecar: int, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, recorder: Recorder, new_attempt: Callable[[str | None], Attempt]) -> None:
         self._recorder = recorder
-        self._attempt = attempt
-        self._sidecar = sidecar
-        self._born = _born(sidecar)
-        self._say = say
+        self._new_attempt = new_attempt
+        self._sidecar: int | None = None
+        self._born: int | None = None
         self._restarts = 0
-        self._given_up = False
+        self._has_failed = self._given_up = False
         self._pid = os.getpid()
         self._next = time.monotonic() + LOOK_SECONDS
         self._step: Callable[[int | None], None] = recorder.beacon.step
 
-    def begin(self) -> None:
-        """Look from now on, at steps and at the start of cells."""
+    def begin(self, trouble: str | None) -> None:
+        """Start the sidecar, unless there was `trouble` before, and look from now on at steps and starts of cells."""
+        if trouble is None:
+            self._start()
+        else:
+            self._fail(trouble)
         self._recorder.beacon.step = self._stepped  # type: ignore[method-assign]
         ipython: Any = sys.modules.get("IPython")
         shell = ipython.get_ipython() if ipython is not None else None
         if shell is not None:
-            shell.events.register("pre_run_cell", lambda info: self._look())
+            shell.events.register("pre_run_cell", lambda info: self.look())
 
     def _stepped(self, number: int | None = None) -> None:
         self._step(number)
         if time.monotonic() >= self._next:
-            self._look()
+            self.look()
 
-    def _look(self) -> None:
+    def look(self, folder: str | None = None) -> None:
+        """See to it that this process is recorded; where it is not yet, into `folder` if one is given."""
+        is_due = time.monotonic() >= self._next or folder is not None
+        if os.getpid() != self._pid or self._given_up or (self._has_failed and not is_due):
+            return
         self._next = time.monotonic() + LOOK_SECONDS
-        if os.getpid() != self._pid or self._given_up:
-            return
-        if self._born is not None and _born(self._sidecar) == self._born:
-            return
         try:
-            self._start_again()
+            self._look(folder)
+        except (RunFolderError, OSError) as error:
+            self._fail(f"{_GOES_ON}: {error}")
         except Exception as error:  # noqa: BLE001 - a guard that fails must not end the training
-            self._say(f"the recorder is gone and cannot be started again: {error!r}; the training goes on")
+            self._fail(f"the recorder is gone and cannot be started again: {error!r}; the training goes on")
+
+    def _look(self, folder: str | None) -> None:
+        attempt = self._recorder.attempt
+        if attempt is not None and _is_gone(attempt.folder):
+            self._leave(attempt)
+            if self._given_up:
+                return
+            attempt = None
+        if attempt is None:
+            self._move(self._new_attempt(folder))
+            self._start()
+            if not self._has_failed:
+                self._say(f"a new recording begins in {self._recorder.folder}")
+        elif self._born is None or _born(self._sidecar) != self._born:
+            self._start_again()
+
+    def _move(self, attempt: Attempt) -> None:
+        try:
+            self._recorder.move(attempt)
+        except OSError:
+            forget(attempt)
+            raise
+
+    def _leave(self, attempt: Attempt) -> None:
+        """The folder was moved or removed: its sidecar would write an end that nobody finds."""
+        if self._sidecar is not None and self._born is not None and _born(self._sidecar) == self._born:
+            os.kill(self._sidecar, signal.SIGTERM)
+        self._sidecar = self._born = None
+        self._recorder.move(None)
+        # Where all around it went with it, making it there again would only litter.
+        self._given_up = _is_gone(os.path.dirname(os.path.dirname(attempt.run_folder)))
+        rest = f"; {_GOES_ON}" if self._given_up else ""
+        self._say(f"the folder of the recording is gone: {attempt.run_folder}{rest}")
 
     def _start_again(self) -> None:
-        self._given_up = True  # until another has started
         if self._restarts >= MOST_RESTARTS:
-            self._say("the recorder died again and stays down: nothing is recorded, the training goes on")
+            self._given_up = True
+            self._say(f"the recorder died again and stays down: {_GOES_ON}")
+            return
+        had_failed = self._has_failed
+        self._start()
+        if self._has_failed:
+            return
+        if had_failed:
+            self._say("the recorder runs now; what happened before is not recorded")
             return
         self._restarts += 1
-        sidecar = start_sidecar(self._attempt, self._pid)
-        if sidecar is None:
-            self._say(
-                "the recorder is gone and did not start again: nothing is recorded, the training goes on"
-            )
-            return
-        self._sidecar, self._born, self._given_up = sidecar, _born(sidecar), False
         self._recorder.event("sidecar", what="restarted", times=self._restarts)
         self._say("the recorder had died and was started again; what happened in between is not recorded")
 
+    def _start(self) -> None:
+        assert self._recorder.attempt is not None
+        self._sidecar = start_sidecar(self._recorder.attempt, self._pid)
+        self._born = _born(self._sidecar)
+        if self._sidecar is None:
+            self._fail("the sidecar did not start: no samples are taken, the training goes on")
+        else:
+            self._has_failed = False
 
-def _born(pid: int) -> int | None:
+    def _fail(self, text: str) -> None:
+        """Told once; tried again later, since a disk that is full now may have room then."""
+        self._next = time.monotonic() + RETRY_SECONDS
+        if not self._has_failed and not self._given_up:
+            self._say(text)
+        self._has_failed = True
+
+    @staticmethod
+    def _say(text: str) -> None:
+        try:
+            sys.stderr.write(f"buoy: {text}\n")
+        except (OSError, AttributeError):
+            pass  # stderr is closed
+
+
+def forget(attempt: Attempt) -> None:
+    """Remove an attempt that could not begin."""
+    try:
+        discard(attempt)
+    except OSError:
+        pass
+
+
+def _is_gone(folder: str) -> bool:
+    try:
+        os.stat(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass  # a drive that does not answer may answer again
+    return False
+
+
+def _born(pid: int | None) -> int | None:
     """When this process began, by which it is known from a later one of the same number; None when it is gone."""
-    stat = procfs.parse_stat(procfs.read_bytes(f"/proc/{pid}/stat"))
+    stat = procfs.parse_stat(procfs.read_bytes(f"/proc/{pid}/stat")) if pid is not None else None
     return stat.start_ticks if stat is not None and stat.state not in ("Z", "X") else None

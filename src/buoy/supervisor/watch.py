@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from buoy.errors import RunFolderError
 from buoy.flight import recorder
@@ -15,10 +16,11 @@ from buoy.supervisor.start import (
     default_run_folder,
     describe_attempt,
     limit_seconds,
-    start_sidecar,
     write_attempt,
 )
-from buoy.supervisor.upkeep import Upkeep
+from buoy.supervisor.upkeep import Upkeep, forget
+
+_upkeep: Upkeep | None = None
 
 
 def watch(
@@ -39,6 +41,8 @@ def watch(
     if is_rehearsal():
         return _join(None)
     there = recorder.current()
+    if there is not None and _upkeep is not None:
+        _upkeep.look(os.path.expanduser(folder) if folder is not None and there.attempt is None else None)
     attempt = there.attempt if there is not None else recorder.attempt_of_environment()
     seconds = limit_seconds(time_limit)
     if attempt is not None:
@@ -47,23 +51,46 @@ def watch(
 
             _say(f"already recording into {printable(attempt.run_folder)}; {printable(folder)} is not used")
         return _join(attempt)
+    return there if there is not None else _begin(folder, mirror, seconds)
+
+
+def _begin(folder: str | None, mirror: str | None, seconds: float | None) -> Recorder:
+    global _upkeep
     command = [sys.executable, *(sys.argv if sys.argv and sys.argv[0] else [])]
+    chosen = os.path.expanduser(folder) if folder is not None else default_run_folder(command)
+    began = time.time()
+    usual = os.path.abspath(chosen)  # the working directory may be another one by the time it is needed again
+
+    def begun(asked: str | None = None) -> Attempt:
+        attempt = new_attempt(asked or usual)
+        try:
+            about = describe_attempt(attempt, "watch", os.getpid(), command, mirror, seconds)
+            known = about["session_started"]
+            about["session_started"] = min(began, known) if isinstance(known, float) else began
+            write_attempt(about, attempt)
+        except OSError:
+            forget(attempt)
+            raise
+        os.environ[recorder.WATCHED_VARIABLE] = attempt.folder
+        return attempt
+
+    trouble = None
     try:
-        attempt = new_attempt(
-            os.path.expanduser(folder) if folder is not None else default_run_folder(command)
-        )
-        started = _join(attempt)
-        write_attempt(describe_attempt(attempt, "watch", os.getpid(), command, mirror, seconds), attempt)
+        joined = _begin_in(begun())
     except (RunFolderError, OSError) as error:
-        _say(f"nothing is recorded, the training goes on: {error}")
-        return _join(None)
-    os.environ[recorder.WATCHED_VARIABLE] = attempt.folder
-    sidecar = start_sidecar(attempt, os.getpid())
-    if sidecar is None:
-        _say("the sidecar did not start: no samples are taken, the training goes on")
-    else:
-        Upkeep(started, attempt, sidecar, _say).begin()
-    return started
+        trouble = f"nothing is recorded, the training goes on: {error}"
+        joined = _join(None)
+    _upkeep = Upkeep(joined, begun)
+    _upkeep.begin(trouble)
+    return joined
+
+
+def _begin_in(attempt: Attempt) -> Recorder:
+    try:
+        return _join(attempt)
+    except OSError:
+        forget(attempt)
+        raise
 
 
 def _say(text: str) -> None:

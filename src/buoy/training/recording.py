@@ -21,6 +21,8 @@ def record(store: Store, mirror: str | None, limit: float | None, say: Callable[
     folder = store.folder
     make_folder(folder)
     there = recorder.current()
+    if there is not None and there.attempt is not None:
+        there = watch()  # a recording whose folder is gone is begun anew
     attempt = there.attempt if there is not None else recorder.attempt_of_environment()
     newest = next((entry.folder for entry in store.list() if entry.complete), None)
     if attempt is None:
