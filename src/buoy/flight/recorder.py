@@ -46,6 +46,8 @@ class Recorder:
         self._alone_from = 0
         self._is_claimed = False
         self._loops = 0
+        self._in_cell: set[str] = set()
+        """The runs that trained since the notebook's cell began."""
         self._device: int | None = None
         """The disk that the sidecar reads."""
         self._opened: dict[str, str | None] = {}
@@ -145,6 +147,7 @@ class Recorder:
 
     def trains(self, folder: str, step: int) -> None:
         """The run in this folder trains now and is at this step: what is counted from here on is its own."""
+        self._in_cell.add(folder)
         if folder in self._training:
             return
         self.beacon.unannounced = None
@@ -169,6 +172,7 @@ class Recorder:
 
     def claims(self, folder: str, step: int) -> None:
         """The step that is counted next is one of this run, which is at `step`: also outside of its loops."""
+        self._in_cell.add(folder)
         if folder in self._training:
             return
         if folder != self._trained_last:
@@ -194,20 +198,32 @@ class Recorder:
         self.event("loop", left=self._alone_from)
         self.beacon.at(max(1, self.beacon.count - self._alone_from))
 
-    def left(self, kind: object, message: object) -> None:
-        """A notebook's cell ended with an exception: whatever trained in it announces itself anew."""
+    @property
+    def is_training(self) -> bool:
+        """Whether a loop of a run is under way."""
+        return bool(self._training)
+
+    def cell_ended(self, error: dict[str, object] | None) -> None:
+        """A notebook's cell ended, with an exception or without: what was left by one announces itself anew."""
+        runs = sorted(self._training | self._in_cell)
+        self._in_cell.clear()
         step = self.beacon.count
+        if error is None or not (step or runs):
+            return
         self._training.clear()
         self._trained_last, self._left_at = None, step
         self._listen()
-        self.event("cell-error", type=kind, message=message, step=step)
+        told = {"type": error["type"], "message": str(error["message"])[:200], "step": step}
+        self.event("cell-error", **told, runs=[self._seen_from_here(folder) for folder in runs])
 
-    def trained(self, folder: str, step: int, finished: bool) -> None:
-        """The training of the run in this folder is over: at its end (`finished`), or given up."""
+    def trained(self, folder: str, step: int, finished: bool, unsaved: str | None = None) -> None:
+        """The training of the run in this folder is over: at its end (`finished`), at an end that could not be saved
+        (`unsaved` says why), or given up."""
         self._training.discard(folder)
-        if folder == self._trained_last or finished:
+        if folder == self._trained_last or finished or unsaved:
             self._trained_last = None
-            self.event("trained", run=self._seen_from_here(folder), step=step, finished=finished)
+            told = {"unsaved": unsaved} if unsaved else {}
+            self.event("trained", run=self._seen_from_here(folder), step=step, finished=finished, **told)
             self._listen()
 
     def _seen_from_here(self, folder: str) -> str:

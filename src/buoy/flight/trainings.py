@@ -21,15 +21,25 @@ class Training(NamedTuple):
     """Whether no other run was made, or trained, after it was made or trained."""
     finished: bool = False
     ended: dict[str, Any] | None = None
-    """The event that ended its part: its own end, or the beginning of another run or of a loop without one."""
-    broken: int | None = None
-    """The step at which an exception ended the cell that it trained in; None once it trains again."""
+    """The event that ended its part: its own end, an exception that left its cell, or the beginning of another run or
+    of a loop without one; None once it trains again."""
     counted: int | None = None
     """Where the recorder's count stood when it was made; None once a training was announced after that."""
     stepped_unseen: bool = False
     """Whether steps were counted then, before any training was announced: they may be its own."""
     is_followed_by_a_loop: bool = False
     """Whether a loop without a run has trained after the last training: the recording's own step is that loop's."""
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """The exception that ended the cell that it trained in, if that is what ended its part."""
+        return self.ended if self.ended is not None and self.ended.get("kind") == "cell-error" else None
+
+    @property
+    def unsaved(self) -> str | None:
+        """Why its end could not be saved, if it came to its end and that is so."""
+        why = (self.ended or {}).get("unsaved")
+        return why if isinstance(why, str) and why and not self.finished else None
 
     @property
     def is_beside(self) -> bool:
@@ -47,36 +57,60 @@ def training_of(events: Iterable[dict[str, Any]], recording: str, run: str) -> T
     found = Training()
     last = newest = None
     is_alone = False
+    in_turns: set[object] = set()
     for event in events:
         kind, of = event.get("kind"), event.get("run")
         newest = of if kind in ("opened", "training") else newest
+        is_under_way = found.began and found.ended is None and (last == name or last in in_turns)
         if kind == "opened" and of == name:
             found = found._replace(opened=True, counted=_count(event.get("counted")) or 0)
         elif kind == "training" and of == name:
+            if event.get("together") is True:
+                in_turns.add(last)
+            elif last not in in_turns:
+                in_turns = set()
             last, is_alone = name, False
             found = Training(True, _count(event.get("step")) or found.step, True)
         elif kind == "training":
-            if last == name and found.ended is None and event.get("together") is not True:
-                found = found._replace(ended=event, step=_count(event.get("left")) or found.step)
+            left = _count(event.get("left"))
+            if last == name and found.ended is None:
+                found = found._replace(step=left or found.step)
+            if is_under_way and event.get("together") is True:
+                in_turns.add(of)
+            elif is_under_way and of not in in_turns:
+                found = found._replace(ended=event)
             if found.counted is not None:
-                unseen = found.stepped_unseen or (_count(event.get("left")) or 0) > found.counted
+                unseen = found.stepped_unseen or (left or 0) > found.counted
                 found = found._replace(counted=None, stepped_unseen=unseen)
             last, is_alone = of, False
         elif kind == "loop":
-            if last == name and found.ended is None:
-                found = found._replace(ended=event, step=_count(event.get("left")) or found.step)
+            if is_under_way:
+                at = _count(event.get("left")) if last == name else None
+                found = found._replace(ended=event, step=at or found.step)
             found = found._replace(stepped_unseen=found.stepped_unseen or found.counted is not None)
             last, is_alone = None, True
         elif kind == "trained" and of == name:
-            finished = event.get("finished") is True
-            found = found._replace(step=_count(event.get("step")), finished=finished, ended=event)
-        elif kind == "cell-error" and last == name and found.ended is None:
-            found = found._replace(broken=_count(event.get("step")))
+            if found.error is None or event.get("finished") is True:
+                finished = event.get("finished") is True
+                found = found._replace(step=_count(event.get("step")), finished=finished, ended=event)
+        elif kind == "cell-error" and found.began and _left(event, name, last, found):
+            at = _count(event.get("step")) if last == name else None
+            found = found._replace(ended=event, step=at or found.step)
         elif kind == "save" and event.get("what") == "buoy" and last == name and not found.ended:
             found = found._replace(step=_count(event.get("step")))
     return found._replace(
         is_last=last == name, is_newest=newest == name, is_followed_by_a_loop=found.began and is_alone
     )
+
+
+def _left(error: dict[str, Any], name: str, last: object, found: Training) -> bool:
+    """Whether this exception ended the cell that the run trained in, before anything else had ended its part."""
+    ended = found.ended or {}
+    given_up = ended.get("kind") == "trained" and not found.finished and found.unsaved is None
+    if found.ended is not None and not given_up:
+        return False
+    runs = error.get("runs")
+    return name in runs if isinstance(runs, list) else last == name and not given_up
 
 
 def _count(value: object) -> int | None:

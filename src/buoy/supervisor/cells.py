@@ -34,20 +34,14 @@ def mark_cells(beacon: Beacon) -> None:
     def ends(result: Any) -> None:
         beacon.cell("")
         before[0] = beacon.phase("done")
-        error = getattr(result, "error_in_exec", None)
-        if error is not None and beacon.count:
-            _note(error)
+        there = recorder.current()
+        if there is not None:
+            error = getattr(result, "error_in_exec", None)
+            # The kernel lives on, so that nothing else would say what left a training.
+            there.cell_ended(describe(error) if error is not None else None)
 
     shell.events.register("pre_run_cell", begins)
     shell.events.register("post_run_cell", ends)
-
-
-def _note(error: BaseException) -> None:
-    """What left a training: the kernel lives on, so that nothing else would say it."""
-    there = recorder.current()
-    if there is not None:
-        told = describe(error)
-        there.left(told["type"], str(told["message"])[:200])
 
 
 def _first_line(code: str | None) -> str:

@@ -6,6 +6,7 @@ lost_child.py  what an exception says of a child process that is gone
 saved.py       what a training can go on from
 going_on.py    how to go on, in words
 own_story.py   a run's own end within a recording that holds others
+kernel_end.py  a kernel's end beside the ends that its runs had had before
 asked.py       which run is meant where none is named
 beside.py      other attempts of the run: one that lived at the same time, the one before one that lives
 judge.py       the first that fits, plus mechanism, place and memory holders

@@ -11,6 +11,7 @@ from buoy.flight.attempt import Attempt, find_attempt, find_run, is_kernel, is_r
 from buoy.flight.beacon import read_beacon
 from buoy.flight.log import read_lines
 from buoy.flight.trainings import Training, training_of
+from buoy.verdict.going_on import FINISHED, LEFT, UNSAVED
 from buoy.verdict.own_story import IDLE, what_became
 
 
@@ -50,7 +51,7 @@ def _recorded_here() -> str | None:
 def concerned(attempt: Attempt) -> str:
     """The folder of the run that this attempt's process is at, or was at in the end.
 
-    That is the run that was made or trained last, unless that one had no part in the end. Steps that were counted
+    That is the run that was made or trained last, unless that one had been left before the end. Steps that were counted
     after the end of the last training are those of a loop without a run: then it is the recording's own folder.
     """
     about = read_json(os.path.join(attempt.folder, "attempt.json")) or {}
@@ -58,6 +59,7 @@ def concerned(attempt: Attempt) -> str:
     beacon = read_beacon(os.path.join(attempt.folder, f"process-{about.get('pid')}", "beacon"))
     count = beacon.step if beacon is not None else None
     was_idle = beacon is not None and beacon.phase == IDLE
+    is_over = any(os.path.exists(os.path.join(attempt.folder, name)) for name in ("death.json", "exit.json"))
     named = [str(event.get("run")) for event in events if event.get("kind") in ("opened", "training")]
     trained = [str(event.get("run")) for event in events if event.get("kind") == "training"]
     for name in (*named[-1:], *trained[-1:]):
@@ -65,8 +67,9 @@ def concerned(attempt: Attempt) -> str:
         own = training_of(events, attempt.run_folder, folder)
         if not own.began and own.may_have_stepped(count):
             own = Training()
-        story = what_became(own, True, is_kernel(about.get("command")), was_idle)
-        is_it = story is None or (own.finished and own.is_last)
+        story = what_became(own, True, is_kernel(about.get("command")), was_idle, is_over)
+        of_last = (FINISHED, UNSAVED) if is_over else (FINISHED, UNSAVED, LEFT)
+        is_it = story is None or (own.is_last and story in of_last)
         if is_it and not _is_left_behind(own, count) and os.path.isdir(folder):
             return folder
     return str(attempt.run_folder)
@@ -85,7 +88,7 @@ def trained_last(attempt: Attempt) -> str | None:
 
 
 def _is_left_behind(own: Training, count: int | None) -> bool:
-    stands = own.step if own.ended is not None else own.broken
+    stands = own.step if own.ended is not None else None
     return own.is_last and None not in (count, stands) and count != stands
 
 

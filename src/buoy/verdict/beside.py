@@ -11,6 +11,7 @@ from buoy.verdict.asked import Asked, concerned
 from buoy.verdict.evidence import load
 from buoy.verdict.going_on import FINISHED, LEFT, NOT_BEGUN
 from buoy.verdict.judge import judge
+from buoy.verdict.kernel_end import with_its_runs
 from buoy.verdict.model import Verdict
 from buoy.verdict.own_story import of_run
 from buoy.verdict.saved import from_here
@@ -26,7 +27,9 @@ def tell(asked: Asked) -> Verdict:
     evidence = load(asked.attempt.folder)
     whole = asked.of_process and evidence.is_dead
     run = concerned(asked.attempt) if whole else asked.run
-    return of_run(judge(evidence), evidence, run, whole)
+    verdict = of_run(judge(evidence), evidence, run, whole)
+    is_of_kernel = whole and os.path.realpath(run) == os.path.realpath(asked.attempt.run_folder)
+    return with_its_runs(verdict, evidence) if is_of_kernel else verdict
 
 
 def beside(verdict: Verdict, asked: Asked) -> Verdict:

@@ -15,8 +15,8 @@ from buoy.verdict.values import count, mapping, printable, text
 if TYPE_CHECKING:
     from buoy.verdict.evidence import Evidence
 
-FINISHED, NOT_BEGUN, LEFT = "finished", "not-begun", "left"
-_WANTS_MEMORY = ("kernel-oom", "gpu-oom", "memory-error", "thrashing")
+FINISHED, UNSAVED, NOT_BEGUN, LEFT = "finished", "unsaved", "not-begun", "left"
+WANTS_MEMORY = ("kernel-oom", "gpu-oom", "memory-error", "thrashing")
 """Causes whose advice is about the size of a training."""
 
 
@@ -81,8 +81,10 @@ def _pasteable(evidence: Evidence) -> str:
     return command if len(command) <= 90 and command.isprintable() else "..."
 
 
-def what_to_do(story: str, run_folder: str, in_kernel: bool) -> str:
-    """What is to be done of a run whose part ended before its process did."""
+def what_to_do(
+    story: str, run_folder: str, in_kernel: bool, own: Training | None = None, lives: bool = False
+) -> str:
+    """What is to be done of a run whose part ended before its process did, or while that one `lives`."""
     if story == NOT_BEGUN:
         return "train it: nothing of it was lost"
     kept = newest_checkpoint(run_folder)
@@ -92,8 +94,16 @@ def what_to_do(story: str, run_folder: str, in_kernel: bool) -> str:
         )
     again = "train it again in a cell" if in_kernel else "train it again"
     if kept is None:
-        return f"{again}: no checkpoint of it is here, it begins anew"
-    return f"{again}: it goes on from its last checkpoint, step {kept.step}"
+        words = f"{again}: no checkpoint of it is here, it begins anew"
+    else:
+        words = f"{again}: it goes on from its last checkpoint, step {kept.step}"
+    if story != UNSAVED:
+        return words
+    done = own.step if own is not None else None
+    lost = f"; steps {kept.step + 1} to {done} are lost" if kept and done and done > kept.step else ""
+    if lives:
+        return f"free some space and save it while its process lives (`run.save()`); else {words}"
+    return f"free some space, then {words}{lost}"
 
 
 def with_its_checkpoints(verdict: Verdict, evidence: Evidence, own: Training) -> Verdict:
@@ -106,7 +116,7 @@ def with_its_checkpoints(verdict: Verdict, evidence: Evidence, own: Training) ->
             "nothing", "nothing of its training was lost", 1
         )
         steps = [step for step in verdict.cause.next if step != told]
-        if verdict.cause.id in _WANTS_MEMORY:
+        if verdict.cause.id in WANTS_MEMORY:
             steps = [
                 "what was asked for after the training was too much: free what it holds first, or take less"
             ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from typing import Any, NamedTuple
 
@@ -105,6 +106,13 @@ def waits_for_us(pid: int | None) -> bool:
         stat = procfs.parse_stat(procfs.read_bytes(f"/proc/{above}/stat"))
         above = stat.ppid if stat is not None else 0
     return False
+
+
+def is_asked_by_itself(pid: int | None) -> bool:
+    """Whether this very process is asked about while no loop of a run is under way in it: by a cell of its own."""
+    there = sys.modules.get("buoy.flight.recorder")
+    recorder = there.current() if there is not None and pid == os.getpid() else None
+    return recorder is not None and not recorder.is_training
 
 
 def _same(then: str | None, now: str | None) -> bool | None:

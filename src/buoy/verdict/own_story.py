@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from buoy.flight.attempt import is_kernel
 from buoy.flight.trainings import Training, training_of
 from buoy.units import format_duration
-from buoy.verdict.going_on import FINISHED, LEFT, NOT_BEGUN, what_to_do, with_its_checkpoints
+from buoy.verdict.going_on import FINISHED, LEFT, NOT_BEGUN, UNSAVED, what_to_do, with_its_checkpoints
 from buoy.verdict.model import Cause, Claim, Grade, Reading, Verdict, Where
-from buoy.verdict.now import waits_for_us
+from buoy.verdict.now import is_asked_by_itself, waits_for_us
 from buoy.verdict.saved import from_here
 from buoy.verdict.values import number, printable
 
@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 IDLE = "done"
 """The phase of a notebook's kernel between two cells, and of a script that is about to end."""
-STORIES = {FINISHED: "finished", NOT_BEGUN: "no step done", LEFT: "left unfinished"}
+STORIES = {
+    FINISHED: "finished",
+    UNSAVED: "end not saved",
+    NOT_BEGUN: "no step done",
+    LEFT: "left unfinished",
+}
 """The same for people, in a list."""
 
 
@@ -38,8 +43,9 @@ def of_run(verdict: Verdict, evidence: Evidence, run_folder: str, whole: bool = 
     if not own.began and own.may_have_stepped(main.step if main else None):
         own = Training()  # it trained in a loop that told us nothing: the process's end is all there is
     in_kernel = is_kernel(evidence.attempt.get("command"))
-    story = what_became(own, is_other, in_kernel, was_idle)
-    waits = in_kernel and verdict.cause.id == "still-running" and (was_idle or waits_for_us(evidence.pid))
+    story = what_became(own, is_other, in_kernel, was_idle, evidence.is_dead)
+    is_asking = waits_for_us(evidence.pid) or (own.is_last and is_asked_by_itself(evidence.pid))
+    waits = in_kernel and verdict.cause.id == "still-running" and (was_idle or is_asking)
     if story is None and waits:
         return _in_an_idle_kernel(verdict, evidence, own, run_folder)
     if story is None or whole:
@@ -48,14 +54,14 @@ def of_run(verdict: Verdict, evidence: Evidence, run_folder: str, whole: bool = 
             step = None if own.is_followed_by_a_loop else own.step
             named = replace(named, where=replace(named.where, step=step, epoch=None))
         return _with_progress(with_its_checkpoints(named, evidence, own), evidence, own)
-    words = _words(story, own, evidence)
-    hint = what_to_do(story, run_folder, in_kernel)
+    words = _words(story, own, evidence, waits)
+    hint = what_to_do(story, run_folder, in_kernel, own, not evidence.is_dead)
     reading = _reading(story, own)
     return replace(
         verdict,
         run=run_folder,
         mechanism=Claim(_mechanism(story, evidence), "certain"),
-        cause=Cause(story, Claim(words, _grade(story), (reading,) if reading else ()), next=(hint,)),
+        cause=Cause(story, Claim(words, grade_of(story, own), (reading,) if reading else ()), next=(hint,)),
         where=Where(step=own.step),
         holders=(),
         wall=number(own.ended.get("wall")) if own.ended else None,
@@ -70,57 +76,69 @@ def _in_an_idle_kernel(verdict: Verdict, evidence: Evidence, own: Training, run_
         "the kernel's process exists and runs no cell", f"/proc/{evidence.pid}/stat", evidence.now.wall
     )
     counted = evidence.main.step if evidence.main is not None else None
-    step = own.step if own.ended is not None else own.broken or counted
+    step = own.step if own.ended is not None or not own.is_last else counted
     if not own.began or not step:
         claim = Claim("The kernel lives and is idle", "certain", (lives,))
         cause = Cause("still-running", claim, next=("nothing: run the next cell",))
         return replace(verdict, run=run_folder, cause=cause)
-    error = next(iter(reversed(evidence.events_of("cell-error"))), None)
-    by, readings = "", [lives]
-    if error is not None and error.get("step") == step:
-        name = printable(str(error.get("type")).removeprefix("builtins."), 60)
-        by = f" by {name}"
-        words = printable(f"{name}: {error.get('message')}", 160).rstrip(": ")
-        readings.insert(0, Reading(words, "events.jsonl", number(error.get("wall"))))
-    words = f"The kernel lives and is idle; this training was left{by} at step {step}, unfinished"
+    words = f"The kernel lives and is idle; this training was left at step {step}, unfinished"
+    hint = what_to_do(LEFT, run_folder, True)
     return replace(
         verdict,
         run=run_folder,
-        cause=Cause(
-            LEFT, Claim(words, "likely", tuple(readings)), next=(what_to_do(LEFT, run_folder, True),)
-        ),
+        cause=Cause(LEFT, Claim(words, "likely", (lives,)), next=(hint,)),
         where=Where(step=step, epoch=verdict.where.epoch),
     )
 
 
-def what_became(own: Training, is_other: bool, in_kernel: bool, was_idle: bool) -> str | None:
+def what_became(
+    own: Training, is_other: bool, in_kernel: bool, was_idle: bool, is_over: bool = False
+) -> str | None:
     """The end of a run that was not its process's end; None when the two are one story.
 
     A run without a step may have died in its first, or while its data was loaded: only between two cells (`was_idle`),
-    or when another run came after it, is it known to have had no part in the end.
+    or when another run came after it, is it known to have had no part in the end. A kernel that ended (`is_over`)
+    between two cells ended no training.
     """
     if not own.began:
         had_no_part = (in_kernel and was_idle) or not own.is_newest
         return NOT_BEGUN if own.opened and had_no_part else None
-    if own.finished and (is_other or in_kernel or not own.is_last):
-        return FINISHED
-    if own.ended is not None and not own.finished and not own.is_last:
+    if own.unsaved is not None or own.finished:
+        is_apart = is_other or in_kernel or not own.is_last
+        return (FINISHED if own.finished else UNSAVED) if is_apart else None
+    if own.ended is not None and (own.error is not None or not own.is_last):
         return LEFT
-    return None
+    return LEFT if in_kernel and was_idle and is_over else None
 
 
-def _words(story: str, own: Training, evidence: Evidence) -> str:
-    at = f" at step {own.step}" if own.step else ""
-    before = _before(own, evidence)
-    if story == FINISHED:
-        return f"This training was finished{at}{before}"
+def _words(story: str, own: Training, evidence: Evidence, waits: bool) -> str:
     if story == NOT_BEGUN:
         return "This run was made, and no step of it was done"
+    it = "This training" if evidence.is_dead else "The kernel lives and is idle; this training"
+    return f"{it if waits or evidence.is_dead else 'This training'} {fate(story, own)}{before(own, evidence)}"
+
+
+def fate(story: str, own: Training) -> str:
+    """What became of a training, after its name."""
+    at = f" at step {own.step}" if own.step else ""
+    if story == FINISHED:
+        return f"was finished{at}"
+    if story == UNSAVED:
+        return f"came to its end{at}, and that could not be saved: {printable(own.unsaved or '', 80)}"
+    if own.error is not None:
+        return f"was left by {error_name(own.error)}{at}, unfinished"
+    if own.ended is None or own.ended.get("kind") == "trained":
+        return f"was left{at}, unfinished: no cell ran when its process ended"
     other = "a loop without a run" if own.is_followed_by_a_loop else "another one"
-    return f"This training was left{at}, unfinished, when {other} began{before}"
+    return f"was left{at}, unfinished, when {other} began"
 
 
-def _before(own: Training, evidence: Evidence) -> str:
+def error_name(error: dict[str, object]) -> str:
+    """The exception's type, as Python shows it."""
+    return printable(str(error.get("type")).removeprefix("builtins."), 60)
+
+
+def before(own: Training, evidence: Evidence) -> str:
     """How long before the end of its process, where there was one."""
     t = number(own.ended.get("t")) if own.ended else None
     end = evidence.died_t
@@ -129,9 +147,14 @@ def _before(own: Training, evidence: Evidence) -> str:
     return f", {format_duration(end - t)} before its process ended"
 
 
-def _grade(story: str) -> Grade:
-    """A training that was announced is certain; that none was is only likely to mean that there was none."""
-    return "likely" if story == NOT_BEGUN else "certain"
+def grade_of(story: str, own: Training) -> Grade:
+    """What was announced is certain; that nothing was is only likely to mean that there was nothing.
+
+    An exception ended its cell for certain, but a loop of the person's own may have come to its end before that.
+    """
+    if story == NOT_BEGUN or own.ended is None or own.error is not None:
+        return "likely"
+    return "likely" if story == LEFT and own.ended.get("kind") == "trained" else "certain"
 
 
 def _mechanism(story: str, evidence: Evidence) -> str:
@@ -141,11 +164,16 @@ def _mechanism(story: str, evidence: Evidence) -> str:
 def _reading(story: str, own: Training) -> Reading | None:
     if story == NOT_BEGUN:
         return Reading("the recording knows of no step of it", "events.jsonl")
-    assert own.ended is not None
-    what = "its last step was done" if own.finished else f"{own.ended.get('run')} began to train"
-    if own.ended.get("kind") == "loop":
+    if own.ended is None:
+        return Reading("the kernel was between two cells", "beacon")
+    what = f"{own.ended.get('run')} began to train"
+    if own.error is not None:
+        what = f"{error_name(own.error)}: {own.error.get('message')}".rstrip(": ")
+    elif own.ended.get("kind") == "trained":
+        what = "its last step was done" if story in (FINISHED, UNSAVED) else "it was given up"
+    elif own.ended.get("kind") == "loop":
         what = "a step was counted that no run had announced"
-    return Reading(printable(what, 80), "events.jsonl", number(own.ended.get("wall")))
+    return Reading(printable(what, 160), "events.jsonl", number(own.ended.get("wall")))
 
 
 def _later(verdict: Verdict, evidence: Evidence, recording: str) -> str | None:
@@ -158,10 +186,12 @@ def _later(verdict: Verdict, evidence: Evidence, recording: str) -> str | None:
 
 def _with_progress(verdict: Verdict, evidence: Evidence, own: Training) -> Verdict:
     """A script that fails after its training is done has lost no training; nor has one that did no step."""
-    if verdict.cause.id in ("clean-exit", "still-running"):
+    if verdict.cause.id == "still-running" or (verdict.cause.id == "clean-exit" and own.unsaved is None):
         return verdict
     if own.finished:
-        claim = Claim(f"its training had been finished at step {own.step}{_before(own, evidence)}", "certain")
+        claim = Claim(f"its training had been finished at step {own.step}{before(own, evidence)}", "certain")
+    elif own.unsaved is not None:
+        claim = Claim(f"its training {fate(UNSAVED, own)}", "certain")
     elif own.is_followed_by_a_loop:
         at = f" at step {own.step}" if own.step else ""
         claim = Claim(f"its training had stopped{at}; a loop without a run trained since", "certain")

@@ -125,7 +125,7 @@ def of_its_own(life: Life, attempt: Attempt, run_folder: str) -> str | None:
         return None
     is_other = os.path.realpath(attempt.run_folder) != os.path.realpath(run_folder)
     was_idle = life.last.get("phase") == IDLE
-    return what_became(own, is_other, is_kernel(life.about.get("command")), was_idle)
+    return what_became(own, is_other, is_kernel(life.about.get("command")), was_idle, life.ended)
 
 
 def own_events(life: Life, attempt: Attempt, run_folder: str) -> list[dict[str, Any]]:

@@ -152,9 +152,9 @@ def _last_words(attempt: Attempt, run: str) -> _Words:
     if not own.began and own.may_have_stepped(beacon.step if beacon is not None else None):
         own = Training()
     in_kernel, was_idle = is_kernel(about.get("command")), beacon is not None and beacon.phase == IDLE
-    story = what_became(own, is_other, in_kernel, was_idle)
     verdict = read_json(os.path.join(attempt.folder, "verdict.json"))
     alive = verdict is None and is_alive(about)
+    story = what_became(own, is_other, in_kernel, was_idle, is_over=verdict is not None)
     is_told = own.began or not is_other
     if story is not None:
         wall = number((own.ended or {}).get("wall")) or _newest_write(run)

@@ -1,0 +1,189 @@
+"""A run that was left before its kernel ended keeps its own story; the kernel's end is told beside it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from folders import PID, Attempt
+
+import buoy
+from buoy.checkpoint.store import Store
+from buoy.cli import main
+from buoy.flight.attempt import find_attempt, point_to
+
+KERNEL = ["python", "/lib/ipykernel_launcher.py", "-f", "kernel.json"]
+
+
+class Kernel:
+    """A notebook's kernel, recorded in runs/train; its beacon stands at step 120."""
+
+    def __init__(self, tmp_path: Path, status: int = 9) -> None:
+        self.attempt = Attempt(tmp_path, status)
+        self.attempt.attempt.update(mode="watch", command=KERNEL)
+        self.runs = tmp_path / "runs"
+
+    def trains(self, before: float, name: str, **more: Any) -> None:
+        self.attempt.event("opened", before + 1, run=f"../{name}", newest=None)
+        self.attempt.event("training", before, run=f"../{name}", step=0, left=0, **more)
+        point_to(str(self.runs / name), find_attempt(str(self.write())))
+
+    def fails(self, before: float, *names: str, step: int = 9, kind: str = "builtins.ValueError") -> None:
+        runs = [f"../{name}" for name in names]
+        self.attempt.event("cell-error", before, type=kind, message="bad labels", step=step, runs=runs)
+        self.write()
+
+    def rests(self) -> None:
+        """No cell runs any more."""
+        with (self.attempt.folder / f"process-{PID}" / "beacon").open("r+b") as file:
+            file.seek(104)
+            file.write(struct.pack("<Q", 5))
+
+    def write(self) -> Path:
+        self.attempt.write()
+        return self.runs / "train"
+
+    def why(self, name: str, number: int | None = None) -> buoy.Verdict:
+        return buoy.why(str(self.runs / name), number)
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Kernel:
+    """It trained runs/a up to a ValueError at step 9, and was killed 2 s later between two cells."""
+    made = Kernel(tmp_path)
+    made.trains(60.0, "a")
+    made.fails(2.0, "a")
+    made.rests()
+    return made
+
+
+def test_a_run_that_an_exception_left_was_not_killed_with_its_idle_kernel(kernel: Kernel) -> None:
+    verdict = kernel.why("a")
+
+    assert (verdict.cause.id, verdict.cause.claim.grade, verdict.where.step) == ("left", "likely", 9)
+    assert "left by ValueError at step 9" in verdict.cause.claim.text
+    assert "ValueError: bad labels" in verdict.cause.claim.evidence[0].text
+    assert "killed" in (verdict.beside or "")
+
+
+def test_nor_with_one_that_was_told_to_stop(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path, 15)
+    kernel.trains(60.0, "a")
+    kernel.fails(2.0, "a")
+    kernel.rests()
+
+    assert "left by ValueError at step 9" in kernel.why("a").cause.claim.text
+
+
+def test_the_kernels_own_card_names_what_became_of_each_run(kernel: Kernel) -> None:
+    kernel.attempt.event("training", 1.5, run="../b", step=0, left=9)
+    kernel.attempt.event("trained", 1.0, run="../b", step=16, finished=True)
+    kernel.attempt.oom_killed()
+    kernel.trains(0.9, "c")
+    kernel.fails(0.5, "c", step=3)
+    verdict = kernel.why("train", 1)
+
+    assert (Path(verdict.run).name, verdict.cause.id) == ("train", "kernel-oom")
+    assert [claim.text.split(",")[0] for claim in verdict.cause.cascade] == [
+        "c was left by ValueError at step 3",
+        "b was finished at step 16",
+        "a was left by ValueError at step 9",
+    ]
+    assert verdict.where.step is None  # what the beacon counted was none of the kernel's last cell
+    assert verdict.cause.next[0].startswith("c: train it again in a cell")
+    assert not any("batch" in step for step in verdict.cause.next)
+
+
+def test_a_loop_without_a_run_afterwards_does_not_hide_the_exception(kernel: Kernel) -> None:
+    """A later cell trains by hand and is killed in the middle."""
+    kernel.attempt.event("loop", 1.0, left=9)
+    kernel.write()
+    verdict = kernel.why("a")
+
+    assert "left by ValueError at step 9" in verdict.cause.claim.text
+
+
+def test_an_exception_in_a_later_cell_is_not_what_left_it(kernel: Kernel) -> None:
+    kernel.fails(1.0, kind="builtins.NameError")
+
+    assert "ValueError" in kernel.why("a").cause.claim.text
+
+
+def test_nor_is_one_in_a_cell_that_trained_nothing(tmp_path: Path) -> None:
+    """Its loop had paused; nobody knows whether it was done."""
+    kernel = Kernel(tmp_path)
+    kernel.trains(60.0, "a")
+    kernel.fails(1.0, kind="builtins.NameError", step=40)
+
+    assert "NameError" not in str(kernel.why("a").to_json())
+
+
+def test_a_kernel_killed_between_two_cells_killed_no_training(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path)
+    kernel.trains(60.0, "a")
+    assert kernel.why("a").cause.id == "killed"
+    kernel.rests()
+    verdict = kernel.why("a")
+
+    assert (verdict.cause.id, verdict.cause.claim.grade) == ("left", "likely")
+    assert "no cell ran" in verdict.cause.claim.text
+
+
+def test_with_around_a_run_does_not_hide_the_exception(tmp_path: Path) -> None:
+    """Leaving `with` gives the training up before the cell is at its end."""
+    kernel = Kernel(tmp_path)
+    kernel.trains(60.0, "a")
+    kernel.attempt.event("trained", 2.1, run="../a", step=9, finished=False)
+    kernel.fails(2.0, "a")
+
+    assert "left by ValueError at step 9" in kernel.why("a").cause.claim.text
+
+
+def test_the_list_says_that_it_was_left(kernel: Kernel, capsys: pytest.CaptureFixture[str]) -> None:
+    (kernel.attempt.folder / "verdict.json").write_text(json.dumps(kernel.why("train", 1).to_json()))
+    main(["runs", str(kernel.runs.parent), "--format", "json"])
+    told = {run["name"]: run["status"] for run in json.loads(capsys.readouterr().out)["runs"]}
+
+    assert told == {"train": "killed", "a": "left unfinished"}
+
+
+def test_an_end_that_could_not_be_saved_is_told_with_what_is_lost(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path)
+    kernel.trains(60.0, "a")
+    saver = Store(str(kernel.runs / "a")).saver(say=print, event=lambda kind, **values: None)
+    saver.save({"best": {"loss": 0.5}}, {"step": 64}, lambda value: None, wait=True)
+    saver.close()
+    why = "No space left on device"
+    kernel.attempt.event("trained", 2.0, run="../a", step=320, finished=False, unsaved=why)
+    kernel.write()
+    kernel.rests()
+    verdict = kernel.why("a")
+
+    assert (verdict.cause.id, verdict.cause.claim.grade, verdict.where.step) == ("unsaved", "certain", 320)
+    assert "came to its end at step 320" in verdict.cause.claim.text and why in verdict.cause.claim.text
+    assert "goes on from its last checkpoint, step 64" in verdict.cause.next[0]
+    assert "steps 65 to 320 are lost" in verdict.cause.next[0]
+    assert any("could not be saved" in claim.text for claim in kernel.why("train", 1).cause.cascade)
+
+
+def test_of_two_trained_in_turns_none_was_left_for_the_other(tmp_path: Path) -> None:
+    """Each epoch of the one is announced after the other's; the first ends, and with it the loop around both."""
+    kernel = Kernel(tmp_path)
+    for name, left, together in (("a", 0, False), ("b", 0, True), ("a", 16, False), ("b", 16, True)):
+        kernel.trains(60.0, name, together=together) if not left else kernel.attempt.event(
+            "training", 50.0, run=f"../{name}", step=16, left=16, together=together
+        )
+    kernel.attempt.event("training", 40.0, run="../a", step=32, left=32, together=False)
+    kernel.attempt.event("trained", 40.0, run="../a", step=32, finished=True)
+    kernel.write()
+    kernel.rests()
+    verdict = kernel.why("b")
+
+    assert (verdict.cause.id, verdict.where.step) == ("left", 32)
+    assert "began" not in str(verdict.to_json())
+    assert kernel.why("a").cause.id == "finished"
+    kernel.trains(30.0, "c")
+    assert "when another one began" in kernel.why("b").cause.claim.text
