@@ -195,6 +195,40 @@ def a_checkpoint_asked_for_at_the_end_of_a_batch_counts_that_batch(folder: str) 
     assert [entry.about["pin"] for entry in Store(folder).list() if entry.step == 3] == ["third"]
 
 
+def own_loop(folder: str, save_at: int = 0, in_body: bool = True) -> tuple[float, str]:
+    """(the sum of all batches, weighted by the epoch; what was said) of 2 epochs of 4; left where it was saved."""
+    total, numbers = tf.Variable(0.0), tf.data.Dataset.range(1, 5)
+    with redirect_stderr(StringIO()) as said:
+        loop = buoy.keras.Loop(folder, save="24h")
+        loop.track(total=total)
+        for _ in loop.epochs(2):
+            total.assign(total * 3)
+            for number in loop.batches(numbers):
+                total.assign_add(float(number))
+                if in_body and loop.step == save_at:
+                    loop.save()
+                    raise StopHere
+            total.assign(total * 5)
+            if loop.step == save_at:
+                loop.save()
+                raise StopHere
+    return float(total), said.getvalue()
+
+
+def a_loop_saved_at_the_end_of_a_body_or_of_an_epoch_does_nothing_twice(folder: str) -> None:
+    whole, _ = own_loop(f"{folder}-whole")
+    for where, in_body in ((3, True), (4, True), (4, False), (6, True)):
+        place = f"{folder}-{where}-{in_body}"
+        try:
+            own_loop(place, where, in_body)
+        except StopHere:
+            pass
+        total, said = own_loop(place)
+
+        assert f"buoy: going on from step {where}, epoch " in said, said
+        assert total == whole, (where, in_body, total, whole)
+
+
 def what_another_kind_of_training_saved_is_refused(folder: str) -> None:
     fit(folder)
     try:

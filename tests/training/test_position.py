@@ -104,7 +104,7 @@ def test_the_way_back_passes_over_what_was_done() -> None:
     assert again.begin_loop(7).done
     resumed = again.begin_loop(8)
     assert not resumed.done and resumed.saved == {"samples": 8}
-    assert again.arrive() and again.skipped
+    assert again.arrive() and again.repeats
     assert not again.begin_loop(9).done and not again.arrive()
 
 

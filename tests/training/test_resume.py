@@ -31,6 +31,7 @@ KILLS = {
     "changing_micro_batches": [4, 20, 23],
     "compiled": [8],
     "evaluation": [7, 13],
+    "changes_before_the_loop": [5, 16],
     "without_epochs": [7, 12],
     "notebook_style": [7],
 }

@@ -531,6 +531,32 @@ def evaluation(stage: Stage) -> None:
 
 
 @training
+def changes_before_the_loop(stage: Stage) -> None:
+    """What is tracked is changed at each epoch's start: a schedule, a sum, a state carried from batch to batch."""
+    model = nn.RNNCell(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    carried: dict[str, Any] = {"sum": 0.0, "hidden": None}
+    run = stage.run()
+    run.track(model=model, optimizer=optimizer, schedule=schedule, carried=carried)
+    for epoch in run.epochs(3):
+        carried.update(sum=0.0, hidden=torch.randn(4, 3))
+        if epoch:
+            schedule.step()
+        for x, y in run.batches(DataLoader(Augmented(), batch_size=4, shuffle=True)):
+            optimizer.zero_grad()
+            hidden = model(x, carried["hidden"])
+            loss = functional.cross_entropy(hidden, y)
+            loss.backward()
+            optimizer.step()
+            carried.update(sum=carried["sum"] + loss.item(), hidden=hidden.detach())
+            stage.step(
+                run.step, carried["sum"], carried["hidden"], optimizer.param_groups[0]["lr"], random.random()
+            )
+    stage.end(model, optimizer, carried)
+
+
+@training
 def without_epochs(stage: Stage) -> None:
     """The same with the user's own loop over epochs: the script comes by the same way again."""
     train_and_evaluate(stage, stage.run(), range(3))

@@ -28,6 +28,11 @@ class Position:
         self.step = step
         """Batches trained since the run began."""
 
+    def end_epoch(self) -> None:
+        """The next epoch begins with its first batch, in a pass of its own."""
+        self.epoch, self.batch = self.epoch + 1, 0
+        self.number, self.offset = self.epoch, 0
+
     def as_dict(self) -> dict[str, int]:
         """For the checkpoint."""
         return {

@@ -60,17 +60,17 @@ class Loop:
         self._steps: dict[str, Gradients] = {}
         self._feed: tuple[Any, Feed] | None = None
         self._metrics: dict[str, float] = {}
-        self._waiting_rng = self._checkpoint is not None
+        self._epoch_began: dict[str, Any] | None = None
+        """The random state with which the epoch that is under way was begun."""
+        self._batches_left = False
+        """The script has left its loop over this epoch's batches: what it saves now is the end of the epoch."""
+        self.resumed = self._checkpoint is not None
+        """Whether this attempt goes on from a checkpoint."""
 
     @property
     def step(self) -> int:
-        """Batches trained since the run began."""
+        """Batches of the run so far, the one whose body is under way included."""
         return self._position.step
-
-    @property
-    def resumed(self) -> bool:
-        """Whether this attempt goes on from a checkpoint."""
-        return self._checkpoint is not None
 
     def track(self, **objects: Any) -> None:
         """Name what belongs to the run: built models, optimizers, metrics, variables, seed generators, and what
@@ -107,13 +107,16 @@ class Loop:
             say(f"all {count} epochs are done already (step {position.step}); nothing is left to do")
             self._keeper.finish()
             return
+        if self.resumed:
+            say(f"going on from step {position.step}, epoch {position.epoch + 1}")
         self._keeper.expect(self._items(), state.as_tensor)
         try:
             with self._keeper.loop():
                 while position.epoch < count:
+                    self._begin_epoch()
                     yield position.epoch
-                    position.epoch, position.batch = position.epoch + 1, 0
-                    position.number, position.offset = position.epoch, 0
+                    position.end_epoch()
+                    self._batches_left = False
                     self._safe_point(finished=position.epoch == count)
         finally:
             self._keeper.finish()
@@ -121,18 +124,21 @@ class Loop:
     def batches(self, dataset: Any) -> Iterator[Any]:
         """The batches that are left of this epoch: a tf.data.Dataset, a PyDataset, or (x, y) arrays in a Dataset."""
         position = self._position
+        drawn = rng.capture() if self._checkpoint is not None else None
         feed = self._feed_of(dataset)
         position.number, position.offset = position.epoch, position.batch
         feed.epoch_begins(position.epoch, position.number, position.offset)
         iterator = feed.open(feed.dataset, position.number, position.offset)
-        if self._waiting_rng:  # last of all, since what comes before may draw
-            self._waiting_rng = False
-            rng.restore(self._stored("rng"))
-        for batch in iterator:
-            yield batch
-            position.batch, position.offset = position.batch + 1, position.offset + 1
-            position.step += 1
-            self._safe_point()
+        if drawn is not None:
+            self._arrive(drawn)
+        try:
+            for batch in iterator:
+                position.batch, position.offset = position.batch + 1, position.offset + 1
+                position.step += 1
+                yield batch
+                self._safe_point()
+        finally:
+            self._batches_left = True
         feed.epoch_ends(position.epoch)
 
     def metric(self, **values: float) -> None:
@@ -140,8 +146,40 @@ class Loop:
         self._metrics.update({name: float(value) for name, value in values.items()})
 
     def save(self, *, pin: str | None = None) -> Receipt:
-        """A checkpoint now; call it between two batches or two epochs. A pinned one is never deleted."""
-        return self._save("user", pin=pin)
+        """Save now; belongs at the end of a batch's body or of an epoch's. `pin` keeps it for good, under that name."""
+        before = self._position
+        if self._batches_left:
+            self._position = Position.of(before.as_dict())
+            self._position.end_epoch()
+        try:
+            return self._save("user", pin=pin)
+        finally:
+            self._position = before
+
+    def _begin_epoch(self) -> None:
+        """After a resume the script draws on its way to the batches what it drew the first time."""
+        if self._checkpoint is not None:
+            began = self._stored("training").get("epoch_began")  # older checkpoints do not have it
+            if self._position.batch == 0:
+                rng.restore(self._stored("rng"))
+            elif began is not None:
+                rng.restore(began)
+        self._epoch_began = rng.capture()
+
+    def _arrive(self, drawn: dict[str, Any]) -> None:
+        """The saved place; opening the data may have drawn, and `drawn` is what it was before that.
+
+        In the middle of an epoch everything is loaded once more: a metric that was reset at its start, or a rate that
+        was lowered, is in the checkpoint as it was when it was saved.
+        """
+        assert self._checkpoint is not None
+        if self._position.batch:
+            for name, value in self._tracked.items():
+                if name in self._checkpoint.names:
+                    state.assign(state.state_of(value), self._stored(name))
+            drawn = self._stored("rng")
+        rng.restore(drawn)
+        self._checkpoint = None  # a mapped file keeps its disk space even when it is removed
 
     def _safe_point(self, finished: bool = False) -> None:
         reason = self._keeper.due(self._position.step) or ("finished" if finished else None)
@@ -164,7 +202,8 @@ class Loop:
 
     def _items(self) -> dict[str, Any]:
         data = self._feed[1].state(self._position.offset) if self._feed is not None else self._data_state
-        training = {"by": "Loop", "position": self._position.as_dict(), "seed": self._seed, "data": data}
+        training = {"by": "Loop", "position": self._position.as_dict(), "seed": self._seed, "data": data,
+                    "epoch_began": self._epoch_began}  # fmt: skip
         held = {name: state.state_of(value) for name, value in self._tracked.items()}
         sizes = {name: step.state_dict() for name, step in self._steps.items()}
         return {**held, **sizes, "training": training, "rng": rng.capture()}

@@ -49,10 +49,10 @@ class Position:
         """An optimizer is tracked: safe points wait for its steps."""
         self._saved = saved if saved and not saved["epoch_done"] else None
         self.first_epoch = self.epoch + 1 if saved and saved["epoch_done"] else self.epoch
-        self.skipped = False
-        """A loop was passed over on the way to the saved place: what the script did in between is to be undone."""
         self._waiting: dict[str, Any] = dict(self._saved["open"]) if self._saved else {}
         """The loops that were under way in the checkpoint and have not begun again yet."""
+        self.repeats = bool(self._waiting)
+        """What the script does on the way to the saved place was done before the save: it is to be undone there."""
         self._after_waiting = int(self._saved["next_loop"]) if self._saved else 0
         self._next_loop = 0
         self._roots: dict[int, int] = {}
@@ -97,7 +97,7 @@ class Position:
         number, saved = self._claim(self._next_loop)
         nested = any(loop.in_body for loop in self._open.values())
         done = saved is None and self._saved is not None and number < self._saved["next_loop"]
-        self.skipped = self.skipped or done
+        self.repeats = self.repeats or done
         root = self._roots.setdefault(owner, number)
         loop = Loop(number, root, owner, nested, saved or None, done, trains=owner in self._training)
         if not done:

@@ -28,6 +28,7 @@ class Resumption:
         self._rank, self._world = world()
         self._checkpoint = self._find(keeper)
         self._announced = False
+        self._told_new: set[str] = set()
         self._gone: set[str] = set()
         """What the checkpoint had, once it is let go."""
         whole = self._own_state()
@@ -74,7 +75,8 @@ class Resumption:
         there = {name: thing for name, thing in things.items() if name in checkpoint.names}
         load_all({name: checkpoint.value(name, thing.tensor) for name, thing in there.items()}, there)
         for name in things:
-            if name not in there:
+            if name not in there and name not in self._told_new:
+                self._told_new.add(name)
                 self._say(f"{name} is not in the checkpoint of step {self.step}: it starts as built")
 
     def name_what_is_left(self, tracked: Iterable[str]) -> None:

@@ -407,8 +407,8 @@ class Run:
         """The first loop with work to do begins; after a resume this is the saved place."""
         self._tracking.look_over(self._keeper, self.step)
         if self._position.arrive():
-            if self._position.skipped:
-                # What the script did between the loops that were done was done a second time: undo it.
+            if self._position.repeats:
+                # A scheduler stepped or a sum cleared at the epoch's start is in the checkpoint already: undo it.
                 self._tracking.load_again()
             self._random.return_to_place()
         self._from.forget()
