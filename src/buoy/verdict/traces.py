@@ -35,7 +35,8 @@ class Frame(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
+        place = f"line {self.line} of a cell" if is_cell(self.file) else f"{self.file}:{self.line}"
+        return place if is_cell(self.file) and self.function == "<module>" else f"{place} in {self.function}"
 
 
 def last_stack(text: str) -> list[Frame]:

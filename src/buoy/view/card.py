@@ -14,6 +14,9 @@ WELL = ("clean-exit", "finished", "not-begun", "left")
 """Ends at which nothing was lost."""
 _READING = 110
 """Signs of a reading that are shown: a line of the kernel's log says the rest to nobody."""
+_MOST_ADVICE = 4000
+"""Signs of a piece of advice: it may be a command, of which nothing can be left out."""
+_UNFINISHED, _DIED = "#9a6700", "#b3261e"
 _GRADES = {"certain": "#1a7f4b", "likely": "#9a6700", "possible": "#7a4fb5"}
 # A notebook's page brings its own colours: the card only asks for what stands out on both light and dark.
 _BOX = (
@@ -27,7 +30,13 @@ def verdict_card(verdict: dict[str, Any]) -> str:
     cause = _mapping(verdict.get("cause"))
     claim = _mapping(cause.get("claim"))
     grade = str(claim.get("grade", "possible"))
-    edge = "#1a7f4b" if cause.get("id") in WELL else "#b3261e"
+    edge = (
+        _UNFINISHED
+        if cause.get("id") in ("left", "not-begun")
+        else "#1a7f4b"
+        if cause.get("id") in WELL
+        else _DIED
+    )
     parts = [
         f'<div class="buoy-card" style="{_BOX.format(edge=edge)}">',
         f"<div><b>{_text(cause.get('id', 'unknown'))}</b> "
@@ -65,7 +74,7 @@ def _evidence(claim: dict[str, Any], mechanism: dict[str, Any]) -> str:
         lines.append(f"<li>{_text(item.get('text', ''), _READING)}{source}</li>")
     known = " ".join(lines)
     if mechanism.get("text") and _text(mechanism["text"]) not in known:
-        lines.append(f"<li>{_text(mechanism['text'])}</li>")
+        lines.append(f'<li><span style="opacity:.75">mechanism:</span> {_text(mechanism["text"])}</li>')
     return f'<ul style="margin:4px 0;padding-left:20px">{"".join(lines)}</ul>' if lines else ""
 
 
@@ -78,7 +87,8 @@ def _place(where: dict[str, Any]) -> str:
     if where.get("cell"):
         parts.append(f"cell {printable(str(where['cell']), 60)}")
     if where.get("file") and is_cell(str(where["file"])):
-        parts += [f"line {where['line']} of a cell"] if where.get("line") else []
+        is_named = where.get("cell") and where.get("function") == "<module>"
+        parts += [f"line {where['line']}{'' if is_named else ' of a cell'}"] if where.get("line") else []
     elif where.get("file"):
         line = f":{where['line']}" if where.get("line") else ""
         parts.append(f"{os.path.basename(printable(str(where['file']), 200))}{line}")
@@ -88,7 +98,7 @@ def _place(where: dict[str, Any]) -> str:
 def _next(steps: object) -> str:
     if not isinstance(steps, list | tuple) or not steps:
         return ""
-    first, *others = [_code(printable(str(step), 400)) for step in steps[:3]]
+    first, *others = [_code(printable(str(step), _MOST_ADVICE)) for step in steps[:3]]
     more = "".join(f"<li>{step}</li>" for step in others)
     return f'<div style="margin-top:6px"><b>next</b> {first}</div>' + (
         f'<ul style="margin:2px 0;padding-left:20px">{more}</ul>' if more else ""

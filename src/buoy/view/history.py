@@ -157,11 +157,17 @@ def read_life(attempt: Attempt, every: int = 1) -> Life:
     samples = list(_samples(folder, life, every))
     minutes = list(_minutes(os.path.join(folder, "minutes.jsonl")))
     _measure(life, minutes, samples)
+    ran_for = (life.verdict or {}).get("ran_for")
+    if is_number(ran_for) and life.series:  # the last sample is a moment older than the end
+        life.seconds = max(life.seconds, float(ran_for))  # type: ignore[arg-type]
     beacon = read_beacon(os.path.join(folder, f"process-{life.about.get('pid')}", "beacon"))
     if beacon is not None and beacon.step_t:  # a sample is a moment older
         life.last = {**life.last, "step": beacon.step, "phase": beacon.phase}
     if not samples and not minutes:
         life.missing.append("samples: nothing was measured in this attempt")
+    elif (steps := life.last.get("step")) and "step_seconds" not in life.series:
+        least = f"{_LEAST_SECONDS:.0f} s"
+        life.missing.append(f"time per step: of its {steps} steps no {least} without a pause were recorded")
     if not life.ended and not life.alive:
         life.missing.append("its end: the log stops without one")
     return life
@@ -197,10 +203,25 @@ def _rows(path: str, most: int, every: int) -> Iterator[dict[str, Any]]:
         return
     fields = _fields(header)
     lines = data.split(b"\n")
-    for line in lines if every == 1 else [*lines[:-3:every], *lines[-3:]]:  # the last line may be torn
+    for number, line in enumerate(lines):
+        if number % every and number < len(lines) - 3:  # the last line may be torn
+            if (step := _step_of(line, fields)) is not None:
+                yield step
+            continue
         values = _parsed(line)
         if isinstance(values, list) and len(values) == len(fields):
             yield dict(zip(fields, values, strict=True))
+
+
+def _step_of(line: bytes, fields: list[str]) -> dict[str, Any] | None:
+    """Only where the training was: left out, pauses and new beginnings between two others would count as its steps."""
+    parts = line.split(b",", 4)
+    if fields[:4] != ["t", "wall", "step", "phase"] or len(parts) != 5:
+        return None
+    try:
+        return {"t": float(parts[0][1:]), "step": int(parts[2]), "phase": parts[3].strip(b'"').decode()}
+    except ValueError:
+        return None
 
 
 def _minutes(path: str) -> Iterator[dict[str, Any]]:
@@ -234,7 +255,7 @@ def _measure(life: Life, minutes: list[dict[str, Any]], samples: list[dict[str, 
     series["step_seconds"] = _step_times(steps)
     life.series = {name: points for name, points in series.items() if points}
     life.seconds = max((points[-1][0] for points in life.series.values()), default=0.0)
-    life.last = samples[-1] if samples else {}
+    life.last = next((row for row in reversed(samples) if "wall" in row), {})
     if not samples and minutes:
         life.last = {name: value[2] for name, value in minutes[-1].items() if len(value) == 3}
 
@@ -281,16 +302,18 @@ def _step_times(steps: list[Step]) -> list[Point]:
     """
     points: list[Point] = []
     since: tuple[float, float] | None = None
-    stepped = False
+    stepped, before = False, 0.0
     for moment, step, idle in steps:
         if since is None or idle or step < since[1]:
             since, stepped = (moment, step), False
         elif step > since[1] and not stepped:
             since, stepped = (moment, step), True
-        elif step > since[1] and moment - since[0] >= _LEAST_SECONDS:
+        elif step > before and moment - since[0] >= _LEAST_SECONDS:  # not at a sample that only waits
             each = (moment - since[0]) / (step - since[1])
-            points.append((moment, each, each))
+            # From where it began: at its end alone, the last one would be a single dot.
+            points += [(since[0], each, each), (moment, each, each)]
             since = (moment, step)
+        before = step
     return points
 
 

@@ -29,6 +29,7 @@ _KEY = {
     "save": "checkpoint",
     "warning": "warning",
     "adapted": "adapted",
+    "end": "end",
     "death": "death",
     "limit": "limit",
 }
@@ -193,7 +194,7 @@ def _group(key: str, title: str, axis: timeline.Axis) -> str:
 
 
 def _tone(kind: str) -> str:
-    return "limit" if kind == "death" else kind
+    return {"death": "limit", "end": "save"}.get(kind, kind)
 
 
 def _figure(item: chart.Chart, axis: timeline.Axis, marks: list[dict[str, Any]]) -> str:
@@ -234,7 +235,11 @@ def _attempts(history: History) -> str:
     for life in reversed(history.lives[-_MOST_ROWS:]):
         cause = (life.verdict or {}).get("cause")
         said = str(cause.get("id", "n/a")) if isinstance(cause, dict) else "running" if life.alive else "n/a"
-        step = life.last.get("step")
+        where = (life.verdict or {}).get("where")
+        own = where.get("step") if isinstance(where, dict) else None
+        step = (
+            own if own is not None else life.last.get("step")
+        )  # of a kernel the last step may be another run's
         rows.append(
             [
                 str(life.number),

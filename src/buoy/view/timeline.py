@@ -84,15 +84,15 @@ def band(axis: Axis, name: str) -> list[tuple[float, float] | None]:
 
 def _bridge(result: list[tuple[float, float] | None], stretch: Stretch, points: list[Point]) -> None:
     """Between two readings closer than 150 s nothing is missing: minutes are coarser than buckets at times."""
-    last: tuple[int, float] | None = None
-    for moment, _low, _high in points:
+    last: tuple[int, float, tuple[float, float]] | None = None
+    for moment, low, high in points:
         index = stretch.bucket(moment)
         if index is None:
             continue
         if last is not None and index - last[0] > 1 and moment - last[1] < 150.0:
             for empty in range(last[0] + 1, index):
-                result[empty] = result[last[0]]
-        last = (index, moment)
+                result[empty] = last[2]
+        last = (index, moment, (low, high))
 
 
 def marks(axis: Axis) -> list[dict[str, Any]]:

@@ -19,6 +19,8 @@ Style = Literal["full", "concise"]
 FULL_LINES, CONCISE_LINES = 25, 6
 NARROWEST, WIDEST = 60, 100
 _LABEL = 11
+_FOLDS = 3
+"""Lines that one reading may take."""
 _COLOURS: dict[Grade, str] = {"certain": "32", "likely": "33", "possible": "35"}
 
 
@@ -50,7 +52,9 @@ def place_of(where: Where) -> str:
         name = None if is_cell(where.file) and where.function == "<module>" else where.function
         function = f" in {printable(name, 30)}" if name else ""
         line = f":{where.line}" if where.line else ""
-        cell = f"line {where.line} of a cell" if where.line else "a cell"
+        # What runs at the top of a cell is the cell that is named; a function may come from another one.
+        is_named = where.cell and where.function == "<module>"
+        cell = f"line {where.line}{'' if is_named else ' of a cell'}" if where.line else "a cell"
         place = cell if is_cell(where.file) else f"{_short_path(where.file)}{line}"
         parts.append(f"{place}{function}")
     text = ", ".join(parts)
@@ -67,9 +71,21 @@ class _Page:
         self._colour = colour
 
     def full(self, verdict: Verdict) -> list[str]:
+        """Evidence is folded, since what proves it may stand at its end; cut only where the page would overflow."""
+        for fold in (_FOLDS, 2, 1):
+            lines = self._full(verdict, fold)
+            if len(lines) <= FULL_LINES:
+                break
+        return lines[:FULL_LINES]
+
+    def _full(self, verdict: Verdict, fold: int) -> list[str]:
         cause = verdict.cause
         lines = [self._headline(verdict), ""]
-        lines += self._claim("cause", cause.claim, readings=3)
+        lines += self._claim("cause", cause.claim)
+        indent = " " * _LABEL
+        for item in cause.claim.evidence[:3]:
+            first, *others = self._reading(item, _LABEL + 2, fold)
+            lines += [f"{indent}- {first}", *(f"{indent}  {other}" for other in others)]
         lines += self._claim("mechanism", verdict.mechanism, most=1)
         if cause.actor is not None:
             lines += self._claim("actor", cause.actor)
@@ -77,7 +93,7 @@ class _Page:
             lines += self._claim("before" if number == 0 else "", claim, most=1)
         place = place_of(verdict.where)
         if place:
-            lines += self._labelled("where", place, 1)
+            lines += self._labelled("where", place, min(2, fold))
         lines += self._holders(verdict)
         if verdict.beside:
             lines += self._labelled("beside", verdict.beside, 2)
@@ -87,7 +103,7 @@ class _Page:
             if number and len(lines) + len(advice) > FULL_LINES:
                 break
             lines += advice
-        return lines[:FULL_LINES]
+        return lines
 
     def concise(self, verdict: Verdict) -> list[str]:
         cause = verdict.cause
@@ -98,17 +114,20 @@ class _Page:
         news = [part for part in (verdict.mechanism.text, place_of(verdict.where)) if part]
         details = self._indented("; ".join(part for part in news if part not in cause.claim.text), 1)
         first = next((item for item in cause.claim.evidence if item.text not in cause.claim.text), None)
-        evidence = (
-            self._indented("evidence: " + self._reading(first, 2 + len("evidence: ")), 1) if first else []
-        )
         claim = printable(cause.claim.text, WIDEST * 2)
         painted = len(self._grade(cause.claim.grade)) - len(cause.claim.grade)
-        if not details and not evidence and len(f"{name}: {claim}") - painted <= self._width:
+        if not details and first is None and len(f"{name}: {claim}") - painted <= self._width:
             lines = [f"{name}: {claim}"]
         else:
             lines = [name, *self._indented(claim, 2), *details]
         hint = self._hint(cause.next, CONCISE_LINES - len(lines))
-        lines += evidence if len(lines) + len(evidence) + len(hint) <= CONCISE_LINES else []
+        for fold in (2, 1):
+            words = self._reading(first, 2 + len("evidence: "), fold) if first else []
+            if words and len(lines) + len(words) + len(hint) <= CONCISE_LINES:
+                lines += [
+                    f"  {'evidence:' if not number else '':9} {each}" for number, each in enumerate(words)
+                ]
+                break
         lines += hint
         if verdict.beside and len(lines) < CONCISE_LINES:
             lines += self._indented(verdict.beside, 1)
@@ -133,13 +152,12 @@ class _Page:
             parts.append("ended " + time.strftime("%Y-%m-%d %H:%M:%S", when))
         return _cut(f"{verdict.cause.id}: {' · '.join(parts)}", self._width)
 
-    def _claim(self, label: str, claim: Claim, readings: int = 0, most: int = 2) -> list[str]:
+    def _claim(self, label: str, claim: Claim, most: int = 2) -> list[str]:
         text = printable(claim.text, WIDEST * 2)
         lines = self._labelled(label, f"{text} [{claim.grade}]", most)
         if self._colour:
             lines[-1] = lines[-1].replace(f"[{claim.grade}]", f"[{self._grade(claim.grade)}]")
-        indent = " " * _LABEL + "- "
-        return lines + [indent + self._reading(item, len(indent)) for item in claim.evidence[:readings]]
+        return lines
 
     def _holders(self, verdict: Verdict) -> list[str]:
         lines = []
@@ -152,12 +170,14 @@ class _Page:
             )
         return lines
 
-    def _reading(self, reading: Reading, indent: int) -> str:
+    def _reading(self, reading: Reading, indent: int, most: int) -> list[str]:
         when = ""
         if reading.wall is not None and 0 < reading.wall < 4e9:
             when = time.strftime(", %H:%M:%S", time.localtime(reading.wall))
         source = f" ({reading.source}{when})" if reading.source else ""
-        return _cut(printable(reading.text, 200), self._width - indent - len(source)) + source
+        text = printable(reading.text, 200)
+        lines = _folded(text + source, self._width - indent)
+        return lines if len(lines) <= most else [_cut(text, self._width - indent - len(source)) + source]
 
     def _labelled(self, label: str, text: str, most: int) -> list[str]:
         room = self._width - _LABEL
