@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from buoy.cli import VERBS, main
@@ -39,3 +45,20 @@ def test_an_unknown_option_is_an_error_without_a_traceback(
 
     shown = capsys.readouterr().err
     assert "--bogus" in shown and f"hint: `buoy {verb} --help`" in shown
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_demo_that_is_ended_leaves_no_folder_behind(tmp_path: Path, number: signal.Signals) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "buoy", "demo"]
+    child = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    child.stdout.readline()  # the story has begun
+    made = list(tmp_path.glob("buoy-demo-*"))
+    child.send_signal(number)
+    child.communicate(timeout=60)
+
+    assert made and child.returncode not in (0, None)
+    assert not list(tmp_path.glob("buoy-demo-*"))

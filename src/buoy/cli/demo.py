@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
+import sys
 import tempfile
 
 from buoy.cli.arguments import Parser
@@ -21,4 +24,12 @@ def execute(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     from buoy.demo.story import tell
 
-    return tell(chosen.output or tempfile.mkdtemp(prefix="buoy-demo-"))
+    if chosen.output:
+        return tell(chosen.output)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    folder = tempfile.mkdtemp(prefix="buoy-demo-")
+    try:
+        return tell(folder)
+    except BaseException:  # cut short, there is no report to keep
+        shutil.rmtree(folder, ignore_errors=True)
+        raise

@@ -93,8 +93,17 @@ def _supervised(
 
 
 def _run(command: list[str], enter: Callable[[], None] | None = None, kill: int | None = None) -> Told:
-    told = Told()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=enter)
+    try:
+        return _heard(process, kill)
+    except BaseException:  # the demo is ended: so is what it started
+        process.terminate()
+        process.wait()
+        raise
+
+
+def _heard(process: subprocess.Popen[str], kill: int | None) -> Told:
+    told = Told()
     assert process.stdout is not None
     for line in process.stdout:
         word, *values = line.split()
