@@ -197,6 +197,14 @@ with kept(sys.argv[1]) as keeper:
         (["export", "-o", "w.safetensors", "--only", "ema"], "one of model, counter"),
         (["export", "-o", "w.safetensors", "--only", "counter"], "'counter' has no tensors"),
         (["export", "-o", "/proc/w.safetensors"], "cannot write the weights"),
+        (["export", "-o", "checkpoints/step-000000300/state.safetensors"], "among a run's checkpoints"),
+        (["export", "-o", "checkpoints/w.weights.h5"], "among a run's checkpoints"),
+        (["list", "s3://bucket/cats"], "`buoy ckpt restore s3://bucket/cats --to DIR`"),
+        (
+            ["export", "s3://bucket/cats", "300", "-o", "w.safetensors"],
+            "only `buoy ckpt restore` reads a URL",
+        ),
+        (["prune", "--keep", "1", "--best", "val_los", "--yes"], "one of val_loss"),
         (["show", "250"], "the nearest are 200, 300, 100"),
         (["show", ".", "checkpoints"], "one run at a time"),
         (["show", ".", "100", "200"], "one run and one step at a time"),
@@ -279,6 +287,30 @@ def test_restore_brings_the_newest_good_one_out_of_a_mirror(run: Path, tmp_path:
     assert json.loads(old.stdout)["step"] == 100
     assert none.returncode == 1 and "has no good checkpoint of step 150" in none.stderr
     assert [entry.step for entry in Store(str(tmp_path / "back")).list()] == [200, 100]
+
+
+def test_what_is_there_already_is_not_restored_a_second_time(run: Path, tmp_path: Path) -> None:
+    first = ckpt("restore", run, 200, "--to", tmp_path / "back")
+    again = ckpt("restore", run / "checkpoints" / "step-000000200", "--to", tmp_path / "back")
+    once = [entry.step for entry in Store(tmp_path / "back").list()]
+    flip(tmp_path / "back", 200, "state.safetensors")
+    mended = ckpt("restore", run, 200, "--to", tmp_path / "back")
+
+    assert "step 200 is in" in first.stdout
+    assert again.returncode == 0 and "step 200 was already in" in again.stdout and once == [200]
+    assert "step 200 is in" in mended.stdout, "a damaged one is not there"
+    assert len(Store(tmp_path / "back").list()) == 2
+
+
+def test_a_damaged_one_is_told_apart_from_the_last_one_that_is_damaged(run: Path) -> None:
+    flip(run, 300, "state.safetensors")
+    one = ckpt("show", run)
+    shutil.rmtree(run / "checkpoints" / "step-000000100")
+    shutil.rmtree(run / "checkpoints" / "step-000000200")
+    last = ckpt("show", run)
+
+    assert "the newest good one is used when the run goes on" in one.stderr
+    assert last.returncode == 2 and "no other is left here" in last.stderr and "is used" not in last.stderr
 
 
 def test_restore_of_an_older_step_says_what_a_training_makes_of_it(run: Path, tmp_path: Path) -> None:

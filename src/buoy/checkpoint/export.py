@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 
+from buoy.checkpoint import lock
 from buoy.checkpoint.reader import Checkpoint, StoredTensor
 from buoy.errors import UsageError
 
@@ -72,6 +73,27 @@ def write_safetensors(
             hint="name another one with `-o`",
         ) from error
     return len(tensors), at
+
+
+def refuse_checkpoints_folder(path: str) -> None:
+    """Only buoy writes among a run's checkpoints: a file of theirs would be replaced, and the checkpoint lost."""
+    folder = os.path.dirname(os.path.realpath(path))
+    while folder != os.path.dirname(folder):
+        if os.path.basename(folder) == "checkpoints" and _is_of_a_run(folder):
+            raise UsageError(
+                "the weights would be written among a run's checkpoints",
+                received=path,
+                expected="a file elsewhere",
+                hint="`-o weights.safetensors` puts it here",
+            )
+        folder = os.path.dirname(folder)
+
+
+def _is_of_a_run(folder: str) -> bool:
+    try:
+        return any(name == lock.NAME or name.startswith("step-0") for name in os.listdir(folder))
+    except OSError:
+        return False
 
 
 def _flat(prefix: str, value: object) -> Iterator[tuple[str, StoredTensor]]:

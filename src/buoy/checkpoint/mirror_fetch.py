@@ -6,6 +6,7 @@ Runs in the mirror's own process and answers with JSON lines on stdout.
 from __future__ import annotations
 
 import errno
+import filecmp
 import json
 import os
 import sys
@@ -98,7 +99,11 @@ def _bring(home: Home, copy: Copy, checkpoints: str) -> str:
         answer(progress=[done, copy.bytes])
 
     try:
-        for file in (STATE, VALUES, MANIFEST):
+        home.get(copy.name, MANIFEST, os.path.join(part, MANIFEST), progress)
+        if (here := _same_here(part, copy.step, checkpoints)) is not None:
+            remove_folder(part)
+            return here
+        for file in (STATE, VALUES):
             home.get(copy.name, file, os.path.join(part, file), progress)
         open_checkpoint(part)
         final, count = os.path.join(checkpoints, copy.name), 1
@@ -117,3 +122,18 @@ def _bring(home: Home, copy: Copy, checkpoints: str) -> str:
             raise OSError(error.errno, f"no room here for its {format_bytes(copy.bytes)}") from error
         raise
     return final
+
+
+def _same_here(part: str, step: int, checkpoints: str) -> str | None:
+    """A good checkpoint with the manifest that was brought, and so with the same bytes."""
+    for name in sorted(os.listdir(checkpoints)):
+        if name.partition(".")[0] != f"step-{step:09d}":
+            continue
+        folder = os.path.join(checkpoints, name)
+        try:
+            if filecmp.cmp(os.path.join(part, MANIFEST), os.path.join(folder, MANIFEST), shallow=False):
+                open_checkpoint(folder)
+                return folder
+        except (OSError, BuoyError):
+            continue  # cut short or damaged: the one from the mirror comes beside it
+    return None

@@ -103,13 +103,18 @@ def best_of(entries: Iterable[Entry], keep: Keep) -> Entry | None:
     chosen: Entry | None = None
     best = 0.0
     for entry in sorted(entries, key=_age):
-        metrics = entry.about.get("metrics")
-        value = metrics.get(name) if isinstance(metrics, dict) else None
+        value = metrics_of(entry).get(name)
         if not entry.complete or not isinstance(value, int | float) or isnan(value):
             continue
         if chosen is None or (value > best if more else value < best):
             chosen, best = entry, float(value)
     return chosen
+
+
+def metrics_of(entry: Kept) -> dict[str, object]:
+    """The figures that were reported for it, by name."""
+    metrics = entry.about.get("metrics")
+    return metrics if isinstance(metrics, dict) else {}
 
 
 def last_finite(entries: Iterable[Entry], *, now: bool = False) -> Entry | None:

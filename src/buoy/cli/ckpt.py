@@ -7,22 +7,16 @@ import json
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING
 
-from buoy.checkpoint import lock
 from buoy.checkpoint.going_back import restore_command
 from buoy.checkpoint.mirror_status import read_status
 from buoy.checkpoint.reader import Checkpoint
-from buoy.checkpoint.retention import last_finite
-from buoy.checkpoint.store import Entry, Store
+from buoy.checkpoint.retention import last_finite, metrics_of
+from buoy.checkpoint.store import DamagedCheckpoint, Entry, Store
 from buoy.cli.arguments import Parser
-from buoy.cli.ckpt_which import chosen, nothing_in, run_alone, run_and_step, runs_in, short, step_number
+from buoy.cli.ckpt_which import chosen, hint, nothing_in, run_alone, run_and_step, say, short
 from buoy.errors import BuoyError, ExitCode, RunFolderError, UsageError
-from buoy.machine.disk import folders_to_make
 from buoy.units import format_bytes
-
-if TYPE_CHECKING:
-    from buoy.checkpoint.mirror import Mirror
 
 _DESCRIPTION = """\
 The checkpoints of a run. RUN is its folder (default: the newest run here or in runs/), STEP a step number
@@ -61,6 +55,12 @@ def execute(arguments: list[str]) -> int:
     return int(actions[options.action](options))
 
 
+def _restore(options: argparse.Namespace) -> ExitCode:
+    from buoy.cli.ckpt_restore import restore
+
+    return restore(options)
+
+
 def _refuse_what_is_of_another(options: argparse.Namespace) -> None:
     """An option that would be ignored is a wish that would be forgotten."""
     for action, names in _OPTIONS.items():
@@ -83,14 +83,14 @@ def _list(options: argparse.Namespace) -> ExitCode:
     sys.stdout.write(view.listed(short(run), entries, mirror) + "\n")
     if (finite := last_finite(entries)) is not None:
         back = f"`{restore_command(run, finite.step)}`"
-        _hint(
+        hint(
             f"to go back to step {finite.step}, the last with a finite loss: {back}, and train in that folder"
         )
     elif any(entry.complete for entry in entries):
-        _hint(f"`buoy ckpt verify {shlex.quote(short(run))}` reads every byte")
+        hint(f"`buoy ckpt verify {shlex.quote(short(run))}` reads every byte")
     elif entries:
         verify = f"`buoy ckpt verify {shlex.quote(short(run))}`"
-        _hint(f"{verify} names the damage; `buoy ckpt restore` brings one out of a mirror")
+        hint(f"{verify} names the damage; `buoy ckpt restore` brings one out of a mirror")
     return ExitCode.OK
 
 
@@ -113,11 +113,11 @@ def _verify(options: argparse.Namespace) -> ExitCode:
         return ExitCode.OK
     good = next((result["step"] for result in results if result["good"]), None)
     if good is not None:
-        _hint(f"a training that uses this folder goes on from step {good}, the newest good one")
+        hint(f"a training that uses this folder goes on from step {good}, the newest good one")
     elif step is None:
-        _hint("if the run has a mirror: `buoy ckpt restore MIRROR/RUN` brings the newest good one back")
+        hint("if the run has a mirror: `buoy ckpt restore MIRROR/RUN` brings the newest good one back")
     else:
-        _hint(f"`buoy ckpt verify {shlex.quote(short(run))}` tells which others are good")
+        hint(f"`buoy ckpt verify {shlex.quote(short(run))}` tells which others are good")
     return ExitCode.FOUND
 
 
@@ -144,11 +144,13 @@ def _show(options: argparse.Namespace) -> ExitCode:
 def _export(options: argparse.Namespace) -> ExitCode:
     if not options.output:
         raise UsageError("no file to export to", expected="`-o FILE`", hint="`-o weights.safetensors`")
+    from buoy.checkpoint.export import refuse_checkpoints_folder
     from buoy.verdict.values import printable
 
     run, step = run_and_step(options.words)
-    checkpoint = _open(Store(run), chosen(run, step))
     path = os.path.expanduser(options.output)
+    refuse_checkpoints_folder(path)
+    checkpoint = _open(Store(run), chosen(run, step))
     if path.endswith(".h5"):
         if options.only:
             raise UsageError("a .weights.h5 file holds the model", received=f"--only {options.only}",
@@ -211,7 +213,7 @@ def _weights_name(checkpoint: Checkpoint) -> str:
 
 
 def _prune(options: argparse.Namespace) -> ExitCode:
-    from buoy.checkpoint.retention import Keep, surplus
+    from buoy.checkpoint.retention import Keep, best_of, surplus
 
     run = run_alone(options.action, options.words)
     store = Store(run)
@@ -220,7 +222,10 @@ def _prune(options: argparse.Namespace) -> ExitCode:
     if keep < 1:
         raise UsageError("cannot keep so few checkpoints", received=f"--keep {keep}", expected="1 or more",
                          hint="`--keep 3`")  # fmt: skip
-    going = surplus(entries, Keep(last=keep, best=options.best, every=options.every))
+    wish = Keep(last=keep, best=options.best, every=options.every)
+    if entries and wish.best is not None and best_of(entries, wish) is None:
+        raise _no_such_metric(options.best, entries)
+    going = surplus(entries, wish)
     size = sum(entry.bytes for entry in going)
     steps = ", ".join(str(entry.step) for entry in going)
     done = False
@@ -240,6 +245,21 @@ def _prune(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
+def _no_such_metric(best: str, entries: list[Entry]) -> UsageError:
+    """Without it the best one would go like any other."""
+    known = sorted({name for entry in entries for name in metrics_of(entry)})
+    return UsageError(
+        "no checkpoint of this run has that metric",
+        received=f"--best {best}",
+        expected=f"one of {', '.join(known)}"
+        if known
+        else "a run whose checkpoints have metrics: these have none",
+        hint=f"`--best {known[0]}`, or `--best max:{known[0]}` where more is better"
+        if known
+        else "leave --best out",
+    )
+
+
 def _remove_all(store: Store, going: list[Entry]) -> None:
     """Remove them; where one cannot go, say which are gone already."""
     for number, entry in enumerate(going):
@@ -247,7 +267,7 @@ def _remove_all(store: Store, going: list[Entry]) -> None:
             store.remove(entry)
         except (OSError, BuoyError) as error:
             gone = ", ".join(str(other.step) for other in going[:number])
-            _say(f"removed before that: step {gone}" if gone else "nothing was removed before that")
+            say(f"removed before that: step {gone}" if gone else "nothing was removed before that")
             if isinstance(error, BuoyError):
                 raise
             raise RunFolderError(
@@ -266,108 +286,22 @@ def _confirmed(what: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _restore(options: argparse.Namespace) -> ExitCode:
-    from buoy.checkpoint.homes import is_url
-    from buoy.checkpoint.mirror import Mirror
-    from buoy.checkpoint.mirror_place import place_of
-    from buoy.checkpoint.retention import Keep
-    from buoy.view.progress import Progress
-
-    words = list(options.words)
-    step = step_number(words.pop()) if len(words) == 2 else None
-    if len(words) != 1:
-        raise UsageError("one mirror to restore from", received=" ".join(words) or "nothing",
-                         expected="MIRROR/RUN [STEP]",
-                         hint="`buoy ckpt restore /content/drive/MyDrive/runs/cats`")  # fmt: skip
-    full = place_of(words[0])
-    where, _, name = full.rstrip("/").rpartition("/")
-    if not is_url(full):
-        where = where or "/"
-        if not os.path.isdir(os.path.join(full, "checkpoints")):
-            raise RunFolderError("no checkpoints in this mirror", received=words[0],
-                                 expected="the folder of a run in a mirror, with checkpoints/ in it",
-                                 hint=runs_in(full) or runs_in(where) or "is the drive mounted?")  # fmt: skip
-    elif not where.partition("://")[2]:
-        raise UsageError("which run of this mirror?", received=words[0], expected="MIRROR/RUN",
-                         hint=f"`buoy ckpt restore {shlex.quote(words[0].rstrip('/') + '/cats')}`")  # fmt: skip
-    to = os.path.abspath(os.path.expanduser(options.to or os.path.join("runs", name)))
-    mirror = Mirror(to, where, Keep(), name)
-    bar = Progress("fetching", 0)
-    made = folders_to_make(os.path.join(to, "checkpoints"))
-    brought = None
-    try:
-        os.makedirs(to, exist_ok=True)
-        held = Store(to).saver(_say, lambda kind, **values: None)  # refused while a training writes there
-        try:
-            brought = mirror.bring_back(None, _say, step, bar.show)
-        finally:
-            held.close()
-    except OSError as error:
-        raise RunFolderError("cannot write the run folder", received=f"{to} ({error.strerror})",
-                             expected="a folder that can be written", hint="`--to DIR`") from error  # fmt: skip
-    finally:
-        bar.close()
-        if brought is None:
-            _remove_empty(made)
-    if options.format == "json":
-        _print_json({"schema": "buoy.checkpoints/1", "run": to, "step": brought})
-    if brought is None:
-        _say(f"{words[0]} has no good checkpoint" + (f" of step {step}" if step is not None else ""))
-    elif options.format != "json":
-        _tell_restored(to, brought, mirror, name)
-    return ExitCode.OK if brought is not None else ExitCode.FOUND
-
-
-def _tell_restored(to: str, step: int, mirror: Mirror, name: str) -> None:
-    """What a training will make of it: the newest wins, here or in a mirror folder of the same name."""
-    here = next(entry.step for entry in Store(to).list() if entry.complete)
-    there = mirror.newest_step() if os.path.basename(to) == name else None
-    if here > step:
-        after = f", which has newer ones too: a training that uses it goes on from step {here}"
-    elif there is not None and there > step:
-        after = f"; a training that uses this folder goes on from it without a mirror, from step {there} with this one"
-    else:
-        after = "; a training that uses this folder goes on from it"
-    sys.stdout.write(f"step {step} is in {short(to)}{after}\n")
-    if max(here, there or 0) > step:
-        aside = (
-            f"{shlex.quote(f'{mirror.shown}/{name}')} {step} --to {shlex.quote(f'{short(to)}-from-{step}')}"
-        )
-        _hint(f"to go on from step {step}, give the training a folder of another name, which has a mirror of its own: "
-              f"`buoy ckpt restore {aside}`")  # fmt: skip
-
-
-def _remove_empty(folders: list[str]) -> None:
-    """What was made for a checkpoint that did not come, and has nothing else in it."""
-    try:
-        for folder in folders:
-            if os.listdir(folder) == [lock.NAME]:
-                os.unlink(os.path.join(folder, lock.NAME))
-            os.rmdir(folder)
-    except OSError:
-        pass  # it was never made, or somebody has put something there
-
-
 def _open(store: Store, entry: Entry) -> Checkpoint:
     from buoy.view.progress import Progress
 
     bar = Progress(f"verifying step {entry.step}", entry.bytes)
     try:
         return store.open(entry, bar.advance)
+    except DamagedCheckpoint as error:
+        if not any(other.complete for other in store.list() if other.folder != entry.folder):
+            error.hint = "no other is left here; if the run has a mirror: `buoy ckpt restore MIRROR/RUN`"
+        raise
     finally:
         bar.close()
 
 
 def _print_json(value: dict[str, object]) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
-
-
-def _hint(text: str) -> None:
-    sys.stderr.write(f"hint: {text}\n")
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"buoy: {text}\n")
 
 
 def _parser() -> Parser:

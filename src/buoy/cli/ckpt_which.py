@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 
+from buoy.checkpoint.homes import is_url
 from buoy.checkpoint.store import Entry, Store
 from buoy.errors import RunFolderError, UsageError
 
@@ -37,11 +39,14 @@ def run_and_step(words: list[str]) -> tuple[str, int | None]:
         step = step_number(rest.pop())
     if not rest:
         return _newest_run(), step
+    if is_url(rest[0]):
+        raise UsageError("only `buoy ckpt restore` reads a URL", received=rest[0], expected="a run folder here",
+                         hint=f"`buoy ckpt restore {shlex.quote(rest[0])} --to DIR` brings the newest one here, "
+                         "with its step for another")  # fmt: skip
     run = os.path.abspath(os.path.expanduser(rest[0]))
     parent, name = os.path.split(run)
-    if os.path.basename(parent) == "checkpoints" and name.startswith("step-"):
-        digits = name.removeprefix("step-").partition(".")[0]
-        return os.path.dirname(parent), int(digits) if step is None and digits.isdigit() else step
+    if (one := one_checkpoint(run)) is not None:
+        return one[0], one[1] if step is None else step
     if name == "checkpoints" and os.path.isdir(run):
         run = parent
     if not os.path.isdir(run):
@@ -50,6 +55,20 @@ def run_and_step(words: list[str]) -> tuple[str, int | None]:
     if not os.path.isdir(os.path.join(run, "checkpoints")):
         raise nothing_in(run)
     return run, step
+
+
+def one_checkpoint(place: str) -> tuple[str, int | None] | None:
+    """The run and the step of a checkpoint's own folder; None where the place is something else.
+
+    >>> one_checkpoint("runs/cats/checkpoints/step-000001200")
+    ('runs/cats', 1200)
+    """
+    parent, _, name = place.rstrip("/").rpartition("/")
+    run, _, above = parent.rpartition("/")
+    if above != "checkpoints" or not name.startswith("step-"):
+        return None
+    digits = name.removeprefix("step-").partition(".")[0]
+    return run or ".", int(digits) if digits.isdigit() else None
 
 
 def step_number(word: str) -> int:
@@ -97,6 +116,16 @@ def short(path: str) -> str:
     """As a person would type it from here."""
     relative = os.path.relpath(path)
     return relative if not relative.startswith("..") else path
+
+
+def hint(text: str) -> None:
+    """What to type next, beside the result."""
+    sys.stderr.write(f"hint: {text}\n")
+
+
+def say(text: str) -> None:
+    """A line for people, beside the result."""
+    sys.stderr.write(f"buoy: {text}\n")
 
 
 def _is_number(word: str) -> bool:

@@ -1,0 +1,107 @@
+"""`buoy ckpt restore`: a checkpoint out of a mirror, or out of another run, into a run folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+from buoy.checkpoint import lock
+from buoy.checkpoint.store import Store
+from buoy.cli.ckpt_which import hint, one_checkpoint, runs_in, say, short, step_number
+from buoy.errors import ExitCode, RunFolderError, UsageError
+from buoy.machine.disk import folders_to_make
+
+if TYPE_CHECKING:
+    from buoy.checkpoint.mirror import Mirror
+
+
+def restore(options: argparse.Namespace) -> ExitCode:
+    """Bring one back, and say what a training will make of it."""
+    from buoy.checkpoint.homes import is_url
+    from buoy.checkpoint.mirror import Mirror
+    from buoy.checkpoint.mirror_place import place_of
+    from buoy.checkpoint.retention import Keep
+    from buoy.view.progress import Progress
+
+    words = list(options.words)
+    step = step_number(words.pop()) if len(words) == 2 else None
+    if len(words) != 1:
+        raise UsageError("one mirror to restore from", received=" ".join(words) or "nothing",
+                         expected="MIRROR/RUN [STEP]",
+                         hint="`buoy ckpt restore /content/drive/MyDrive/runs/cats`")  # fmt: skip
+    if (one := one_checkpoint(words[0])) is not None and step is None:
+        words[0], step = one
+    full = place_of(words[0])
+    where, _, name = full.rstrip("/").rpartition("/")
+    if not is_url(full):
+        where = where or "/"
+        if not os.path.isdir(os.path.join(full, "checkpoints")):
+            raise RunFolderError("no checkpoints in this mirror", received=words[0],
+                                 expected="the folder of a run in a mirror, with checkpoints/ in it",
+                                 hint=runs_in(full) or runs_in(where) or "is the drive mounted?")  # fmt: skip
+    elif not where.partition("://")[2]:
+        raise UsageError("which run of this mirror?", received=words[0], expected="MIRROR/RUN",
+                         hint=f"`buoy ckpt restore {shlex.quote(words[0].rstrip('/') + '/cats')}`")  # fmt: skip
+    to = os.path.abspath(os.path.expanduser(options.to or os.path.join("runs", name)))
+    mirror = Mirror(to, where, Keep(), name)
+    bar = Progress("fetching", 0)
+    made = folders_to_make(os.path.join(to, "checkpoints"))
+    brought = None
+    try:
+        os.makedirs(to, exist_ok=True)
+        held = Store(to).saver(say, lambda kind, **values: None)  # refused while a training writes there
+        before = {entry.folder for entry in Store(to).list()}
+        try:
+            brought = mirror.bring_back(None, say, step, bar.show)
+        finally:
+            held.close()
+    except OSError as error:
+        raise RunFolderError("cannot write the run folder", received=f"{to} ({error.strerror})",
+                             expected="a folder that can be written", hint="`--to DIR`") from error  # fmt: skip
+    finally:
+        bar.close()
+        if brought is None:
+            _remove_empty(made)
+    if options.format == "json":
+        answer = {"schema": "buoy.checkpoints/1", "run": to, "step": brought}
+        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+    if brought is None:
+        say(f"{words[0]} has no good checkpoint" + (f" of step {step}" if step is not None else ""))
+    elif options.format != "json":
+        new = before != {entry.folder for entry in Store(to).list()}
+        _tell_restored(to, brought, "is" if new else "was already", mirror, name)
+    return ExitCode.OK if brought is not None else ExitCode.FOUND
+
+
+def _tell_restored(to: str, step: int, verb: str, mirror: Mirror, name: str) -> None:
+    """What a training will make of it: the newest wins, here or in a mirror folder of the same name."""
+    here = next(entry.step for entry in Store(to).list() if entry.complete)
+    there = mirror.newest_step() if os.path.basename(to) == name else None
+    if here > step:
+        after = f", which has newer ones too: a training that uses it goes on from step {here}"
+    elif there is not None and there > step:
+        after = f"; a training that uses this folder goes on from it without a mirror, from step {there} with this one"
+    else:
+        after = "; a training that uses this folder goes on from it"
+    sys.stdout.write(f"step {step} {verb} in {short(to)}{after}\n")
+    if max(here, there or 0) > step:
+        aside = (
+            f"{shlex.quote(f'{mirror.shown}/{name}')} {step} --to {shlex.quote(f'{short(to)}-from-{step}')}"
+        )
+        hint(f"to go on from step {step}, give the training a folder of another name, which has a mirror of its own: "
+              f"`buoy ckpt restore {aside}`")  # fmt: skip
+
+
+def _remove_empty(folders: list[str]) -> None:
+    """What was made for a checkpoint that did not come, and has nothing else in it."""
+    try:
+        for folder in folders:
+            if os.listdir(folder) == [lock.NAME]:
+                os.unlink(os.path.join(folder, lock.NAME))
+            os.rmdir(folder)
+    except OSError:
+        pass  # it was never made, or somebody has put something there
