@@ -14,6 +14,8 @@ import buoy
 from buoy.checkpoint.store import Store
 from buoy.cli import main
 from buoy.flight.attempt import find_attempt, point_to
+from buoy.verdict.evidence import load
+from buoy.verdict.kernel_end import in_a_line
 
 KERNEL = ["python", "/lib/ipykernel_launcher.py", "-f", "kernel.json"]
 
@@ -93,7 +95,7 @@ def test_the_kernels_own_card_names_what_became_of_each_run(kernel: Kernel) -> N
         "a was left by ValueError at step 9",
     ]
     assert verdict.where.step is None  # what the beacon counted was none of the kernel's last cell
-    assert verdict.cause.next[0].startswith("c: train it again in a cell")
+    assert verdict.cause.next[1].startswith("c: train it again in a cell")
     assert not any("batch" in step for step in verdict.cause.next)
 
 
@@ -157,16 +159,48 @@ def test_an_end_that_could_not_be_saved_is_told_with_what_is_lost(tmp_path: Path
     saver.save({"best": {"loss": 0.5}}, {"step": 64}, lambda value: None, wait=True)
     saver.close()
     why = "No space left on device"
-    kernel.attempt.event("trained", 2.0, run="../a", step=320, finished=False, unsaved=why)
+    ended = {"run": "../a", "step": 320, "finished": False, "unsaved": why, "no_room": True}
+    kernel.attempt.event("trained", 2.0, **ended)
     kernel.write()
     kernel.rests()
     verdict = kernel.why("a")
 
     assert (verdict.cause.id, verdict.cause.claim.grade, verdict.where.step) == ("unsaved", "certain", 320)
-    assert "came to its end at step 320" in verdict.cause.claim.text and why in verdict.cause.claim.text
+    assert (
+        "came to its end at step 320, and that could not be saved: the disk is full"
+        in verdict.cause.claim.text
+    )
+    assert verdict.cause.claim.evidence[0].text == why
     assert "goes on from its last checkpoint, step 64" in verdict.cause.next[0]
     assert "steps 65 to 320 are lost" in verdict.cause.next[0]
     assert any("could not be saved" in claim.text for claim in kernel.why("train", 1).cause.cascade)
+
+
+def test_the_restart_of_a_kernel_at_rest_is_told_in_one_line(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path, 15)
+    kernel.trains(60.0, "a")
+    verdict, evidence = kernel.why("train", 1), kernel.attempt.evidence()
+    assert verdict.cause.id == "terminated" and in_a_line(verdict, evidence) is None  # it trained
+    kernel.fails(2.0, "a")
+    kernel.rests()
+    verdict, evidence = kernel.why("train", 1), load(str(kernel.attempt.folder))
+    line = in_a_line(verdict, evidence) or ""
+
+    assert verdict.cause.actor is not None
+    assert verdict.cause.actor.text.startswith("not recorded: a notebook's restart or shutdown")
+    assert not any("sacct" in step for step in verdict.cause.next)
+    assert "between two cells, as a restart does" in line and "a was left by ValueError at step 9" in line
+    assert "buoy why" in line and "\n" not in line
+
+
+def test_a_kernel_that_trained_nothing_is_not_told_to_save(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path)
+    assert any("save every few minutes" in step for step in kernel.attempt.verdict().cause.next)
+    kernel.attempt.process(PID, step=0)
+    for sample in kernel.attempt.samples:
+        sample["step"] = 0
+
+    assert not any("save" in step or "go on" in step for step in kernel.attempt.verdict().cause.next)
 
 
 def test_of_two_trained_in_turns_none_was_left_for_the_other(tmp_path: Path) -> None:

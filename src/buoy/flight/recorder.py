@@ -216,14 +216,13 @@ class Recorder:
         told = {"type": error["type"], "message": str(error["message"])[:200], "step": step}
         self.event("cell-error", **told, runs=[self._seen_from_here(folder) for folder in runs])
 
-    def trained(self, folder: str, step: int, finished: bool, unsaved: str | None = None) -> None:
+    def trained(self, folder: str, step: int, finished: bool, **unsaved: object) -> None:
         """The training of the run in this folder is over: at its end (`finished`), at an end that could not be saved
-        (`unsaved` says why), or given up."""
+        (`unsaved` tells why), or given up."""
         self._training.discard(folder)
         if folder == self._trained_last or finished or unsaved:
             self._trained_last = None
-            told = {"unsaved": unsaved} if unsaved else {}
-            self.event("trained", run=self._seen_from_here(folder), step=step, finished=finished, **told)
+            self.event("trained", run=self._seen_from_here(folder), step=step, finished=finished, **unsaved)
             self._listen()
 
     def _seen_from_here(self, folder: str) -> str:

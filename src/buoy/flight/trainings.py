@@ -42,6 +42,11 @@ class Training(NamedTuple):
         return why if isinstance(why, str) and why and not self.finished else None
 
     @property
+    def had_no_room(self) -> bool:
+        """Whether that was for want of room on the disk."""
+        return self.unsaved is not None and (self.ended or {}).get("no_room") is True
+
+    @property
     def is_beside(self) -> bool:
         """Whether the recording's own step is another run's."""
         return (self.opened or self.began) and not self.is_last

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from buoy.flight.attempt import attempt_numbers, is_run
+from buoy.flight.attempt import attempt_numbers, find_attempt, is_run
 from buoy.flight.imports import after_import
 from buoy.flight.recorder import Recorder
-from buoy.notebook.display import show
+from buoy.notebook.display import show, show_text
 from buoy.notebook.live import LiveCard
 from buoy.notebook.magic import Magic
 from buoy.supervisor.watch import watch
 from buoy.verdict import why
+from buoy.verdict.evidence import load as load_evidence
+from buoy.verdict.kernel_end import in_a_line
 from buoy.verdict.model import Verdict
 from buoy.view.card import verdict_card
 
@@ -64,7 +66,7 @@ class Extension:
     def _begin(self) -> None:
         verdict = last_death(self.folder)
         if verdict is not None:
-            show(verdict_card(verdict.to_json()), str(verdict))
+            _tell(verdict, self.folder)
         self.record()
 
     def record(self) -> None:
@@ -72,6 +74,15 @@ class Extension:
         if self.recorder is None:
             self.recorder = watch(self.folder)
             self._live = LiveCard(self.shell, self.recorder)
+
+
+def _tell(verdict: Verdict, folder: str) -> None:
+    """A card; one line for what a restart does to a kernel between two cells."""
+    line = in_a_line(verdict, load_evidence(find_attempt(folder, verdict.attempt).folder))
+    if line is not None:
+        show_text(f"buoy: {line}")
+    else:
+        show(verdict_card(verdict.to_json()), str(verdict))
 
 
 def last_death(folder: str) -> Verdict | None:

@@ -265,8 +265,11 @@ class Keeper:
                     raise  # nothing was saved or promised yet: this is the start, and the person's to mend
                 words = " ".join(str(error).split()) if isinstance(error, BuoyError) else repr(error)
                 receipt = Receipt(step, "", 0, time.monotonic() - began, None, words)
-        if finished:
-            self.recorder.trained(self.folder, step, receipt.error is None, receipt.error)
+        if finished and receipt.error is None:
+            self.recorder.trained(self.folder, step, True)
+        elif finished:
+            no_room = receipt.errno in (errno.ENOSPC, errno.EDQUOT)
+            self.recorder.trained(self.folder, step, False, unsaved=receipt.error, no_room=no_room)
         now = time.monotonic()
         self._saved, self._last_step, self._alarm, self._again = now, step, False, False
         if self._rule.steps is not None:

@@ -100,10 +100,11 @@ def what_to_do(
     if story != UNSAVED:
         return words
     done = own.step if own is not None else None
+    mend = "free some space" if own is not None and own.had_no_room else "mend that"
     lost = f"; steps {kept.step + 1} to {done} are lost" if kept and done and done > kept.step else ""
     if lives:
-        return f"free some space and save it while its process lives (`run.save()`); else {words}"
-    return f"free some space, then {words}{lost}"
+        return f"{mend} and save it while its process lives (`run.save()`); else {words}"
+    return f"{mend}, then {words}{lost}"
 
 
 def with_its_checkpoints(verdict: Verdict, evidence: Evidence, own: Training) -> Verdict:

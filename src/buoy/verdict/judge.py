@@ -12,6 +12,7 @@ from buoy.verdict.causes.parent_lost import parent_name
 from buoy.verdict.causes.thrashing import standing as standing_thrashing
 from buoy.verdict.evidence import Evidence, ProcessNotes
 from buoy.verdict.exceptions import classify
+from buoy.verdict.kernel_end import fitting
 from buoy.verdict.lost_child import lost_child
 from buoy.verdict.model import Cause, Claim, Holder, Reading, Verdict, Where
 from buoy.verdict.oom import describe_limit
@@ -29,7 +30,7 @@ _ALIVE = ("still-running", "hang", "thrashing")
 def judge(evidence: Evidence) -> Verdict:
     """What the evidence says about this attempt."""
     cause = next((found for judge_one in IN_ORDER if (found := judge_one(evidence)) is not None), None)
-    cause = _with_history(evidence, cause or unknown.judge(evidence))
+    cause = fitting(_with_history(evidence, cause or unknown.judge(evidence)), evidence)
     run_folder = os.path.dirname(os.path.dirname(evidence.folder))
     return Verdict(
         run=run_folder,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from buoy.flight.attempt import is_kernel
 from buoy.flight.trainings import Training, training_of
 from buoy.verdict.going_on import LEFT, NOT_BEGUN, UNSAVED, WANTS_MEMORY, go_on, what_to_do
-from buoy.verdict.model import Claim, Verdict
+from buoy.verdict.model import Cause, Claim, Verdict
 from buoy.verdict.own_story import IDLE, before, fate, grade_of, what_became
-from buoy.verdict.saved import is_in_a_loop_of_its_own
+from buoy.verdict.saved import from_here, is_in_a_loop_of_its_own
 from buoy.verdict.values import printable
 
 if TYPE_CHECKING:
@@ -21,7 +22,14 @@ _MOST = 3
 TOO_MUCH = "what was asked for was too much: free what is held first, or take less"
 
 
-def trained_nothing(evidence: Evidence) -> bool:
+def fitting(cause: Cause, evidence: Evidence) -> Cause:
+    """The cause without advice on how a training goes on, where a kernel had trained nothing."""
+    if not _trained_nothing(evidence):
+        return cause
+    return replace(cause, next=tuple(step for step in cause.next if step != go_on(evidence)))
+
+
+def _trained_nothing(evidence: Evidence) -> bool:
     """Whether no step was counted and no training announced in this notebook's kernel."""
     stepped = evidence.main is None or bool(evidence.main.step) or bool(evidence.last_sample.get("step"))
     return (
@@ -29,6 +37,19 @@ def trained_nothing(evidence: Evidence) -> bool:
         and not stepped
         and not any(event.get("kind") in ("training", "loop") for event in evidence.events)
     )
+
+
+def in_a_line(verdict: Verdict, evidence: Evidence) -> str | None:
+    """The end of a kernel that was told to stop between two cells, as a restart does; None where more is to be said."""
+    if verdict.cause.id != "terminated" or not was_between_cells(evidence):
+        return None
+    recording = os.path.dirname(os.path.dirname(evidence.folder))
+    left = [each for each in stories(evidence, recording) if each[1] in (LEFT, UNSAVED)]
+    words = "the kernel before this one was told to stop (SIGTERM) between two cells, as a restart does"
+    for folder, story, own in left[:1]:
+        name = printable(os.path.basename(folder), 40)
+        words += f"; before that {name} {fate(story, own)}: `buoy why {shlex.quote(from_here(folder))}`"
+    return words
 
 
 def was_between_cells(evidence: Evidence) -> bool:
@@ -59,14 +80,15 @@ def with_its_runs(verdict: Verdict, evidence: Evidence) -> Verdict:
         return verdict
     claims = [
         Claim(
-            f"{printable(os.path.basename(folder), 40)} {fate(story, own)}{before(own, evidence)}",
+            f"{printable(os.path.basename(folder), 40)} {fate(story, own)}"
+            + before(own, evidence).removesuffix(" its process ended"),
             grade_of(story, own),
         )
         for folder, story, own in told[:_MOST]
     ]
-    where, steps = verdict.where, list(verdict.cause.next)
+    where, steps = replace(verdict.where, epoch=None), list(verdict.cause.next)
     if not is_in_a_loop_of_its_own(evidence) or was_between_cells(evidence):
-        where = replace(where, step=None, epoch=None)
+        where = replace(where, step=None, phase=None)
         steps = _advice(verdict, evidence, told)
     cause = replace(verdict.cause, cascade=(*claims, *verdict.cause.cascade), next=tuple(steps))
     return replace(verdict, cause=cause, where=where)
@@ -75,10 +97,9 @@ def with_its_runs(verdict: Verdict, evidence: Evidence) -> Verdict:
 def _advice(verdict: Verdict, evidence: Evidence, told: list[tuple[str, str, Training]]) -> list[str]:
     """How to go on with the run that was left last; what lowers a training's memory is no help outside of one."""
     steps = [step for step in verdict.cause.next if step != go_on(evidence)]
-    if verdict.cause.id in WANTS_MEMORY:
-        steps = [TOO_MUCH]
-    for folder, story, own in told:
-        if story in (LEFT, UNSAVED):
-            name = printable(os.path.basename(folder), 40)
-            return [f"{name}: {what_to_do(story, folder, True, own)}", *steps]
-    return ["nothing of its trainings was lost: they were finished", *steps]
+    left = next((each for each in told if each[1] in (LEFT, UNSAVED)), None)
+    again = "nothing of its trainings was lost: they were finished"
+    if left is not None:
+        folder, story, own = left
+        again = f"{printable(os.path.basename(folder), 40)}: {what_to_do(story, folder, True, own)}"
+    return [TOO_MUCH, again] if verdict.cause.id in WANTS_MEMORY else [again, *steps]

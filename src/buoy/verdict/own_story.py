@@ -114,8 +114,8 @@ def what_became(
 def _words(story: str, own: Training, evidence: Evidence, waits: bool) -> str:
     if story == NOT_BEGUN:
         return "This run was made, and no step of it was done"
-    it = "This training" if evidence.is_dead else "The kernel lives and is idle; this training"
-    return f"{it if waits or evidence.is_dead else 'This training'} {fate(story, own)}{before(own, evidence)}"
+    it = "The kernel lives and is idle; this training" if waits and story == LEFT else "This training"
+    return f"{it} {fate(story, own)}{before(own, evidence)}"
 
 
 def fate(story: str, own: Training) -> str:
@@ -124,7 +124,9 @@ def fate(story: str, own: Training) -> str:
     if story == FINISHED:
         return f"was finished{at}"
     if story == UNSAVED:
-        return f"came to its end{at}, and that could not be saved: {printable(own.unsaved or '', 80)}"
+        return f"came to its end{at}, and that could not be saved" + (
+            ": the disk is full" if own.had_no_room else ""
+        )
     if own.error is not None:
         return f"was left by {error_name(own.error)}{at}, unfinished"
     if own.ended is None or own.ended.get("kind") == "trained":
@@ -169,8 +171,10 @@ def _reading(story: str, own: Training) -> Reading | None:
     what = f"{own.ended.get('run')} began to train"
     if own.error is not None:
         what = f"{error_name(own.error)}: {own.error.get('message')}".rstrip(": ")
+    elif own.unsaved is not None:
+        what = own.unsaved
     elif own.ended.get("kind") == "trained":
-        what = "its last step was done" if story in (FINISHED, UNSAVED) else "it was given up"
+        what = "its last step was done" if story == FINISHED else "it was given up"
     elif own.ended.get("kind") == "loop":
         what = "a step was counted that no run had announced"
     return Reading(printable(what, 160), "events.jsonl", number(own.ended.get("wall")))

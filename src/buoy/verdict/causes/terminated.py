@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from buoy.units import format_duration
-from buoy.verdict.causes.common import raised_as, recent_signal, signal_sender, status_reading
+from buoy.verdict.causes.common import raised_as, recent_signal, signal_sender, status_reading, was_notebook
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim, Grade
@@ -56,13 +56,19 @@ def judge(evidence: Evidence) -> Cause | None:
 
 def _cause(evidence: Evidence, claim: Claim) -> Cause:
     actor = signal_sender(evidence, "SIGTERM")
+    in_notebook = was_notebook(evidence)
+    senders = "a notebook's restart or shutdown, " if in_notebook else ""
+    ask = "look at the platform's notices"
+    if not in_notebook:
+        ask = f"ask the scheduler (SLURM: `sacct -j JOB`) or {ask}"
     return Cause(
         id="terminated",
         claim=claim,
-        actor=actor or Claim("not recorded: a scheduler, the platform (preemption) or a person", "possible"),
+        actor=actor
+        or Claim(f"not recorded: {senders}a scheduler, the platform (preemption) or a person", "possible"),
         next=(
             go_on(evidence),
-            "if it was not you, ask the scheduler (SLURM: `sacct -j JOB`) or look at the platform's notices",
+            f"if it was not you, {ask}",
         ),
         # What reached `buoy run` itself was meant for the whole job: starting again would defy it.
         survivable=actor is None,
