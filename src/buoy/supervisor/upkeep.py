@@ -58,9 +58,9 @@ class Upkeep:
         if time.monotonic() >= self._next:
             self.look()
 
-    def look(self, folder: str | None = None) -> None:
+    def look(self, folder: str | None = None, *, now: bool = False) -> None:
         """See to it that this process is recorded; where it is not yet, into `folder` if one is given."""
-        is_due = time.monotonic() >= self._next or folder is not None
+        is_due = now or folder is not None or time.monotonic() >= self._next
         if os.getpid() != self._pid or self._given_up or (self._has_failed and not is_due):
             return
         self._next = time.monotonic() + LOOK_SECONDS

@@ -41,17 +41,21 @@ def watch(
     if is_rehearsal():
         return _join(None)
     there = recorder.current()
+    was_nowhere = there is not None and there.attempt is None
     if there is not None and _upkeep is not None:
-        _upkeep.look(os.path.expanduser(folder) if folder is not None and there.attempt is None else None)
+        _upkeep.look(now=True)
+        if there.attempt is None and folder is not None:  # what is usual cannot be written: this one may be
+            _upkeep.look(os.path.expanduser(folder))
     attempt = there.attempt if there is not None else recorder.attempt_of_environment()
     seconds = limit_seconds(time_limit)
     if attempt is not None:
-        if folder is not None and os.path.realpath(folder) != os.path.realpath(attempt.run_folder):
+        is_here = folder is None or os.path.realpath(folder) == os.path.realpath(attempt.run_folder)
+        if folder is not None and not is_here and not was_nowhere:
             from buoy.verdict.values import printable
 
             _say(f"already recording into {printable(attempt.run_folder)}; {printable(folder)} is not used")
         return _join(attempt)
-    return there if there is not None else _begin(folder, mirror, seconds)
+    return _begin(folder, mirror, seconds) if there is None or _upkeep is None else there
 
 
 def _begin(folder: str | None, mirror: str | None, seconds: float | None) -> Recorder:
@@ -68,9 +72,9 @@ def _begin(folder: str | None, mirror: str | None, seconds: float | None) -> Rec
             known = about["session_started"]
             about["session_started"] = min(began, known) if isinstance(known, float) else began
             write_attempt(about, attempt)
-        except OSError:
+        except OSError as error:
             forget(attempt)
-            raise
+            raise OSError(error.errno, error.strerror, attempt.run_folder) from error
         os.environ[recorder.WATCHED_VARIABLE] = attempt.folder
         return attempt
 
@@ -87,7 +91,10 @@ def _begin(folder: str | None, mirror: str | None, seconds: float | None) -> Rec
 
 def _begin_in(attempt: Attempt) -> Recorder:
     try:
-        return _join(attempt)
+        joined = _join(attempt)
+        if joined.attempt is None:  # it was there before, with nowhere to write to
+            joined.move(attempt)
+        return joined
     except OSError:
         forget(attempt)
         raise

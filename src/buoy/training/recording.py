@@ -21,10 +21,14 @@ def record(store: Store, mirror: str | None, limit: float | None, say: Callable[
     folder = store.folder
     make_folder(folder)
     there = recorder.current()
-    if there is not None and there.attempt is not None:
-        there = watch()  # a recording whose folder is gone is begun anew
+    if there is not None:  # a recording whose folder is gone, or that could not begin, is begun anew
+        is_new = there.attempt is None
+        there = watch(folder if is_new else None, mirror=mirror if is_new else None, time_limit=limit)
     attempt = there.attempt if there is not None else recorder.attempt_of_environment()
     newest = next((entry.folder for entry in store.list() if entry.complete), None)
+    if attempt is None and there is not None:
+        there.opened(folder, newest)
+        return there
     if attempt is None:
         own = watch(folder, mirror=mirror, time_limit=limit)
         own.opened(folder, newest)
