@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from buoy.errors import RunFolderError
+from buoy.training.foothold import make_folder
 
 _CODE = """
 import os
@@ -36,3 +40,26 @@ def test_where_nothing_can_be_written_it_does_not_begin(why: str, make_disk: Cal
     assert ("0 B of 64.0 KiB free" if why == "full" else "Read-only file system") in done.stdout
     assert ("free some space" if why == "full" else "give the Run another folder") in done.stdout
     assert sorted(path.name for path in disk.iterdir()) == (["fill"] if why == "full" else [])
+
+
+def test_trainings_that_start_at_the_same_moment_make_the_folder_above_them_together(tmp_path: Path) -> None:
+    """Two cells or two jobs of one sweep, in a place where there is no `runs/` yet."""
+    at_once = threading.Barrier(4)
+    refused: list[str] = []
+
+    def start(number: int) -> None:
+        for attempt in range(60):
+            at_once.wait(20)
+            try:
+                make_folder(str(tmp_path / f"sweep-{attempt}" / "runs" / f"cats-{number}"))
+            except RunFolderError as error:
+                refused.append(str(error))
+
+    threads = [threading.Thread(target=start, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert refused == []
+    assert len(list(tmp_path.glob("sweep-*/runs/cats-*"))) == 4 * 60

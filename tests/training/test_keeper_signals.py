@@ -55,6 +55,22 @@ def test_sigterm_saves_after_the_step_and_then_ends_it_as_sigterm_does(tmp_path:
     assert [(event["what"], event["step"]) for event in saves] == [("buoy", int(last[1]))]
 
 
+def test_a_signal_that_comes_during_a_regular_save_is_answered_with_that_one(tmp_path: Path) -> None:
+    code = """
+with kept(sys.argv[1], save=3) as keeper, keeper.loop():
+    for step in range(1, 10):
+        if (reason := keeper.due(step)) is not None:
+            keeper.save(items(step, 1000), step=step, epoch=0, reason=reason, as_tensor=as_tensor)
+            os.kill(os.getpid(), signal.SIGTERM)
+            keeper.stop_if_asked()
+"""
+    training = start_code(tmp_path / "run", code)
+    _, err = training.communicate(timeout=30)
+
+    assert training.returncode == -signal.SIGTERM and err.count("buoy: step 3 is saved\n") == 1, err
+    assert newest_step(tmp_path / "run") == 3
+
+
 def test_the_stacks_at_a_sigterm_are_still_dumped(tmp_path: Path) -> None:
     """The verdict of a process that is killed after SIGTERM rests on this dump."""
     training = start(tmp_path / "run")

@@ -109,6 +109,7 @@ class Loop:
             return
         if self.resumed:
             say(f"going on from step {position.step}, epoch {position.epoch + 1}")
+        self._epoch_began = rng.capture()  # counted in what a checkpoint takes
         self._keeper.expect(self._items(), state.as_tensor)
         try:
             with self._keeper.loop():

@@ -22,17 +22,27 @@ def make_folder(folder: str) -> None:
     """Make the run's folder and see that it takes a file; `RunFolderError` if not, and then nothing is left behind."""
     if os.path.isdir(os.path.join(folder, "checkpoints")):
         return  # it took some before; on a full disk an older one can give way to the next
-    missing = disk.folders_to_make(folder)
+    made: list[str] = []
     probe = os.path.join(folder, f"probe-{os.getpid()}")
     try:
-        for path in reversed(missing):
-            os.mkdir(path, 0o777 if len(path) < len(folder) else 0o700)
+        for path in reversed(disk.folders_to_make(folder)):
+            _make(path, 0o777 if len(path) < len(folder) else 0o700, made)
         with open(probe, "xb") as file:
             file.write(bytes(_PROBE_BYTES))
         os.unlink(probe)
     except OSError as error:
-        _take_back(probe, missing)
+        _take_back(probe, made)
         raise _refused(error, folder) from error
+
+
+def _make(path: str, mode: int, made: list[str]) -> None:
+    """Make it, unless another training that starts at this moment has just made it."""
+    try:
+        os.mkdir(path, mode)
+        made.insert(0, path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
 
 
 def _take_back(probe: str, made: list[str]) -> None:

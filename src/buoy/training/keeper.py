@@ -295,7 +295,18 @@ class Keeper:
     def stop_if_asked(self) -> None:
         """After the save that a signal asked for: end as that signal would have ended it. Does nothing otherwise."""
         __tracebackhide__ = True
+        if self._signals.asked is not None and not self._stopped:
+            self._make_it_the_last()
         self._signals.answer()
+
+    def _make_it_the_last(self) -> None:
+        """The signal came while a checkpoint was made for another reason: of this step there is none to make."""
+        self._ending = True
+        receipt = self._saver.wait(_GRACE_SECONDS)
+        if receipt is not None:
+            self._collect(time.monotonic(), receipt.step)
+            if receipt.committed:
+                say(f"step {receipt.step} is saved")
 
     def finish(self) -> None:
         """The training is over: wait for the writer, tidy up, put the signal handlers back."""

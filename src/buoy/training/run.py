@@ -288,14 +288,9 @@ class Run:
         __tracebackhide__ = True
         if self._saves is None or self._finished:
             return None
-        mine = {
-            "position": self._position.describe(epoch_done=epoch_done),
-            **self._random.state(),
-            "micro_batch": self._micro.state(),
-        }
         return self._saves.save(
             self._tracking.things,
-            mine,
+            self._own_state(epoch_done=epoch_done),
             step=self.step,
             epoch=self.epoch if self._counts_epochs else None,
             reason=reason,
@@ -303,6 +298,14 @@ class Run:
             finished=finished,
             finite=self._is_finite(),
         )
+
+    def _own_state(self, *, epoch_done: bool = False) -> dict[str, Any]:
+        """What a run keeps about itself, of this rank."""
+        return {
+            "position": self._position.describe(epoch_done=epoch_done),
+            **self._random.state(),
+            "micro_batch": self._micro.state(),
+        }
 
     def _is_finite(self) -> bool | None:
         """Whether loss and weights are still numbers; None where nobody can tell."""
@@ -405,7 +408,7 @@ class Run:
 
     def _arrive(self) -> None:
         """The first loop with work to do begins; after a resume this is the saved place."""
-        self._tracking.look_over(self._keeper, self.step)
+        self._tracking.look_over(self._keeper, self.step, self._own_state)
         if self._position.arrive():
             if self._position.repeats:
                 # A scheduler stepped or a sum cleared at the epoch's start is in the checkpoint already: undo it.

@@ -71,17 +71,26 @@ class Tracking:
         """Everything as it was saved once more."""
         self._saved.load(self.things)
 
-    def look_over(self, keeper: Keeper | Follower | None, step: int) -> None:
-        """Once, when all is named: tell what of the checkpoint is left over, and what a checkpoint will take."""
+    def look_over(
+        self, keeper: Keeper | Follower | None, step: int, own: Callable[[], dict[str, Any]]
+    ) -> None:
+        """Once, when all is named: tell what of the checkpoint is left over, and what a checkpoint will take.
+
+        `own`: what the run will add to it for each rank.
+        """
         if self._looked_over:
             return
         self._looked_over = True
         self._saved.announce()
         self._saved.name_what_is_left(self.things)
         if keeper is not None:
+            from buoy.torch.distributed import world
             from buoy.torch.tensors import as_tensor
 
-            items = {name: getattr(thing, "expected", thing.state)() for name, thing in self.things.items()}
+            items: dict[str, object] = {
+                name: getattr(thing, "expected", thing.state)() for name, thing in self.things.items()
+            }
+            items[OURS] = {"ranks": [own()] * world()[1]}
             keeper.expect(items, as_tensor)
             if step:
                 keeper.recorder.step(step)
