@@ -345,6 +345,32 @@ def test_a_second_process_is_told_who_writes(tmp_path: Path) -> None:
     open_saver(tmp_path).close()  # the lock died with its holder
 
 
+def test_whoever_meets_a_finished_run_open_in_a_notebook_is_not_told_to_kill_it(tmp_path: Path) -> None:
+    code = """
+import time
+s = open_saver(sys.argv[1]); now = {**about(3), "time": time.time()}
+for finished in (False, True):
+    s.save(state(3 + finished), {**now, "step": 3 + finished, "finished": finished}, as_tensor, wait=True)
+    print('saved', flush=True); sys.stdin.readline()
+"""
+    holder = trainer(code, str(tmp_path), "ipykernel_launcher", stdin=subprocess.PIPE)
+    assert holder.stdin is not None and holder.stdout is not None
+    told = []
+    for _ in range(2):
+        assert holder.stdout.readline() == "saved\n"
+        with pytest.raises(WriterBusy) as refused:
+            open_saver(tmp_path)
+        told.append(str(refused.value))
+        holder.stdin.write("\n")
+        holder.stdin.flush()
+    holder.communicate(timeout=30)
+
+    assert f"a notebook's kernel, process {holder.pid}" in told[0] and "it finished" not in told[0]
+    assert "it finished this training, at step 4, and still has it open" in told[1]
+    assert "call `run.finish()` there, or restart that kernel, or give" in told[1]
+    assert not any("`kill" in words for words in told)
+
+
 def test_a_forked_worker_that_outlives_the_trainer_does_not_hold_the_run(tmp_path: Path) -> None:
     code = """
 import time

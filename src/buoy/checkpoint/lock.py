@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from buoy.checkpoint import holders
 from buoy.errors import BuoyError
+from buoy.flight.attempt import is_kernel
 from buoy.machine import host
-from buoy.machine.procfs import ProcessReader
+from buoy.machine.procfs import ProcessReader, read_bytes
 from buoy.units import format_duration
 
 NAME = holders.LOCK
@@ -30,16 +31,21 @@ class WriterBusy(BuoyError):  # noqa: N818 - says what happened
     """Another process writes the checkpoints of this run."""
 
 
-def take(checkpoints: str, say: Callable[[str], object]) -> int:
+def take(
+    checkpoints: str,
+    say: Callable[[str], object],
+    finished_since: Callable[[float], int | None] = lambda since: None,
+) -> int:
     """The run's lock as a descriptor, held until every copy of it is closed; `WriterBusy` says who has it.
 
     A trainer that died may have left a writer that is still finishing its last checkpoint: that is waited for.
+    `finished_since` knows the step at which the training was finished after this time, if it was.
     """
     descriptor = os.open(
         os.path.join(checkpoints, NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644
     )
     try:
-        _take(descriptor, checkpoints, say)
+        _take(descriptor, checkpoints, say, finished_since)
         note = {"pid": os.getpid(), "host": host.hostname(), "boot": host.boot_id(),
                 "start_ticks": _start_ticks(os.getpid()), "since": time.time()}  # fmt: skip
         os.ftruncate(descriptor, 0)
@@ -50,7 +56,12 @@ def take(checkpoints: str, say: Callable[[str], object]) -> int:
     return descriptor
 
 
-def _take(descriptor: int, checkpoints: str, say: Callable[[str], object]) -> None:
+def _take(
+    descriptor: int,
+    checkpoints: str,
+    say: Callable[[str], object],
+    finished_since: Callable[[float], int | None],
+) -> None:
     started, told, pids = time.monotonic(), False, list[int]()
     moved, mark = started, object()
     while True:
@@ -59,7 +70,7 @@ def _take(descriptor: int, checkpoints: str, say: Callable[[str], object]) -> No
             return
         except OSError as error:
             if error.errno in _NO_LOCKS:
-                _without_locks(descriptor, checkpoints, say)
+                _without_locks(descriptor, checkpoints, say, finished_since)
                 return
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
@@ -73,7 +84,9 @@ def _take(descriptor: int, checkpoints: str, say: Callable[[str], object]) -> No
             moved, mark = time.monotonic(), now
         still = time.monotonic() - moved >= _PATIENCE_STILL
         if waited >= patience or (pids and still and living is False):
-            raise _stuck(checkpoints, pids, waited) if pids and not living else _busy(checkpoints, holder)
+            if pids and not living:
+                raise _stuck(checkpoints, pids, waited)
+            raise _busy(checkpoints, holder, finished_since)
         if waited > _SILENT and not told:
             told = True
             pids = holders.writers_of(checkpoints)
@@ -86,11 +99,16 @@ def _take(descriptor: int, checkpoints: str, say: Callable[[str], object]) -> No
         time.sleep(_POLL)
 
 
-def _without_locks(descriptor: int, checkpoints: str, say: Callable[[str], object]) -> None:
+def _without_locks(
+    descriptor: int,
+    checkpoints: str,
+    say: Callable[[str], object],
+    finished_since: Callable[[float], int | None],
+) -> None:
     holder = _read_note(descriptor)
     living = _lives(holder)
     if living and holder.get("pid") != os.getpid():
-        raise _busy(checkpoints, holder)
+        raise _busy(checkpoints, holder, finished_since)
     started = time.monotonic()
     while living is False and _is_being_written(checkpoints) and time.monotonic() - started < _PATIENCE_DEAD:
         time.sleep(_POLL)
@@ -127,6 +145,10 @@ def _lives(holder: dict[str, object]) -> bool | None:
     return ticks is not None and ticks == holder.get("start_ticks")
 
 
+def _command_of(pid: int) -> list[str]:
+    return read_bytes(f"/proc/{pid}/cmdline", 4096).decode("utf-8", "replace").split("\0")
+
+
 def _start_ticks(pid: int) -> int | None:
     process = ProcessReader(pid)
     found = process.stat()
@@ -146,16 +168,28 @@ def _stuck(checkpoints: str, pids: list[int], waited: float) -> WriterBusy:
     )
 
 
-def _busy(checkpoints: str, holder: dict[str, object]) -> WriterBusy:
+def _busy(
+    checkpoints: str, holder: dict[str, object], finished_since: Callable[[float], int | None]
+) -> WriterBusy:
     since = holder.get("since")
     age = format_duration(time.time() - since) if isinstance(since, (int, float)) else "n/a"
     pid = holder.get("pid")
-    who = f"process {pid} on {holder.get('host')}, for {age}" if pid else "a process that left no name"
+    is_notebook = isinstance(pid, int) and _lives(holder) is True and is_kernel(_command_of(pid))
+    kind = "a notebook's kernel, " if is_notebook else ""
+    who = f"{kind}process {pid} on {holder.get('host')}, for {age}" if pid else "a process that left no name"
+    done = finished_since(since) if isinstance(since, (int, float)) else None
+    # What it holds in memory may be all that there is of somebody's work: nobody is told to kill it.
+    if done is not None:
+        ways = ["call `run.finish()` there"]
+    elif is_notebook:
+        ways = ["interrupt it there and call `run.finish()`"]
+    else:
+        ways = [f"end it (`kill {pid}`)"] if pid else []
+    ways += ["restart that kernel"] if is_notebook else []
     return WriterBusy(
         f"another process writes the checkpoints of {os.path.dirname(checkpoints)}",
-        received=who,
+        received=who
+        + (f"; it finished this training, at step {done}, and still has it open" if done else ""),
         expected="one training for one run folder",
-        hint=f"end it (`kill {pid}`), or give this one a folder of its own"
-        if pid
-        else "give this one a folder of its own",
+        hint=", or ".join([*ways, "give this one a folder of its own"]),
     )

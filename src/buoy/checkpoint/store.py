@@ -121,7 +121,7 @@ class Store:
             if not os.path.isdir(self.checkpoints):
                 os.makedirs(self.checkpoints)
                 _sync_above(self.checkpoints)
-            held = lock.take(self.checkpoints, say)
+            held = lock.take(self.checkpoints, say, self._finished_since)
         except OSError as error:
             raise RunFolderError(
                 "cannot write checkpoints",
@@ -133,6 +133,11 @@ class Store:
         saver = Saver(self.checkpoints, held, say, event, self.trust)
         _open_savers[self.checkpoints] = saver
         return saver
+
+    def _finished_since(self, time: float) -> int | None:
+        newest = next((entry for entry in self.list() if entry.complete), None)
+        is_so = newest is not None and newest.about.get("finished") is True and (newest.time or 0.0) >= time
+        return newest.step if newest is not None and is_so else None
 
     def remove(self, entry: Entry) -> None:
         """Remove a checkpoint; refused when no other good one would be left.
