@@ -16,6 +16,8 @@ from buoy.cli import main
 from buoy.flight.attempt import find_attempt, point_to
 from buoy.verdict.evidence import load
 from buoy.verdict.kernel_end import in_a_line
+from buoy.view import report
+from buoy.view.history import read
 
 KERNEL = ["python", "/lib/ipykernel_launcher.py", "-f", "kernel.json"]
 
@@ -97,6 +99,49 @@ def test_the_kernels_own_card_names_what_became_of_each_run(kernel: Kernel) -> N
     assert verdict.where.step is None  # what the beacon counted was none of the kernel's last cell
     assert verdict.cause.next[1].startswith("c: train it again in a cell")
     assert not any("batch" in step for step in verdict.cause.next)
+
+
+def test_that_of_a_finished_run_names_the_others_too(kernel: Kernel) -> None:
+    kernel.trains(1.5, "b")
+    kernel.attempt.event("trained", 1.0, run="../b", step=120, finished=True)
+    kernel.write()
+    verdict = kernel.why("train", 1)
+
+    assert Path(verdict.run).name == "b"
+    assert [claim.text.split(",")[0] for claim in verdict.cause.cascade] == [
+        "its training had been finished at step 120",
+        "a was left by ValueError at step 9",
+    ]
+
+
+def test_that_of_a_kernel_at_a_run_names_only_that_one(kernel: Kernel) -> None:
+    kernel.trains(1.5, "b")
+    kernel.attempt.process(PID)  # in its cell
+    verdict = kernel.why("train", 1)
+
+    assert (Path(verdict.run).name, verdict.cause.cascade) == ("b", ())
+
+
+def test_a_run_that_holds_the_recording_itself_is_told_of_alike(tmp_path: Path) -> None:
+    """`buoy.Run` without `%load_ext buoy`."""
+    kernel = Kernel(tmp_path)
+    kernel.trains(90.0, "a")
+    kernel.attempt.event("trained", 80.0, run="../a", step=16, finished=True)
+    kernel.attempt.event("opened", 70.0, run=".", newest=None)
+    kernel.attempt.event("training", 60.0, run=".", step=0, left=16)
+    kernel.write()
+    trained = kernel.why("train", 1)
+    kernel.attempt.event("cell-error", 2.0, type="builtins.ValueError", message="", step=9, runs=["."])
+    kernel.write()
+    kernel.rests()
+    idle = kernel.why("train", 1)
+
+    assert trained.cause.cascade == () and "no checkpoint had been made yet" in trained.cause.next[0]
+    assert [claim.text.split(",")[0] for claim in idle.cause.cascade] == [
+        "train was left by ValueError at step 9",
+        "a was finished at step 16",
+    ]
+    assert kernel.why("train").cause.id == "left"
 
 
 def test_a_loop_without_a_run_afterwards_does_not_hide_the_exception(kernel: Kernel) -> None:
@@ -201,6 +246,28 @@ def test_a_kernel_that_trained_nothing_is_not_told_to_save(tmp_path: Path) -> No
         sample["step"] = 0
 
     assert not any("save" in step or "go on" in step for step in kernel.attempt.verdict().cause.next)
+
+
+def test_the_page_of_a_kernel_names_the_run_of_each_checkpoint(kernel: Kernel) -> None:
+    """The card may say that there is none of one run; the table and the marks are of the others."""
+    saver = Store(str(kernel.runs / "b")).saver(say=print, event=lambda kind, **values: None)
+    saver.save({"best": {"loss": 0.5}}, {"step": 16}, lambda value: None, wait=True)
+    saver.close()
+    path = str(kernel.runs / "b" / "checkpoints" / "step-000000016")
+    kernel.attempt.event("training", 1.5, run="../b", step=0, left=9)
+    kernel.attempt.event("trained", 1.0, run="../b", step=16, finished=True)
+    kernel.attempt.event("save", 1.0, what="buoy", path=path, step=16)
+    kernel.write()
+    (kernel.attempt.folder / "verdict.json").write_text(json.dumps(kernel.attempt.verdict().to_json()))
+    history = read(str(kernel.runs / "train"))
+    told = report.as_json(history)
+    marks = [mark["text"] for mark in told["timelines"]["whole"]["marks"]]
+
+    assert [(each["run"], each["step"]) for each in told["checkpoints"]] == [("b", 16)]
+    assert "b: checkpoint at step 16" in marks
+    assert "<th>run</th>" in report.page(history)
+    assert "a was left by ValueError" in str(told["attempts"][0]["verdict"]["cause"]["cascade"])
+    assert "<th>run</th>" not in report.page(read(str(kernel.runs / "b")))
 
 
 def test_of_two_trained_in_turns_none_was_left_for_the_other(tmp_path: Path) -> None:

@@ -32,9 +32,15 @@ def asked_for(run: str | None = None, number: int | None = None) -> Asked:
     if not _names_one(run):
         return Asked(attempt, concerned(attempt), True)
     was_chosen = number is not None or os.path.basename(os.path.normpath(run or "")).isdigit()
+    asked = part_in(attempt, folder)
     holds_it = os.path.realpath(folder) == os.path.realpath(attempt.run_folder)
-    of_process = holds_it and (was_chosen or not _took_part(attempt, folder))
-    return Asked(attempt, folder, of_process)
+    return asked._replace(of_process=asked.of_process or (holds_it and was_chosen))
+
+
+def part_in(attempt: Attempt, folder: str) -> Asked:
+    """What the run in this folder is asked about an attempt: of a folder that only holds the recording, its process."""
+    holds_it = os.path.realpath(folder) == os.path.realpath(attempt.run_folder)
+    return Asked(attempt, folder, holds_it and not _took_part(attempt, folder))
 
 
 def _recorded_here() -> str | None:

@@ -6,7 +6,7 @@ import os
 import shlex
 from dataclasses import replace
 
-from buoy.flight.attempt import Attempt, attempts_of, lost_recording, read_json
+from buoy.flight.attempt import Attempt, attempts_of, is_kernel, lost_recording, read_json
 from buoy.verdict.asked import Asked, concerned
 from buoy.verdict.evidence import load
 from buoy.verdict.going_on import FINISHED, LEFT, NOT_BEGUN
@@ -28,8 +28,8 @@ def tell(asked: Asked) -> Verdict:
     whole = asked.of_process and evidence.is_dead
     run = concerned(asked.attempt) if whole else asked.run
     verdict = of_run(judge(evidence), evidence, run, whole)
-    is_of_kernel = whole and os.path.realpath(run) == os.path.realpath(asked.attempt.run_folder)
-    return with_its_runs(verdict, evidence) if is_of_kernel else verdict
+    in_kernel = is_kernel(evidence.attempt.get("command"))
+    return with_its_runs(verdict, evidence) if whole and in_kernel else verdict
 
 
 def beside(verdict: Verdict, asked: Asked) -> Verdict:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from buoy.flight.attempt import is_kernel
 from buoy.flight.trainings import Training, training_of
-from buoy.verdict.going_on import LEFT, NOT_BEGUN, UNSAVED, WANTS_MEMORY, go_on, what_to_do
+from buoy.verdict.going_on import FINISHED, LEFT, NOT_BEGUN, UNSAVED, WANTS_MEMORY, go_on, what_to_do
 from buoy.verdict.model import Cause, Claim, Verdict
 from buoy.verdict.own_story import IDLE, before, fate, grade_of, what_became
 from buoy.verdict.saved import from_here, is_in_a_loop_of_its_own
@@ -75,17 +75,24 @@ def stories(evidence: Evidence, recording: str) -> list[tuple[str, str, Training
 
 def with_its_runs(verdict: Verdict, evidence: Evidence) -> Verdict:
     """The verdict on a kernel that was at none of its runs: it names what had become of each, and advises of those."""
-    told = stories(evidence, verdict.run)
-    if not told:
-        return verdict
+    recording = os.path.dirname(os.path.dirname(evidence.folder))
+    told = stories(evidence, recording)
+    mine = next((each for each in told if os.path.realpath(each[0]) == os.path.realpath(verdict.run)), None)
+    is_a_run = training_of(evidence.events, recording, verdict.run).began
+    is_told = mine is not None and mine[1] in (FINISHED, UNSAVED)
+    others = [each for each in told if each is not mine] if is_told else told
+    if not others or (is_a_run and mine is None):
+        return verdict  # there is none, or it was at one of them
     claims = [
         Claim(
             f"{printable(os.path.basename(folder), 40)} {fate(story, own)}"
             + before(own, evidence).removesuffix(" its process ended"),
             grade_of(story, own),
         )
-        for folder, story, own in told[:_MOST]
+        for folder, story, own in others[:_MOST]
     ]
+    if is_told:  # the one that trained last came to its end: that comes first
+        return replace(verdict, cause=replace(verdict.cause, cascade=(*verdict.cause.cascade, *claims)))
     where, steps = replace(verdict.where, epoch=None), list(verdict.cause.next)
     if not is_in_a_loop_of_its_own(evidence) or was_between_cells(evidence):
         where = replace(where, step=None, phase=None)

@@ -70,17 +70,27 @@ class History:
         """Where the checkpoints are."""
         if not attempt_numbers(self.folder):
             return self.folder  # recorded by a notebook, kept here
-        return checkpoints_of([event for life in self.lives for event in life.events], self.folder)
+        return self.homes[0]
+
+    @property
+    def homes(self) -> list[str]:
+        """The folders of all runs whose checkpoints this page is to show, the one that saved last first."""
+        if not attempt_numbers(self.folder):
+            return [self.folder]
+        return _homes([event for life in self.lives for event in life.events], self.folder)
 
 
-def checkpoints_of(events: list[dict[str, Any]], recorded: str) -> str:
-    """In a notebook the recorder may run in another folder than `buoy.Run`: the last save says where that is."""
+def _homes(events: list[dict[str, Any]], recorded: str) -> list[str]:
+    """In a notebook the recorder may run in another folder than `buoy.Run`: the saves say where those are."""
+    found: dict[str, None] = {}
     for event in reversed(events):
         path = event.get("path")
         if event.get("kind") == "save" and event.get("what") == "buoy" and isinstance(path, str):
             folder = os.path.dirname(os.path.dirname(path))
-            return folder if os.path.isdir(folder) else _moved(events, recorded, os.path.basename(folder))
-    return recorded
+            if folder not in found and not os.path.isdir(folder):
+                folder = _moved(events, recorded, os.path.basename(folder))
+            found[folder] = None
+    return list(found) or [recorded]
 
 
 def _moved(events: list[dict[str, Any]], recorded: str, name: str) -> str:
@@ -109,12 +119,10 @@ def read(run_folder: str) -> History:
 
 
 def _judged(attempt: Attempt, run_folder: str) -> dict[str, Any]:
-    from buoy.verdict.evidence import load
-    from buoy.verdict.judge import judge  # every cause with it: `top` needs none
-    from buoy.verdict.own_story import of_run
+    from buoy.verdict.asked import part_in
+    from buoy.verdict.beside import tell  # every cause with it: `top` needs none
 
-    evidence = load(attempt.folder)
-    return of_run(judge(evidence), evidence, run_folder).to_json()
+    return tell(part_in(attempt, run_folder)).to_json()
 
 
 def of_its_own(life: Life, attempt: Attempt, run_folder: str) -> str | None:
@@ -129,10 +137,14 @@ def of_its_own(life: Life, attempt: Attempt, run_folder: str) -> str | None:
 
 
 def own_events(life: Life, attempt: Attempt, run_folder: str) -> list[dict[str, Any]]:
-    """The events without the checkpoints of other runs; all of them where the folder only holds a recording."""
+    """The events without the checkpoints of other runs; all of them, each with its run's name (`of`), where the folder
+    only holds a recording."""
     own = training_of(life.events, attempt.run_folder, run_folder)
     if not own.opened and not own.began:
-        return life.events
+        return [
+            {**event, "of": saved_in(event)} if event.get("what") == "buoy" else event
+            for event in life.events
+        ]
     name = os.path.basename(os.path.abspath(run_folder))
     return [event for event in life.events if event.get("what") != "buoy" or saved_in(event) == name]
 

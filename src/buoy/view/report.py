@@ -84,8 +84,14 @@ def as_json(history: History) -> dict[str, Any]:
             for life in history.lives
         ],
         "checkpoints": [
-            {"step": entry.step, "time": entry.time, "bytes": entry.bytes, "complete": entry.complete}
-            for entry in _entries(history)
+            {
+                "run": name,
+                "step": entry.step,
+                "time": entry.time,
+                "bytes": entry.bytes,
+                "complete": entry.complete,
+            }
+            for name, entry in _entries(history)
         ],
         "plan": planned.comparison(history),
         "adapted": [
@@ -252,28 +258,30 @@ def _attempts(history: History) -> str:
     return _table("Attempts", ["", "began", "ran", "last step", "ended"], rows)
 
 
-def _entries(history: History) -> list[Entry]:
-    try:
-        return Store(history.kept).list()
-    except OSError:
-        return []
+def _entries(history: History) -> list[tuple[str, Entry]]:
+    """The checkpoints with their run's name: a notebook's kernel may have trained several."""
+    return [(os.path.basename(home), entry) for home in history.homes for entry in Store(home).list()]
 
 
 def _checkpoints(history: History) -> str:
     entries = _entries(history)
     rows = [
         [
+            printable(name, 40),
             str(entry.step),
             _date(entry.time),
             format_bytes(entry.bytes),
             str(entry.about.get("reason") or "n/a"),
             _metrics(entry),
         ]
-        for entry in entries[:_MOST_ROWS]
+        for name, entry in entries[:_MOST_ROWS]
     ]
     left = len(entries) - len(rows)
     more = f'<p class="soft">and {left} older ones</p>' if left > 0 else ""
-    return _table("Checkpoints", ["step", "saved", "size", "because of", "metrics"], rows, more)
+    heads = ["run", "step", "saved", "size", "because of", "metrics"]
+    if [os.path.realpath(home) for home in history.homes] == [os.path.realpath(history.folder)]:
+        heads, rows = heads[1:], [row[1:] for row in rows]
+    return _table("Checkpoints", heads, rows, more)
 
 
 def _metrics(entry: Entry) -> str:

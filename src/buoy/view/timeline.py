@@ -117,7 +117,11 @@ def _words(event: dict[str, Any]) -> tuple[str, str] | None:
     kind = event.get("kind")
     if kind == "save":
         step = event.get("step")
-        return "save", f"checkpoint at step {step}" if step is not None else f"saved by {event.get('what')}"
+        of = f"{event['of']}: " if event.get("of") else ""
+        return (
+            "save",
+            f"{of}checkpoint at step {step}" if step is not None else f"saved by {event.get('what')}",
+        )
     if kind == "warning":
         return "warning", str(event.get("text", event.get("alarm", "warning")))
     if kind == "hang":
