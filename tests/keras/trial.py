@@ -24,6 +24,7 @@ KILLS = {
     "mixed": [11],
     "loop": [11],
     "shrunk": [8],
+    "mirrored": [11],
 }
 # These take as long again: `python -m tests.keras` tries them too.
 MORE_KILLS = {
@@ -38,7 +39,6 @@ MORE_KILLS = {
     "pydataset-threads": [11],
     "loader": [11],
     "loop-shrunk": [8],
-    "mirrored": [11],
     "mirrored-pipeline": [11],
 }
 

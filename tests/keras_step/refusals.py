@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras import layers
 
 import buoy
+from buoy.checkpoint.store import Store
 from buoy.keras.tape import gradients
 from buoy.keras.transaction import install
 from buoy.microbatch.errors import CannotSplit
@@ -61,6 +62,71 @@ class FromTheMean(layers.Layer):
 
     def call(self, x: Any) -> Any:
         return x - keras.ops.mean(x, axis=0, keepdims=True)
+
+
+class Neighbours(layers.Layer):
+    """Mixes each sample with the one before it, as a recurrent layer does that reads time first."""
+
+    def call(self, x: Any) -> Any:
+        return 0.7 * x + 0.3 * tf.roll(x, 1, 0)
+
+
+@check
+def what_depends_on_the_order_of_samples_is_refused() -> None:
+    """Another order of the samples gives another gradient there: that is not rounding."""
+    model = keras.Sequential([keras.Input((32,)), Neighbours(), layers.Dense(2)])
+    model.compile("sgd", "mse")
+    install(model, say=silent, event=silent, micro_batch=4)
+    first = plain()
+    step = gradients(first, lambda x: keras.ops.mean((first(x) - first(x)[:1]) ** 2), micro_batch=4)
+
+    for use in (
+        lambda: model.train_on_batch(numbers(16, 32), numbers(16, 2)),
+        lambda: step(numbers(16, 32)),
+    ):
+        assert "another gradient" in refusal(use, CannotSplit)
+
+
+@check
+def a_mean_weighted_by_class_is_refused_for_a_rare_class_too() -> None:
+    model = keras.Sequential([keras.Input((32,)), layers.Dense(3)])
+
+    def loss(batch: Any) -> Any:
+        each = keras.losses.sparse_categorical_crossentropy(batch[1], model(batch[0]), from_logits=True)
+        weights = tf.gather(tf.constant([1.0, 1.0, 20.0]), batch[1])
+        return tf.reduce_sum(each * weights) / tf.reduce_sum(weights)
+
+    common, rare = np.arange(16) % 2, np.arange(16) % 2
+    rare[11] = 2
+    for batches in ([rare], [common, rare]):  # the second batch that is cut is asked again
+        step = gradients(model, loss, micro_batch=4)
+        for labels in batches[:-1]:
+            step((numbers(16, 32), labels))
+
+        labels = batches[-1]
+        message = refusal(lambda step=step, labels=labels: step((numbers(16, 32), labels)), CannotSplit)
+
+        assert "another gradient" in message and "(sum, weight)" in message
+
+
+@check
+def near_its_goal_a_training_is_not_refused_and_what_compares_samples_still_is() -> None:
+    """The gradient is rounding there, and parts of a batch are rounded otherwise than the whole."""
+    x, weights = numbers(64, 32), numbers(32, 1)
+    neighbours = 0.7 * x + 0.3 * np.roll(x, 1, 0)
+    for inside, seen in (([], x), ([Neighbours()], neighbours)):
+        model = keras.Sequential([keras.Input((32,)), *inside, layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        model.layers[-1].set_weights([weights, np.ones(1, "float32")])
+        install(model, say=silent, event=silent, micro_batch=16)
+        before = [variable.numpy() for variable in model.variables]
+        step = lambda model=model, seen=seen: model.train_on_batch(x, seen @ weights + 1)  # noqa: E731
+
+        if inside:
+            assert "another gradient" in refusal(step, CannotSplit)
+        else:
+            assert 0 < float(step()) < 1e-9
+        assert all(np.array_equal(a, b.numpy()) for a, b in zip(before, model.variables, strict=True))
 
 
 @check
@@ -142,25 +208,31 @@ def what_cannot_be_made_atomic_is_refused_at_the_start() -> None:
         assert "2 replicas" in refusal(lambda: gradients(unbuilt, lambda batch: 0.0), CannotSplit)
     assert "compute_loss" in refusal(lambda: install(own, say=silent, event=silent), CannotSplit)
     assert "2 replicas" in refusal(lambda: install(mirrored, say=silent, event=silent), CannotSplit)
+    with TemporaryDirectory() as folder:
+        asked = [buoy.keras.Guard(folder, micro_batch=4)]
+        fit = lambda: mirrored.fit(numbers(8, 32), numbers(8, 2), verbose=0, callbacks=asked)  # noqa: E731
+        assert "without `micro_batch=`" in refusal(fit, CannotSplit)
     assert "compile" in refusal(
         lambda: install(keras.Sequential([layers.Dense(1)]), say=silent, event=silent), CannotSplit
     )
 
 
 @check
-def a_guard_over_two_replicas_trains_as_keras_does_and_says_that_it_does_not_split() -> None:
+def a_guard_over_two_replicas_trains_as_keras_does_saves_and_says_that_it_does_not_split() -> None:
     models, said = [], StringIO()
     for guarded in (False, True):
         with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-            model = plain()
+            model = plain(optimizer=keras.optimizers.Adam(0.01), metrics=["mae"])
         with TemporaryDirectory() as folder, redirect_stderr(said):
-            callbacks = [buoy.keras.Guard(folder, save=100)] if guarded else []
+            callbacks = [buoy.keras.Guard(folder, save=2)] if guarded else []
             model.fit(
                 numbers(32, 32), numbers(32, 2), batch_size=8, shuffle=False, verbose=0, callbacks=callbacks
             )
+            kept = Store(folder).newest(silent) if guarded else None
         models.append(model)
 
     assert same(*models)
+    assert kept is not None and kept.step == 4, said.getvalue()
     assert "steps are not split" in said.getvalue() and "more than one replica" in said.getvalue()
 
 

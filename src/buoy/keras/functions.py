@@ -8,10 +8,11 @@ import keras
 import tensorflow as tf
 
 from buoy.keras import batch_norm, rehearsal
+from buoy.keras.few import few_of
 from buoy.keras.losses import SCALAR
 from buoy.keras.memory import Memory, memory_of
 from buoy.keras.peak import too_big
-from buoy.keras.probe import Answer, as_arrays, few_of, probe
+from buoy.keras.probe import Answer, Finding, Try, as_arrays, ask_again, probe
 from buoy.keras.snapshot import Snapshot, variables_of
 from buoy.keras.train_step import UNEVEN, Facts, HoldsNotBack, Sums, TrainStep, unpack
 from buoy.microbatch.errors import BadBatch, CannotSplit, OutOfMemory
@@ -31,6 +32,8 @@ class Functions:
         self._eager = model.run_eagerly
         self._whole = self._compiled(self._step.whole, jit=model.jit_compile)
         self._split: Any = None
+        self._splits = 0
+        self._attempt: Try | None = None
         self._facts: Facts | None = None
         self._sums = Sums(tf.constant(False), tf.constant(False))
         self._built = False
@@ -60,6 +63,8 @@ class Functions:
             logs = self._for_spec(self._whole)(data, room)
         else:
             self.prepare(data)
+            self._splits += 1
+            ask_again(self._splits, lambda: self._ask(few_of(data), again=True))
             logs = self._for_spec(self._split)(data, room, tf.constant(count))
         self._begun += 2
         return logs
@@ -138,7 +143,8 @@ class Functions:
         batch_norm.refuse(self._model, self._inexact)
         few = few_of(data)
         self._facts = self._look(few)
-        self._probe(few)
+        finding = self._ask(few)
+        self._sums = Sums(tf.constant(finding.scalar_sums), tf.constant(finding.added_sums))
         self._split = self._compiled(self._split_step, jit=False)
 
     def _split_step(self, data: Any, reserve: Any, count: Any) -> Any:
@@ -191,12 +197,28 @@ class Functions:
         )
         return found[0]
 
-    def _probe(self, few: Any) -> None:
-        facts = self._facts
+    def _ask(self, few: Any, *, again: bool = False) -> Finding:
+        """What the probe finds; the second time losses are read as they were found to be the first."""
+        step, facts = self._step, self._facts
+        assert facts is not None
+        unknown = (SCALAR in facts.kinds and not again, facts.added and not again)
+        attempt = self._attempt = self._attempt or self._new_attempt()
+        step.scaling = False  # in half precision the scale may still be too large, and overflow shows nothing
+        try:
+            finding = probe(attempt, few, self._model, unknown, again=again)
+        finally:
+            step.scaling = True
+        if step.streamed and not finding.metrics_add_up:
+            step.streamed = False
+            self._facts, self._attempt = self._look(few), None
+            self._split = self._compiled(self._split_step, jit=False)
+        return finding
+
+    def _new_attempt(self) -> Try:
+        facts, step = self._facts, self._step
         assert facts is not None
         metrics = {id(variable) for variable in self._model.metrics_variables}
         measured = [n for n, variable in enumerate(facts.shape.carried) if id(variable) in metrics]
-        step = self._step
 
         def compute(data: Any, count: Any, scalar: Any, added: Any) -> Any:
             whole = step.accumulate(data, count, facts, Sums(scalar, added))
@@ -207,19 +229,13 @@ class Functions:
         compiled = self._compiled(compute, jit=False)
 
         def attempt(data: Any, count: int, scalar: bool, added: bool) -> Answer:
-            gradients, state = compiled(data, tf.constant(count), tf.constant(scalar), tf.constant(added))
+            known = self._sums
+            gradients, state = compiled(
+                data, tf.constant(count), known.scalar | tf.constant(scalar), known.added | tf.constant(added)
+            )
             return Answer(as_arrays(gradients), as_arrays(state))
 
-        unknown = (SCALAR in facts.kinds, facts.added)
-        step.scaling = False  # in half precision the scale may still be too large, and overflow shows nothing
-        try:
-            finding = probe(attempt, few, self._model, unknown)
-        finally:
-            step.scaling = True
-        self._sums = Sums(tf.constant(finding.scalar_sums), tf.constant(finding.added_sums))
-        if step.streamed and not finding.metrics_add_up:
-            step.streamed = False
-            self._facts = self._look(few)
+        return attempt
 
 
 def _room(size: int) -> list[int]:

@@ -82,6 +82,7 @@ class GuardedFit:
         if stored is not None and stored["finished"] and (stored["stopped"] or position.epoch >= epochs):
             return self._already_finished(stored)
         self._keeper.expect(self._items(), state.as_tensor)
+        self._is_finite()  # what every checkpoint asks: a run that can keep none must end before its first step
         arguments = {
             **self._arguments, "x": self.adapter, "y": None, "sample_weight": None, "class_weight": None,
             "shuffle": False, "initial_epoch": position.epoch, "callbacks": self._callback_list(),
@@ -204,9 +205,9 @@ class GuardedFit:
     def _is_finite(self) -> bool | None:
         """Whether the mean loss of this epoch is a finite number; None before its first step."""
         tracker = getattr(self._model, "_loss_tracker", None)
-        if tracker is None or not float(tracker.count):
+        if tracker is None or not any(_numbers(tracker.count)):
             return None
-        return isfinite(float(tracker.result()))
+        return all(map(isfinite, _numbers(tracker.total)))
 
     def _items(self, finished: bool = False) -> dict[str, Any]:
         position, exactness = self.adapter.position, self._exactness
@@ -302,3 +303,8 @@ class GuardedFit:
     def _keeps_best(self) -> bool:
         keep = self._guard.keeper_options["keep"]
         return isinstance(keep, Keep) and keep.best is not None
+
+
+def _numbers(variable: Any) -> list[float]:
+    """A variable's value; of a distributed one each replica's."""
+    return [float(part.numpy()) for part in state.state_of(variable).values()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from buoy.errors import BuoyError, UsageError
 from buoy.keras import state
+from buoy.keras.late_optimizers import load_when_built, waiting_state
 
 
 class OtherModel(BuoyError):  # noqa: N818 - says what happened
@@ -27,7 +29,9 @@ class Holdings:
         batch = keras.tree.map_structure(_Described, spec)
         try:
             if not self._is_built():
-                self._model._symbolic_build(data_batch=batch)
+                # Outside the strategy's scope the optimizer's slots cannot be made, and are left half made.
+                with self._model.distribute_strategy.scope():
+                    self._model._symbolic_build(data_batch=batch)
         except Exception as error:  # whatever a model's call raises on symbols
             if not self._model.built:
                 raise UsageError(
@@ -44,10 +48,12 @@ class Holdings:
     def items(self) -> dict[str, dict[str, Any]]:
         """Name -> variables, as the store takes them."""
         items = {"model": {**state.state_of(self._model), **self._plain_variables()}}
-        optimizers = {"optimizer": self._model.optimizer, **self._other_optimizers()}
-        for name, optimizer in optimizers.items():
-            if optimizer is not None:
-                items[name] = state.state_of(optimizer)
+        if self._model.optimizer is not None:
+            items["optimizer"] = state.state_of(self._model.optimizer)
+        for name, optimizer in self._other_optimizers().items():
+            held = state.state_of(optimizer) if optimizer.built else waiting_state(optimizer)
+            if held:
+                items[name] = held
         items["metrics"] = state.state_of(list(self._model.metrics))
         return items
 
@@ -73,11 +79,18 @@ class Holdings:
         }
 
     def load(self, stored: Mapping[str, Mapping[str, Any]]) -> None:
-        """All of it, or nothing and an error that names what does not fit."""
-        here = self.items()
+        """All of it, or nothing and an error that names what does not fit.
+
+        Optimizers that a training step of its own has not built yet get theirs when it does.
+        """
+        late = {name: each for name, each in self._other_optimizers().items() if not each.built}
+        here = {name: variables for name, variables in self.items().items() if name not in late}
         check_all(here, stored)
         for name, variables in here.items():
             state.assign(variables, stored[name])
+        for name, optimizer in late.items():
+            if name in stored:
+                load_when_built(optimizer, stored[name], partial(_load_one, name, optimizer, stored[name]))
 
     def _is_built(self) -> bool:
         model = self._model
@@ -88,18 +101,11 @@ class Holdings:
 
     def _other_optimizers(self) -> dict[str, Any]:
         """A model with a training step of its own may keep several (`self.d_optimizer`)."""
-        found = {}
-        for name, value in vars(self._model).items():
-            if isinstance(value, keras.optimizers.Optimizer) and value is not self._model.optimizer:
-                if not value.built:
-                    raise UsageError(
-                        f"model.{name} has no variables yet: it could not be restored",
-                        received="an unbuilt optimizer",
-                        expected="a built one",
-                        hint=f"call `model.{name}.build(variables)` before `fit`",
-                    )
-                found[f"optimizer.{name}"] = value
-        return found
+        return {
+            f"optimizer.{name}": value
+            for name, value in vars(self._model).items()
+            if isinstance(value, keras.optimizers.Optimizer) and value is not self._model.optimizer
+        }
 
     def _plain_variables(self) -> dict[str, Any]:
         """tf.Variable and tf.random.Generator attributes of layers, which Keras itself does not count."""
@@ -128,6 +134,12 @@ def stored_training(checkpoint: Any, by: str) -> dict[str, Any] | None:
             hint="give this training a folder of its own",
         )
     return found
+
+
+def _load_one(name: str, optimizer: Any, stored: Mapping[str, Any]) -> None:
+    here = state.state_of(optimizer)
+    check_all({name: here}, {name: stored})
+    state.assign(here, stored)
 
 
 def check_all(here: Mapping[str, Mapping[str, Any]], stored: Mapping[str, Mapping[str, Any]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import Any
 
@@ -12,23 +12,23 @@ import numpy
 import tensorflow as tf
 
 from buoy.keras import batch_norm
+from buoy.keras.few import FEWEST, are_copies
 from buoy.keras.micro_batches import cut
 from buoy.keras.quiet import same_for_every_sample
+from buoy.keras.rounding import elsewhere, nudged
 from buoy.microbatch.errors import CannotSplit
 from buoy.microbatch.oom import is_oom
-
-SAMPLES = 5
-"""Cut into 2 and 3: an even cut cannot tell a mean from a mean of means."""
-FEWEST = 3
-"""Where more do not fit."""
 
 # Relative, for arithmetic of each precision: rounding alone stays below, a wrong weight is far above.
 _FLOORS = {"float64": 1e-11, "float32": 1e-5, "float16": 2e-2, "bfloat16": 5e-2}
 _MASK_BLUR = 1e-6
 """Keras before 3.13 adds an epsilon of 1e-7 to the number of unmasked values it divides by, in the whole batch once and
 in each part of it again. Only in float64 does that show."""
-_ORDERS = 4.0
-"""Times the difference that another order of the same samples makes."""
+_DRAWS = 4
+_TIMES = 6.0
+"""One example of rounding: others are larger, and an array of one number may show next to none by chance."""
+_BLIND = 1e-2
+"""Where more than this of a gradient may be rounding, it is compared with other weights too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,70 +52,32 @@ class Finding:
     metrics_add_up: bool
     """Whether metrics updated per micro-batch end as those updated once."""
     error: float
+    """The difference, relative to the gradient's size, where it is farthest from what is allowed."""
     allowed: float
+    blur: float = 0.0
+    """How much of the whole gradient may be rounding, where that had to be asked."""
 
 
-def few_of(data: Any) -> Any:
-    """The first samples of a batch; where they are copies of one, others too, or copies that are told apart.
-
-    Copies cannot show whether a model compares its samples: blank images at the start of a batch, a batch of zeros.
-    """
-    whole = _map(tf.convert_to_tensor, data)
-    few = _map(lambda leaf: leaf[:SAMPLES], whole)
-    if not _are_copies(_map(lambda leaf: leaf[:FEWEST], few)):
-        return few
-    unlike = [row for leaf in _inputs(whole) for row in _rows_unlike_the_first(leaf)]
-    if unlike:
-        rows = [0, *sorted(set(unlike))[: SAMPLES - 1]]
-        rows += [row for row in range(1, len(_inputs(whole)[0])) if row not in rows][: SAMPLES - len(rows)]
-        return _map(lambda leaf: tf.gather(leaf, rows), whole)
-    inputs = {id(leaf) for leaf in _inputs(few)}
-    return _map(lambda leaf: _spread(leaf) if id(leaf) in inputs else leaf, few)
+class Untried(CannotSplit):
+    """These samples show nothing; others may."""
 
 
-def _map(function: Callable[[Any], Any], data: Any) -> Any:
-    return keras.tree.map_structure(lambda leaf: None if leaf is None else function(leaf), data)
-
-
-def _inputs(data: Any) -> list[Any]:
-    """What the model reads, not what it is to say."""
-    inputs = data[0] if isinstance(data, tuple | list) else data
-    return [leaf for leaf in keras.tree.flatten(inputs) if leaf is not None]
-
-
-def _are_copies(few: Any) -> bool:
-    inputs = _inputs(few)
-    return bool(inputs) and len(inputs[0]) > 1 and not any(_rows_unlike_the_first(leaf) for leaf in inputs)
-
-
-def _rows_unlike_the_first(leaf: Any) -> list[int]:
-    unlike = tf.reshape(leaf != leaf[:1], [len(leaf), -1])
-    return [int(row) for row in tf.where(tf.reduce_any(unlike, axis=1))[:, 0]]
-
-
-def _spread(leaf: Any) -> Any:
-    """The same numbers and a little more in each, another little in every sample; other kinds of input as they are."""
-    if not leaf.dtype.is_floating:
-        return leaf
-    size = float(tf.reduce_max(tf.abs(tf.cast(leaf, "float64")))) or 1.0
-    more = numpy.random.default_rng(0).uniform(0.0, size, leaf.shape)
-    return leaf + tf.cast(more, leaf.dtype)
-
-
-def probe(attempt: Try, few: Any, model: Any, unknown: tuple[bool, bool] = (False, False)) -> Finding:
+def probe(
+    attempt: Try, few: Any, model: Any, unknown: tuple[bool, bool] = (False, False), *, again: bool = False
+) -> Finding:
     """Compare whole and split, under each reading of the losses whose reduction cannot be seen (scalar, added).
 
-    `CannotSplit` when no reading gives the same gradient.
+    `CannotSplit` when no reading gives the same gradient; `Untried` when these samples cannot tell. Where memory is
+    short, fewer samples do, unless it was asked before.
     """
-    if _are_copies(few):
+    if are_copies(few):
         raise _untried("samples that are all alike")
-    backwards = _map(lambda leaf: leaf[::-1], few)
     try:
         with same_for_every_sample(), batch_norm.at_rest(model):
-            finding = _compare(attempt, few, backwards, _floor(_precision(model)), unknown)
+            finding = _compare(attempt, few, model, unknown)
     except Exception as error:
         rows = len(keras.tree.flatten(few)[0])
-        if rows <= FEWEST or not is_oom(error):
+        if again or rows <= FEWEST or not is_oom(error):
             raise
         finding = None
     if finding is None:  # outside `except`, where nothing holds what the failed try held
@@ -126,33 +88,76 @@ def probe(attempt: Try, few: Any, model: Any, unknown: tuple[bool, bool] = (Fals
             received=f"a difference of {finding.error:.1g} between a few samples at once and in two parts",
             expected=f"at most {finding.allowed:.1g}",
             hint="what compares samples with each other, or draws random numbers without a keras SeedGenerator, "
-                 "needs the whole batch: ask for a smaller one"
+                 "needs the whole batch: ask for a smaller one; for a mean over tokens, or weighted by class, see "
+                 "`(sum, weight)` of `buoy.keras.gradients`, or use `class_weight=`"
                  + ("; losses added by layers must all be means, or all be sums (as activity regularizers are before "
                     "Keras 3.14)" if unknown[1] else ""),
         )  # fmt: skip
     return finding
 
 
-def _compare(
-    attempt: Try, few: Any, backwards: Any, floor: float, unknown: tuple[bool, bool]
-) -> Finding:  # fmt: skip
+def ask_again(split_steps: int, ask: Callable[[], Finding]) -> Finding | None:
+    """At split steps 2, 4, 8...: a later batch may show what the first did not. None when it shows nothing."""
+    if split_steps < 2 or split_steps & (split_steps - 1):
+        return None
+    try:
+        return ask()
+    except Untried:
+        return None
+    except Exception as error:  # what is short of memory, the step itself will meet
+        if not is_oom(error):
+            raise
+    return None
+
+
+def _compare(attempt: Try, few: Any, model: Any, unknown: tuple[bool, bool]) -> Finding:
+    finding = _compare_here(attempt, few, model, unknown)
+    if finding.blur <= _BLIND or finding.error > finding.allowed:
+        return finding
+    # Nothing was seen but rounding, or nothing at all. Whether a batch may be cut does not depend on the weights.
+    with elsewhere(model):
+        away = _compare_here(attempt, few, model, unknown)
+    if away.blur >= 1:
+        raise _untried("a gradient of zero, or of rounding alone, for its samples")
+    return away
+
+
+def _compare_here(attempt: Try, few: Any, model: Any, unknown: tuple[bool, bool]) -> Finding:
+    precision = _precision(model)
+    floor = _floor(precision)
     whole = attempt(few, 1, False, False)
     if not any(numpy.any(gradient) for gradient in whole.gradients):
-        raise _untried("a gradient of zero for its first samples")
-    other_order = attempt(backwards, 1, False, False)
-    allowed = max(floor, _ORDERS * distance(whole.gradients, other_order.gradients))
-    findings = []
-    for scalar in (False, True) if unknown[0] else (False,):
-        for added in (False, True) if unknown[1] else (False,):
-            split = attempt(few, 2, scalar, added)
-            error = distance(whole.gradients, split.gradients)
-            add_up = distance(whole.metrics, split.metrics) <= allowed
-            findings.append(Finding(scalar, added, add_up, error, allowed))
-    return min(findings, key=lambda finding: finding.error)
+        return Finding(False, False, False, 0.0, floor, blur=inf)
+    readings = [
+        (scalar, added, attempt(few, 2, scalar, added))
+        for scalar in ((False, True) if unknown[0] else (False,))
+        for added in ((False, True) if unknown[1] else (False,))
+    ]
+
+    def nearest(examples: list[Answer]) -> Finding:
+        findings = []
+        for scalar, added, split in readings:
+            off = farthest(whole.gradients, split.gradients, [each.gradients for each in examples], floor)
+            measured = farthest(whole.metrics, split.metrics, [each.metrics for each in examples], floor)
+            findings.append(Finding(scalar, added, measured[0] <= measured[1], *off))
+        return min(findings, key=lambda finding: finding.error / finding.allowed)
+
+    exact = nearest([])
+    if exact.error <= exact.allowed and exact.metrics_add_up:
+        return exact
+    examples = []
+    for draw in range(_DRAWS):
+        with nudged(model, few, precision, draw) as moved:
+            examples.append(attempt(moved, 1, False, False))
+    if exact.error <= exact.allowed:
+        return replace(exact, metrics_add_up=nearest(examples).metrics_add_up)
+    joined = _joined(whole.gradients)
+    blur = max(_apart(joined, _joined(each.gradients)) for each in examples) / _size(joined)
+    return replace(nearest(examples), blur=_TIMES * blur)
 
 
-def _untried(received: str) -> CannotSplit:
-    return CannotSplit(
+def _untried(received: str) -> Untried:
+    return Untried(
         "whether micro-batches give the same gradient could not be tried",
         received=received,
         expected="samples that differ, with a gradient to compare",
@@ -160,20 +165,37 @@ def _untried(received: str) -> CannotSplit:
     )
 
 
-def distance(first: list[Any], second: list[Any]) -> float:
-    """The largest difference, relative to each array's size; arrays that are almost nothing count by the whole's."""
-    norms = [float(numpy.linalg.norm(numpy.asarray(a, "float64").ravel())) for a in first]
+def farthest(
+    first: list[Any], second: list[Any], examples: list[list[Any]], floor: float
+) -> tuple[float, float]:
+    """(difference, what is allowed), both relative to the array's size, of the array where they are farthest apart.
+
+    The examples differ from `first` by rounding alone. Arrays that are almost nothing count by the whole's size.
+    """
+    norms = [_size(a) for a in first]
     whole = sum(norm**2 for norm in norms) ** 0.5
-    largest = 0.0
-    for norm, a, b in zip(norms, first, second, strict=True):
-        difference = float(
-            numpy.linalg.norm((numpy.asarray(a, "float64") - numpy.asarray(b, "float64")).ravel())
-        )
-        if not isfinite(difference):
-            return inf
-        if difference:
-            largest = max(largest, difference / max(norm, 1e-3 * whole, 1e-30))
-    return largest
+    worst = (0.0, floor)
+    for number, (norm, a, b) in enumerate(zip(norms, first, second, strict=True)):
+        size = max(norm, 1e-3 * whole, 1e-30)
+        error = _apart(a, b) / size
+        allowed = floor + _TIMES * max((_apart(a, each[number]) / size for each in examples), default=0.0)
+        if not isfinite(error) or not isfinite(allowed):
+            return inf, floor
+        if error / allowed > worst[0] / worst[1]:
+            worst = (error, allowed)
+    return worst
+
+
+def _apart(a: Any, b: Any) -> float:
+    return _size(numpy.asarray(a, "float64") - numpy.asarray(b, "float64"))
+
+
+def _joined(arrays: list[Any]) -> Any:
+    return numpy.concatenate([numpy.asarray(array, "float64").ravel() for array in arrays])
+
+
+def _size(array: Any) -> float:
+    return float(numpy.linalg.norm(numpy.asarray(array, "float64").ravel()))
 
 
 def as_arrays(tensors: list[Any]) -> list[Any]:

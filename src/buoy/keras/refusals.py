@@ -29,5 +29,6 @@ def refuse_replicas(strategy: Any) -> None:
             "micro-batches are not made under tf.distribute with more than one replica",
             received=f"{type(strategy).__name__} with {replicas} replicas",
             expected="one replica",
-            hint="smaller batches per replica, or one process per device",
+            hint="smaller batches per replica, or one process per device; "
+            "without `micro_batch=` a Guard saves and resumes",
         )

@@ -15,10 +15,11 @@ import tensorflow as tf
 from buoy.flight import recorder
 from buoy.keras import batch_norm, rehearsal
 from buoy.keras.deferred import Deferred
+from buoy.keras.few import few_of
 from buoy.keras.memory import Memory, memory_of
 from buoy.keras.micro_batches import Micro, Shape, Sum, loop, rows_of, shape_of
 from buoy.keras.peak import too_big
-from buoy.keras.probe import Answer, as_arrays, few_of, probe
+from buoy.keras.probe import Answer, Finding, Try, as_arrays, ask_again, probe
 from buoy.keras.refusals import refuse_backend, refuse_replicas
 from buoy.keras.retry import Retry
 from buoy.keras.snapshot import Snapshot
@@ -92,6 +93,8 @@ class _Step:
         self._built = False
         self._rehearsal = rehearsal.Rehearsal()
         self._split: Any = None
+        self._splits = 0
+        self._attempt: Try | None = None
         self._written: list[Any] = []
 
     def run(self, data: Any, count: int, reserve: bool) -> Any:
@@ -102,6 +105,8 @@ class _Step:
             result = self._whole(data, self._no_room)
         else:
             self.prepare(data)
+            self._splits += 1
+            ask_again(self._splits, lambda: self._ask(few_of(data), again=True))
             result = self._split(data, self._no_room, tf.constant(count))
         self._begun += 2
         return result
@@ -163,7 +168,17 @@ class _Step:
             found.append(shape_of(self._micro(part, (), rows, rows)))
 
         tf.function(look, autograph=False).get_concrete_function(few)
-        shape = self._shape = found[0]
+        self._shape = found[0]
+        self._ask(few)
+        self._split = tf.function(self._compute_split, reduce_retracing=True, autograph=False)
+
+    def _ask(self, few: Any, *, again: bool = False) -> Finding:
+        self._attempt = self._attempt or self._new_attempt()
+        return probe(self._attempt, few, self._model, again=again)
+
+    def _new_attempt(self) -> Try:
+        shape = self._shape
+        assert shape is not None
 
         def computed(data: Any, count: Any) -> Any:
             loss, whole = self._accumulate(data, count, shape)
@@ -174,9 +189,7 @@ class _Step:
         def attempt(data: Any, count: int, scalar: bool, added: bool) -> Answer:
             return Answer(as_arrays(compiled(data, tf.constant(count))[1]), [])
 
-        probe(attempt, few, self._model)
-
-        self._split = tf.function(self._compute_split, reduce_retracing=True, autograph=False)
+        return attempt
 
     def _build(self, data: Any) -> None:
         if self._built:
