@@ -82,6 +82,42 @@ def test_a_kernel_that_ended_in_order_is_not_mentioned(start: Start, tmp_path: P
     assert html(start().run("%load_ext buoy")) == ""
 
 
+TRAIN = """
+import buoy
+from buoy.training.keeper import Keeper
+keeper = Keeper("runs/cats")
+with keeper.loop():
+    for step in range(3):
+        keeper.due(step)
+        keeper.recorder.step(step + 1)
+    %s
+"""
+
+
+def test_a_training_that_an_exception_left_keeps_that_story_when_its_kernel_is_restarted(
+    start: Start, tmp_path: Path
+) -> None:
+    """Asked in a cell of the same kernel, and after a SIGTERM between two cells."""
+    kernel = start()
+    kernel.run("%load_ext buoy")
+    within = kernel.run(TRAIN % "print(buoy.why('runs/cats'))")
+    paused = kernel.run("print(buoy.why('runs/cats'))")
+    kernel.run(TRAIN % "raise ValueError('bad labels')")
+    asked = kernel.run("print(buoy.why('runs/cats'))")
+    os.kill(kernel.pid, signal.SIGTERM)
+    verdict_exists(tmp_path)
+
+    shown = start().run("%load_ext buoy")
+
+    assert "It is still running" in str(within)
+    assert "is idle; this training was left at step 3" in str(paused)
+    assert "this training was left by ValueError at step 3" in str(asked)
+    assert "buoy-card" not in html(shown) and "SIGTERM" in html(shown)
+    assert "cats was left by ValueError at step 3" in html(shown)
+    after = buoy("why", "runs/cats", cwd=tmp_path).stdout
+    assert after.startswith("left: cats") and "left by ValueError at step 3" in after
+
+
 def test_a_training_draws_one_card_and_updates_it(start: Start) -> None:
     kernel = start()
     kernel.run("%load_ext buoy")

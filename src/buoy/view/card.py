@@ -44,6 +44,7 @@ def verdict_card(verdict: dict[str, Any]) -> str:
         f'<div style="font-size:16px;margin:4px 0">{_text(claim.get("text", ""))} '
         f"{chip(grade, _GRADES.get(grade, '#666'))}</div>",
         _evidence(claim, _mapping(verdict.get("mechanism"))),
+        _before(cause.get("cascade")),
         _row("where", _place(_mapping(verdict.get("where")))),
         _row("beside", _code(printable(str(verdict.get("beside") or ""), 400))),
         _next(cause.get("next")),
@@ -76,6 +77,17 @@ def _evidence(claim: dict[str, Any], mechanism: dict[str, Any]) -> str:
     if mechanism.get("text") and _text(mechanism["text"]) not in known:
         lines.append(f'<li><span style="opacity:.75">mechanism:</span> {_text(mechanism["text"])}</li>')
     return f'<ul style="margin:4px 0;padding-left:20px">{"".join(lines)}</ul>' if lines else ""
+
+
+def _before(cascade: object) -> str:
+    """What had happened before, each with how sure that is."""
+    claims = (
+        [claim for claim in cascade if isinstance(claim, dict)] if isinstance(cascade, list | tuple) else []
+    )
+    return "".join(
+        _row("before", f"{_text(claim.get('text', ''))} ({_text(claim.get('grade', 'possible'))})")
+        for claim in claims[:3]
+    )
 
 
 def _place(where: dict[str, Any]) -> str:
