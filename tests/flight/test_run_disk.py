@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from buoy.flight.alarms import Alarms
 from buoy.flight.attempt import Attempt
 from buoy.flight.log import FIELDS
 from buoy.flight.sampler import Sampler
@@ -77,3 +78,20 @@ def test_a_run_opened_on_another_disk_is_the_one_that_is_read_from_then_on_by_na
     assert before["limit"] == pytest.approx(here.total, rel=0.01) and before.get("of") is None
     assert after["limit"] == there.total and after["used"] < there.total
     assert any(line.startswith(" disk") and "where cats is kept" in line for line in told)
+
+
+def test_a_disk_that_is_full_is_told_though_it_was_never_seen_to_grow(tmp_path: Path) -> None:
+    sampler = Sampler(os.getpid(), str(tmp_path), str(tmp_path))
+    alarms = Alarms({}, sampler)
+    sample = sampler.sample(time.monotonic())
+    sample[FIELDS.index("disk_total")] = 2 << 20
+    told = []
+    for second, free in enumerate((1 << 20, 0, 0, 4096)):
+        sample[FIELDS.index("disk_free")] = free
+        told += [
+            (second, each) for each in alarms.feed(sample[0] + second, sample) if each.alarm == "disk-full"
+        ]
+
+    assert [(second, each.text) for second, each in told] == [
+        (1, "disk 2.0 MiB of 2.0 MiB (100 %): it is full. Delete old checkpoints, or save to another disk.")
+    ]

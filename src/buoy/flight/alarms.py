@@ -13,6 +13,9 @@ from buoy.machine import disk, host, procfs
 
 HANG_VARIABLE = "BUOY_HANG_SECONDS"
 _PERIOD = 1.0
+_NO_ROOM = 64 << 10
+"""Bytes free below which a disk is full: not even the smallest checkpoint fits."""
+_FULL_PERIOD = 600.0
 _AT = {name: position for position, name in enumerate(FIELDS)}
 
 Warning = namedtuple("Warning", "alarm text values")
@@ -36,6 +39,7 @@ class Alarms:
         self._memory_total = host.memory().total
         shm = disk.space("/dev/shm")  # noqa: S108 - only its size is read
         self._disk_of = sampler.disk.path
+        self._full_again = 0.0
         self._shm_total = shm.total if shm else None
 
     def feed(self, now: float, sample: list) -> list[Warning]:  # type: ignore[type-arg]
@@ -49,6 +53,7 @@ class Alarms:
             Warning(outlook.name.lower(), forecast.sentence(outlook), outlook.values())
             for outlook in self._exhaustion(sample[_AT["step"]], lead.step_seconds if lead else None)
         ]
+        warnings += self._full_disk(now, sample)
         warnings += self._hang(now, sample, lead)
         findings = self._slowdown.feed(
             now, sample[_AT["step"]], sample[_AT["phase"]],
@@ -94,6 +99,22 @@ class Alarms:
                 series.horizon = min(series.horizon, max(60.0, self._time.limit - elapsed))
         told = [series.news() for series in (*resources, self._time)]
         return [outlook for outlook in told if outlook is not None]
+
+    def _full_disk(self, now: float, sample: list) -> list[Warning]:  # type: ignore[type-arg]
+        """A disk that is full already: one that was filled at once, or before, was never seen to grow."""
+        total, free = sample[_AT["disk_total"]], sample[_AT["disk_free"]]
+        is_full = bool(total) and free is not None and free < _NO_ROOM
+        if not is_full or now < self._full_again:
+            return []
+        self._full_again = now + _FULL_PERIOD
+        from buoy.units import format_share  # as in `forecast.sentence`
+
+        text = f"disk {format_share(total - free, total)}: it is full. {forecast.ADVICE['disk']}"
+        return [
+            Warning(
+                "disk-full", text, {"used": total - free, "limit": total, "path": self._sampler.disk.path}
+            )
+        ]
 
     def _hang(self, now: float, sample: list, lead: object) -> list[Warning]:  # type: ignore[type-arg]
         read, written = sample[_AT["read_bytes"]], sample[_AT["written_bytes"]]

@@ -218,7 +218,7 @@ class _Reminder:
         return outlook
 
 
-_ADVICE = {
+ADVICE = {
     "RAM": "Save now; `buoy why` tells the holders if it dies.",
     "VRAM": "Save now; keep numbers (`loss.item()`), not tensors.",
     "disk": "Delete old checkpoints, or save to another disk.",
@@ -236,7 +236,7 @@ def sentence(outlook: Outlook) -> str:
     # Imported here: most sidecars never warn, and this import would be a tenth of their memory.
     from buoy.units import format_bytes, format_duration, format_share
 
-    advice = _ADVICE.get(outlook.name, "Save now.")
+    advice = ADVICE.get(outlook.name, "Save now.")
     left = "n/a" if outlook.seconds is None else format_duration(_rounded(outlook.seconds))
     step = "" if outlook.at_step is None else f" (step ~{outlook.at_step})"
     if outlook.name == "time":
