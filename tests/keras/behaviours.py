@@ -195,6 +195,44 @@ def a_checkpoint_asked_for_at_the_end_of_a_batch_counts_that_batch(folder: str) 
     assert [entry.about["pin"] for entry in Store(folder).list() if entry.step == 3] == ["third"]
 
 
+class TwoOptimizers(keras.Model):  # type: ignore[misc]
+    """As a GAN has it: an optimizer of its own, which nobody builds before the first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = keras.layers.Dense(1)
+        self.layer.build((None, 5))
+
+    def compile(self, own_optimizer: Any) -> None:
+        super().compile()
+        self.own_optimizer = own_optimizer
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.layer(data[0]) - data[1]) ** 2)
+        weights = self.layer.trainable_weights
+        self.own_optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+def an_optimizer_that_the_training_step_builds_goes_on_where_it_was(folder: str) -> None:
+    def train(place: str, *more: Any) -> list[Any]:
+        keras.utils.set_random_seed(1)
+        made = TwoOptimizers()
+        made.compile(keras.optimizers.Adam(0.1))
+        made.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[buoy.keras.Guard(place, save=2), *more])
+        return [variable.numpy().tobytes() for variable in [*made.variables, *made.own_optimizer.variables]]
+
+    whole = train(f"{folder}-whole")
+    for step in (3, 9):
+        try:
+            train(folder, Interrupt(step))
+        except StopHere:
+            pass
+
+    assert train(folder) == whole
+
+
 def own_loop(folder: str, save_at: int = 0, in_body: bool = True) -> tuple[float, str]:
     """(the sum of all batches, weighted by the epoch; what was said) of 2 epochs of 4; left where it was saved."""
     total, numbers = tf.Variable(0.0), tf.data.Dataset.range(1, 5)

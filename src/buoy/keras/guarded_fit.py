@@ -21,6 +21,7 @@ from buoy.keras.holdings import Holdings, stored_training
 from buoy.keras.model_reading import hidden_draws
 from buoy.keras.profile import Profile
 from buoy.keras.size_log import SizeLog
+from buoy.training.best_metric import BestMetric
 from buoy.training.keeper import Keeper
 from buoy.training.saying import say
 
@@ -70,6 +71,7 @@ class GuardedFit:
                 self._sizes.begin()
             elif "micro_batch" in self._checkpoint.names:
                 self._sizes.load(self._stored("micro_batch"))
+        self._best_metric = BestMetric(guard.keeper_options["keep"], say)  # type: ignore[arg-type]
         self._model_was_read = self._told_trouble = False
         self.wish: tuple[str, str | None] | None = None
         """(reason, name to pin it under) of a checkpoint to make after this batch."""
@@ -119,6 +121,8 @@ class GuardedFit:
     def epoch_ends(self, logs: dict[str, Any]) -> None:
         """The position moves to the next epoch first: what is saved now begins there."""
         self.adapter.epoch_is_over()
+        self._best_metric.came(numbers(logs))
+        self._best_metric.epoch_ends()
         reason = self._keeper.due(self.adapter.position.step)
         if reason is None and self._keeps_best():
             reason = "epoch"

@@ -16,6 +16,7 @@ from buoy.keras.holdings import check_all, stored_training
 from buoy.keras.size_log import SizeLog
 from buoy.keras.tape import Gradients
 from buoy.training.arguments import check, folder_name
+from buoy.training.best_metric import BestMetric
 from buoy.training.keeper import Keeper
 from buoy.training.saying import say
 
@@ -60,6 +61,7 @@ class Loop:
         self._steps: dict[str, Gradients] = {}
         self._feed: tuple[Any, Feed] | None = None
         self._metrics: dict[str, float] = {}
+        self._best_metric = BestMetric(keep, say)
         self._epoch_began: dict[str, Any] | None = None
         """The random state with which the epoch that is under way was begun."""
         self._batches_left = False
@@ -116,6 +118,7 @@ class Loop:
                 while position.epoch < count:
                     self._begin_epoch()
                     yield position.epoch
+                    self._best_metric.epoch_ends()
                     position.end_epoch()
                     self._batches_left = False
                     self._safe_point(finished=position.epoch == count)
@@ -145,6 +148,7 @@ class Loop:
     def metric(self, **values: float) -> None:
         """Figures such as `val_loss=0.3`, stored with the next checkpoint."""
         self._metrics.update({name: float(value) for name, value in values.items()})
+        self._best_metric.came(values, in_batch=not self._batches_left)
 
     def save(self, *, pin: str | None = None) -> Receipt:
         """Save now; belongs at the end of a batch's body or of an epoch's. `pin` keeps it for good, under that name."""

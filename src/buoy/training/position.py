@@ -12,7 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
+
+
+class Way(Enum):
+    """Where a script that comes by the same way once more is, seen from the place that was saved."""
+
+    BEFORE = "before"
+    THERE = "there"
+    PAST = "past"
 
 
 @dataclass(eq=False)
@@ -54,7 +63,8 @@ class Position:
         self.repeats = bool(self._waiting)
         """What the script does on the way to the saved place was done before the save: it is to be undone there."""
         self._after_waiting = int(self._saved["next_loop"]) if self._saved else 0
-        self._next_loop = 0
+        self._next_loop = self._saves = 0
+        self._stepped = False
         self._roots: dict[int, int] = {}
         self._open: dict[int, Loop] = {}
         self._left: dict[int, Loop] = {}
@@ -83,7 +93,8 @@ class Position:
     def begin_epoch(self, epoch: int) -> None:
         """An epoch begins; loops that were left open belong to the last one."""
         self.epoch = epoch
-        self._next_loop = 0
+        self._next_loop = self._saves = 0
+        self._stepped = False
         self._open.clear()
         self._left.clear()
         self._roots.clear()
@@ -94,6 +105,7 @@ class Position:
     def begin_loop(self, owner: int) -> Loop:
         """The script begins to iterate over batches."""
         self._left.clear()
+        self._saves = 0
         number, saved = self._claim(self._next_loop)
         nested = any(loop.in_body for loop in self._open.values())
         done = saved is None and self._saved is not None and number < self._saved["next_loop"]
@@ -128,6 +140,23 @@ class Position:
         self._saved = None
         return arrived
 
+    def come_by_save(self) -> Way | None:
+        """The script calls `save`: where that is, seen from the saved place; None when it is not on its way there."""
+        self._saves += 1
+        saved = self._saved
+        # One who trains without `batches` shows it by a step; without either nobody can tell where the script is.
+        if saved is None or self._stepped or not (saved["next_loop"] or self.counts_steps):
+            return None
+        here, there = (self._next_loop, self._saves), (saved["next_loop"], saved.get("saves", 0))
+        if saved["open"] or here < there:
+            return Way.BEFORE
+        return Way.THERE if here == there else Way.PAST
+
+    @property
+    def is_before_the_first_step(self) -> bool:
+        """Nothing of this epoch has been trained, as far as optimizers tell."""
+        return self.counts_steps and not self._next_loop and not self._stepped
+
     def end_loop(self, loop: Loop, *, exhausted: bool = True) -> None:
         """It is exhausted, or the script has left it."""
         if self._open.get(loop.number) is loop:
@@ -144,7 +173,7 @@ class Position:
 
     def stepped(self) -> None:
         """An optimizer has stepped: what was handed out has been used."""
-        self._settled = True
+        self._settled = self._stepped = True
         for loop in self._open.values():
             if loop.in_body and not loop.trains:
                 loop.trains = True
@@ -176,6 +205,7 @@ class Position:
             "epoch": self.epoch,
             "epoch_done": epoch_done,
             "next_loop": self._next_loop,
+            "saves": self._saves,
             "open": {
                 str(loop.number): {
                     "root": loop.root,

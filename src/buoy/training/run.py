@@ -16,7 +16,7 @@ from buoy.training.batches import Batches
 from buoy.training.follower import Follower
 from buoy.training.keeper import Keeper
 from buoy.training.micro_batches import MicroBatches
-from buoy.training.position import Loop, Position
+from buoy.training.position import Loop, Position, Way
 from buoy.training.randomness import Randomness
 from buoy.training.resumption import Resumption
 from buoy.training.saves import Saves
@@ -169,7 +169,7 @@ class Run:
         """
         plain = {name: float(value) for name, value in values.items()}
         if self._saves is not None:
-            self._saves.measured(plain)
+            self._saves.measured(plain, in_batch=self._position.has_open_loops)
 
     # -- the loop ---------------------------------------------------------------------------------------------
 
@@ -245,7 +245,8 @@ class Run:
     def save(self, *, pin: str | None = None) -> Receipt | None:
         """Save now; belongs at the end of a batch's body or of an epoch's. `pin` keeps it for good, under that name.
 
-        In the middle of a gradient accumulation it waits for the optimizer's step, and returns None.
+        In the middle of a gradient accumulation it waits for the optimizer's step, and returns None. So it does on the
+        way back to the place where the run goes on: what is saved there is saved already.
 
         >>> Run().save() is None
         True
@@ -253,8 +254,19 @@ class Run:
         if self._saves is not None and not self._position.is_between_steps:
             self._saves.wish("user", pin)
             return None
-        between_loops = self._in_epochs and not self._position.has_open_loops
-        return self._save("user", pin=pin, epoch_done=between_loops)
+        way = self._position.come_by_save()
+        if way is Way.BEFORE or (way and self._from.finished):
+            return None  # made when the script came by the first time
+        if way is not None:
+            self._arrive(here=way is Way.THERE)
+            if way is Way.THERE:
+                return None
+        epoch_done = (
+            self._in_epochs
+            and not self._position.has_open_loops
+            and not self._position.is_before_the_first_step
+        )
+        return self._save("user", pin=pin, epoch_done=epoch_done)
 
     def profile(self, steps: int = 3) -> None:
         """Hand the next steps to torch's own profiler, then print where their time went and what was kept.
@@ -335,6 +347,8 @@ class Run:
         return profile_of(self.folder, self._tracking.objects.values())
 
     def _end_epoch(self, *, last: bool) -> None:
+        if self._saves is not None:
+            self._saves.best_metric.epoch_ends()
         # At the very end a gradient that still waits for a step is of no use to anybody.
         if self.step and (last or self._position.is_settled):
             self._safe_point(epoch_done=True, finished=last)
@@ -406,11 +420,11 @@ class Run:
             if not loop.nested:
                 self._random.begin_way()
 
-    def _arrive(self) -> None:
-        """The first loop with work to do begins; after a resume this is the saved place."""
+    def _arrive(self, *, here: bool = False) -> None:
+        """The first loop with work to do begins; after a resume this is the saved place. `here`: it is for certain."""
         self._tracking.look_over(self._keeper, self.step, self._own_state)
         if self._position.arrive():
-            if self._position.repeats:
+            if here or self._position.repeats:
                 # A scheduler stepped or a sum cleared at the epoch's start is in the checkpoint already: undo it.
                 self._tracking.load_again()
             self._random.return_to_place()

@@ -8,6 +8,7 @@ from typing import Any
 
 from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.store import Receipt
+from buoy.training.best_metric import BestMetric
 from buoy.training.follower import Follower
 from buoy.training.keeper import Keeper
 from buoy.training.resumption import OURS
@@ -50,6 +51,7 @@ class Saves:
         self._alone = distributed.world()[1] == 1
         self._keeper = keeper
         self._best = keep.metric[0] if isinstance(keep, Keep) and keep.best else None
+        self.best_metric = BestMetric(keep, say)
         self._say = say
         self._wish: tuple[str, str | None] | None = None
         self._metrics: dict[str, float] = {}
@@ -66,9 +68,10 @@ class Saves:
         """Save at the next safe point."""
         self._wish = (reason, pin)
 
-    def measured(self, values: Mapping[str, float]) -> None:
+    def measured(self, values: Mapping[str, float], *, in_batch: bool = False) -> None:
         """Figures of the weights as they are now; the one that retention goes by asks for a save."""
         self._metrics.update(values)
+        self.best_metric.came(values, in_batch=in_batch)
         if self._best in values and self._wish is None:
             self.wish("epoch")
 
