@@ -15,6 +15,7 @@ from buoy.verdict.model import Cause, Claim, Reading, Verdict, Where
 from buoy.verdict.traces import Frame
 from buoy.view.card import verdict_card
 from buoy.view.history import History, read, read_life
+from buoy.view.now import state
 from buoy.view.places import without_places
 from buoy.view.report import page
 from buoy.view.timeline import band, whole
@@ -54,6 +55,25 @@ def test_a_pause_between_two_trainings_is_no_part_of_the_rate_however_few_sample
     for every in (1, 8):
         rates = [1 / each for _, each, _ in read_life(attempt, every).series["step_seconds"]]
         assert rates and all(rate == pytest.approx(35.0, rel=0.1) for rate in rates)
+
+
+def test_another_training_that_begins_at_once_is_timed_by_itself(tmp_path: Path) -> None:
+    """Its first steps are above those at which the one before began to be timed."""
+    samples = [*stretch(0.2, 1.8, 1, 30.0), *[(1.8 + each, 49, "train") for each in (0.0, 1.0)]]
+    samples += stretch(3.0, 6.0, 10, 30.0)
+    life = read_life(recorded(tmp_path / "run", samples))
+
+    assert [1 / each for _, each, _ in life.series["step_seconds"]] == pytest.approx([30.0, 30.0], rel=0.1)
+
+
+def test_the_rate_of_the_training_before_is_not_that_of_the_one_that_has_just_begun(tmp_path: Path) -> None:
+    attempt = recorded(tmp_path / "run", [*stretch(0.2, 4.2, 1, 18.0), *stretch(5.0, 6.0, 1, 35.0)])
+    before = state(attempt)["step_seconds"]
+    with open(os.path.join(attempt.folder, "events.jsonl"), "a") as file:
+        file.write(json.dumps({"kind": "training", "t": 4.9, "run": "../b", "step": 0}) + "\n")
+
+    assert before == pytest.approx(1 / 18, rel=0.1)
+    assert state(attempt)["step_seconds"] is None
 
 
 def test_waiting_after_the_last_step_makes_no_step_slower(tmp_path: Path) -> None:

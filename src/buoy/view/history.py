@@ -316,7 +316,7 @@ def _step_times(steps: list[Step]) -> list[Point]:
     since: tuple[float, float] | None = None
     stepped, before = False, 0.0
     for moment, step, idle in steps:
-        if since is None or idle or step < since[1]:
+        if since is None or idle or step < before:
             since, stepped = (moment, step), False
         elif step > since[1] and not stepped:
             since, stepped = (moment, step), True

@@ -116,8 +116,12 @@ def _judged(attempt: Attempt) -> str:
 
 
 def _step_seconds(life: Life) -> float | None:
+    """Of the last steps that were timed; None if another training has begun since."""
+    begun = [life.since_start(event) for event in life.events if event.get("kind") in ("training", "loop")]
     measured = life.series.get("step_seconds")
-    return measured[-1][1] if measured else None
+    if not measured or (begun and begun[-1] is not None and begun[-1] > measured[-1][0]):
+        return None
+    return measured[-1][1]
 
 
 def _resources(life: Life, forecast: bool) -> list[dict[str, Any]]:
