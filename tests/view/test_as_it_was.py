@@ -28,7 +28,7 @@ CELL = "/tmp/ipykernel_17490/2025494768.py"
 def recorded(run: Path, steps: list[tuple[float, int, str]]) -> Attempt:
     """An attempt with these samples: moment, step, phase."""
     attempt = new_attempt(str(run))
-    write_json(os.path.join(attempt.folder, "attempt.json"), {"t": 0.0, "wall": 1e9, "pid": 1})
+    write_json(os.path.join(attempt.folder, "attempt.json"), {"t": 0.0, "wall": 1e9, "pid": 1 << 23})
     log = SampleLog(attempt.folder)
     for moment, step, phase in steps:
         values = {"t": moment, "wall": 1e9 + moment, "step": step, "phase": phase, "tree_rss": 1 << 30}
@@ -128,7 +128,7 @@ def test_evidence_is_folded_to_a_narrow_terminal_not_cut() -> None:
     )
     verdict = staged(Where(), (Reading(long, "death.json", None),))
     for style in ("full", "concise"):
-        told = render(verdict, style, width=80)  # type: ignore[arg-type]
+        told = render(verdict, style, width=80)
         assert long in " ".join(told.split()) and "(death.json)" in told
         assert max(map(len, told.splitlines())) <= 80
 
