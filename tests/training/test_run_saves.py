@@ -61,3 +61,76 @@ def test_a_best_metric_that_never_comes_is_told_once(
 
     assert said.count("no metric is called 'vall'") == lines, said
     assert not lines or "reported so far are val_loss; until it comes" in said
+
+
+@pytest.mark.parametrize("own_epochs", [True, False])
+@pytest.mark.parametrize("where", ["at the end", "at the start", "before the loop"])
+def test_a_save_between_two_loops_is_found_again_and_nothing_is_done_twice(
+    tmp_path: Path, where: str, own_epochs: bool
+) -> None:
+    """What is tracked changes before and after the save; the script is left at its second one."""
+
+    def train(folder: Path, leave_after: int | None = None) -> list[float]:
+        state, weight = {"value": 1.0}, nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([weight], lr=0.01)
+        run = buoy.Run(folder, save="24h")
+        run.track(state=state, weight=weight, optimizer=optimizer)
+        seen = []
+
+        def save(place: str) -> None:
+            if place != where:
+                return
+            run.save()
+            seen.append(run.step)
+            if len(seen) == leave_after:
+                raise InterruptedError
+
+        for epoch in range(3) if own_epochs else run.epochs(3):
+            save("at the start")
+            state["value"] = state["value"] * 3 + epoch
+            save("before the loop")
+            for x in run.batches([1.0, 2.0]):
+                optimizer.zero_grad()
+                (weight * x * state["value"]).backward()
+                optimizer.step()
+            state["value"] += weight.item()
+            save("at the end")
+        run.finish()
+        return [state["value"], weight.item()]
+
+    whole = train(tmp_path / "whole")
+    with pytest.raises(InterruptedError):
+        train(tmp_path / "left", leave_after=2)
+
+    assert train(tmp_path / "left") == whole
+
+
+def test_saves_in_a_loop_that_is_not_over_batches_go_on_as_ever(tmp_path: Path) -> None:
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.01)
+    for last in (3, 6):
+        run = buoy.Run(tmp_path, save="24h")
+        run.track(weight=weight, optimizer=optimizer)
+        while run.step < last:
+            (weight * 2).backward()
+            optimizer.step()
+            assert run.save() is not None
+        run.finish()
+
+    assert [entry.step for entry in Store(tmp_path).list()] == [6, 5, 4]
+
+
+def test_a_finished_run_with_saves_of_its_own_stays_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(3):
+        with buoy.Run(tmp_path) as run:
+            run.track(counters={})
+            for _ in range(2):
+                for _ in run.batches([1, 2]):
+                    pass
+                run.save()
+    said = capsys.readouterr().err
+
+    assert said.count("is finished at step 4") == 2 and "going on" not in said
+    assert sum(entry.step == 4 for entry in Store(tmp_path).list()) <= 2
