@@ -161,7 +161,8 @@ def test_no_path_is_shortened_inside_a_command() -> None:
     run = '/data/here/runs/Ünï "q" & <i>'
     words = f"see: `cat '{run}/attempts/0001/process-7/fault.txt'`"
     kept = without_places(words, {"cwd": "/data/here"}, run)
+    beside = without_places(words, {"cwd": "/data/here"}, "/data/here/runs/cats")
     foreign = without_places(words, {"cwd": "/elsewhere"}, "/data/other")
 
-    assert kept == "see: `cat 'runs/Ünï \"q\" & <i>/attempts/0001/process-7/fault.txt'`"
+    assert kept == beside == "see: `cat 'runs/Ünï \"q\" & <i>/attempts/0001/process-7/fault.txt'`"
     assert foreign == "see: cat '.../process-7/fault.txt'"

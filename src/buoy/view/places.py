@@ -10,6 +10,8 @@ _HOMES = re.compile(r"(?<![\w.])(?:/home/[^/\s`'\"]+|/Users/[^/\s`'\"]+|/root)(?
 _PATH = re.compile(r"(?<![\w.~:/\x00])/(?:[^/\s`'\",;:()]+/)+[^/\s`'\",;:()]*")
 _QUOTED = re.compile(r"(?<=')/[^'`]+(?=')")
 """As a shell takes it where a name holds a space or the like."""
+_KNOWN = re.compile(r"('\0\d+\0[^'`]*')")
+"""A quoted path in a folder that is known."""
 _COMMAND = re.compile(r"(`[^`]*`)")
 _SYSTEM = ("/proc/", "/sys/", "/dev/")
 
@@ -48,7 +50,11 @@ def _seen_from(folder: str, cwd: object) -> str:
 
 def _without_paths(text: str) -> str:
     """A command that a shortened path makes impossible to run is no longer shown as one."""
-    shorter = _PATH.sub(_shortened, _HOMES.sub("~", _QUOTED.sub(_shortened, text)))
+    pieces = [
+        piece if number % 2 else _PATH.sub(_shortened, _HOMES.sub("~", _QUOTED.sub(_shortened, piece)))
+        for number, piece in enumerate(_KNOWN.split(text))
+    ]
+    shorter = "".join(pieces)
     return shorter.strip("`") if ".../" in shorter and text.startswith("`") else shorter
 
 
