@@ -122,8 +122,8 @@ def test_memory_that_runs_out_after_the_training_is_no_reason_to_train_smaller(t
     process.write("lr2")
     verdict = buoy.why(str(process.runs / "train"), 1)
 
-    assert verdict.cause.id == "kernel-oom"
-    assert verdict.cause.next[0].startswith("nothing of its training was lost")
+    assert (Path(verdict.run).name, verdict.cause.id) == ("train", "kernel-oom")
+    assert verdict.cause.next[1].startswith("nothing of its trainings was lost")
     assert not any("batch" in step or "go on from" in step for step in verdict.cause.next)
 
 

@@ -101,15 +101,15 @@ def test_the_kernels_own_card_names_what_became_of_each_run(kernel: Kernel) -> N
     assert not any("batch" in step for step in verdict.cause.next)
 
 
-def test_that_of_a_finished_run_names_the_others_too(kernel: Kernel) -> None:
+def test_after_a_training_that_was_finished_it_is_the_kernels_too(kernel: Kernel) -> None:
     kernel.trains(1.5, "b")
     kernel.attempt.event("trained", 1.0, run="../b", step=120, finished=True)
     kernel.write()
     verdict = kernel.why("train", 1)
 
-    assert Path(verdict.run).name == "b"
+    assert Path(verdict.run).name == "train"
     assert [claim.text.split(",")[0] for claim in verdict.cause.cascade] == [
-        "its training had been finished at step 120",
+        "b was finished at step 120",
         "a was left by ValueError at step 9",
     ]
 

@@ -11,7 +11,7 @@ from buoy.verdict.asked import Asked, concerned
 from buoy.verdict.evidence import load
 from buoy.verdict.going_on import FINISHED, LEFT, NOT_BEGUN
 from buoy.verdict.judge import judge
-from buoy.verdict.kernel_end import with_its_runs
+from buoy.verdict.kernel_end import stories, with_its_runs
 from buoy.verdict.model import Verdict
 from buoy.verdict.own_story import of_run
 from buoy.verdict.saved import from_here
@@ -23,13 +23,21 @@ _NO_NEWS = ("clean-exit", "still-running", FINISHED, LEFT, NOT_BEGUN)
 
 
 def tell(asked: Asked) -> Verdict:
-    """The verdict on what is asked for; of a process that ended it names the run that it was at."""
+    """The verdict on what is asked for; of a process that ended it names the run that it was at.
+
+    A notebook's kernel outlives its trainings: where it was at none of them, the verdict is the kernel's.
+    """
     evidence = load(asked.attempt.folder)
     whole = asked.of_process and evidence.is_dead
     run = concerned(asked.attempt) if whole else asked.run
-    verdict = of_run(judge(evidence), evidence, run, whole)
-    in_kernel = is_kernel(evidence.attempt.get("command"))
-    return with_its_runs(verdict, evidence) if whole and in_kernel else verdict
+    if not whole or not is_kernel(evidence.attempt.get("command")):
+        return of_run(judge(evidence), evidence, run, whole)
+    recording = asked.attempt.run_folder
+    had_ended = any(
+        os.path.realpath(ended) == os.path.realpath(run) for ended, _, _ in stories(evidence, recording)
+    )
+    verdict = of_run(judge(evidence), evidence, recording if had_ended else run, whole)
+    return with_its_runs(verdict, evidence)
 
 
 def beside(verdict: Verdict, asked: Asked) -> Verdict:
