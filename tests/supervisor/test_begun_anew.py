@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -84,16 +85,19 @@ def test_a_folder_that_was_moved_away_is_told_and_a_new_recording_begins(
 ) -> None:
     runs = kept.parent / "runs"
     first = event(runs / "cats", "start")
+    training.send_signal(signal.SIGSTOP)
     shutil.move(runs, kept.parent / "moved")
+    attempt(runs / "cats").mkdir(parents=True)  # another notebook begins in the same place meanwhile
+    training.send_signal(signal.SIGCONT)
     assert training.stderr is not None and first is not None
     told = [training.stderr.readline() for _ in range(2)]
-    wait_until(lambda: list(attempt(runs / "cats").glob("samples-*")), "a sample of the new one")
+    wait_until(lambda: list(attempt(runs / "cats", 2).glob("samples-*")), "a sample of the new one")
     wait_until(lambda: not alive(first["sidecar"]), "the end of the first recorder")
-    kinds = [(found["kind"], found.get("run")) for found in events(runs / "cats")]
+    kinds = [(found["kind"], found.get("run")) for found in events(runs / "cats", 2)]
 
     assert told[0] == f"buoy: the folder of the recording is gone: {runs / 'cats'}\n"
     assert told[1] == f"buoy: a new recording begins in {runs / 'cats'}\n"
-    wait_until(lambda: event(runs / "cats", "training"), "the training, announced again")
+    wait_until(lambda: event(runs / "cats", "training", 2), "the training, announced again")
     assert ("opened", "../../kept") in kinds
     assert read(kept / "run.json")["recorded"][-1]["run"] == "../runs/cats"
     assert training.poll() is None

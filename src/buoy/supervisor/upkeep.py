@@ -73,7 +73,8 @@ class Upkeep:
 
     def _look(self, folder: str | None) -> None:
         attempt = self._recorder.attempt
-        if attempt is not None and _is_gone(attempt.folder):
+        # Its own part of it: another process may have begun to record in the same place since.
+        if attempt is not None and _is_gone(os.path.join(attempt.folder, f"process-{self._pid}")):
             self._leave(attempt)
             if self._given_up:
                 return
