@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,17 @@ def test_evidence_is_folded_to_a_narrow_terminal_not_cut() -> None:
         told = render(verdict, style, width=80)
         assert long in " ".join(told.split()) and "(death.json)" in told
         assert max(map(len, told.splitlines())) <= 80
+
+
+def test_the_grade_stays_where_words_are_cut() -> None:
+    actor = Claim(
+        "not recorded: `kill -9`, a notebook's restart, a scheduler, an out-of-memory daemon " * 3, "possible"
+    )
+    verdict = staged(Where())
+    verdict = replace(verdict, cause=replace(verdict.cause, actor=actor))
+    for width in range(60, 101):
+        told = render(verdict, width=width)
+        assert "... [possible]" in told and max(map(len, told.splitlines())) <= width
 
 
 def test_a_place_in_a_cell_is_named_by_the_cell() -> None:

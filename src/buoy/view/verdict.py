@@ -86,11 +86,11 @@ class _Page:
         for item in cause.claim.evidence[:3]:
             first, *others = self._reading(item, _LABEL + 2, fold)
             lines += [f"{indent}- {first}", *(f"{indent}  {other}" for other in others)]
-        lines += self._claim("mechanism", verdict.mechanism, most=1)
+        lines += self._claim("mechanism", verdict.mechanism, most=min(2, fold))
         if cause.actor is not None:
             lines += self._claim("actor", cause.actor)
         for number, claim in enumerate(cause.cascade[:3]):
-            lines += self._claim("before" if number == 0 else "", claim, most=1)
+            lines += self._claim("before" if number == 0 else "", claim, most=min(2, fold))
         place = place_of(verdict.where)
         if place:
             lines += self._labelled("where", place, min(2, fold))
@@ -113,7 +113,10 @@ class _Page:
         # What the claim has said already is not said again.
         news = [part for part in (verdict.mechanism.text, place_of(verdict.where)) if part]
         details = self._indented("; ".join(part for part in news if part not in cause.claim.text), 1)
-        first = next((item for item in cause.claim.evidence if item.text not in cause.claim.text), None)
+        said = (cause.claim.text, verdict.mechanism.text)
+        first = next(
+            (item for item in cause.claim.evidence if not any(item.text in each for each in said)), None
+        )
         claim = printable(cause.claim.text, WIDEST * 2)
         painted = len(self._grade(cause.claim.grade)) - len(cause.claim.grade)
         if not details and first is None and len(f"{name}: {claim}") - painted <= self._width:
@@ -184,7 +187,7 @@ class _Page:
         lines = _folded(text, room) or [""]
         if len(lines) > most:
             # The grade at the end says more than the words before it.
-            tail = lines[-1][lines[-1].rfind(" [") :] if lines[-1].endswith("]") and " [" in lines[-1] else ""
+            tail = text[text.rfind(" [") :] if text.endswith("]") and " [" in text else ""
             lines = lines[:most]
             lines[-1] = _cut(lines[-1] + " ...", room - len(tail)) + tail
         return [f"{label if number == 0 else '':{_LABEL}}{line}" for number, line in enumerate(lines)]
