@@ -171,6 +171,42 @@ train(sys.argv[1], steps=100, save=10, size=100_000, keep=2, pause=0.02, each=fi
     )
 
 
+def test_an_end_that_finds_the_disk_full_is_told_as_one_and_as_nothing_else(
+    make_disk: Callable[[str], Path],
+) -> None:
+    disk = make_disk("6m")
+    code = """
+filler = os.path.join(os.path.dirname(sys.argv[1]), "filler")
+def fill(step):
+    if step == 12:
+        with open(filler, "ab", buffering=0) as file:
+            try:
+                while True: file.write(bytes(4096))
+            except OSError: pass
+try:
+    train(sys.argv[1], steps=12, save=10, size=200_000, keep=1, pause=0.0, each=fill)
+finally:
+    os.unlink(filler)
+with kept(sys.argv[1]) as keeper:
+    for pin in (None, "best"):
+        last = {"step": 12, "epoch": 1, "as_tensor": as_tensor, "pin": pin}
+        keeper.save(items(12, 200_000), reason="user" if pin else "finished", finished=pin is None, **last)
+"""
+    done = run(disk / "run", code)
+    told = [event for event in events(disk / "run") if event["kind"] in ("training", "trained")]
+
+    assert done.returncode == 0, done.stderr
+    assert [(event["kind"], event.get("finished"), event.get("no_room")) for event in told] == [
+        ("training", None, None), ("trained", False, True), ("training", None, None), ("trained", True, None),
+    ]  # fmt: skip
+    assert told[1]["unsaved"]
+    # The end, saved once more under a name of its own, is no training.
+    assert [event["reason"] for event in events(disk / "run") if event["kind"] == "save"][-2:] == [
+        "finished",
+        "user",
+    ]
+
+
 def test_a_second_training_on_the_same_run_is_told_who_holds_it(tmp_path: Path) -> None:
     code = """
 import subprocess

@@ -82,6 +82,7 @@ class Keeper:
         self._pace = Pace()
         self._interval = Interval(self._rule, self._mean_life())
         self._last_step = 0
+        self._ended: int | None = None
         self._step_due: float = inf if self._rule.steps is None else 0
         self._look = 0.0
         self._began: float | None = None
@@ -227,7 +228,8 @@ class Keeper:
         `finite`: whether the loss is a finite number; None where that is not known.
         """
         pin = pin or (self._asked[1] if self._again else None)
-        self.recorder.trains(self.folder, step)  # a loop that is not ours shows itself only here
+        if step != self._ended:  # the end, saved once more under another name, is no training
+            self.recorder.trains(self.folder, step)  # a loop that is not ours shows itself only here
         about: dict[str, object] = {
             "step": step,
             "epoch": epoch,
@@ -266,6 +268,7 @@ class Keeper:
                 words = " ".join(str(error).split()) if isinstance(error, BuoyError) else repr(error)
                 receipt = Receipt(step, "", 0, time.monotonic() - began, None, words)
         if finished and receipt.error is None:
+            self._ended = step
             self.recorder.trained(self.folder, step, True)
         elif finished:
             no_room = receipt.errno in (errno.ENOSPC, errno.EDQUOT)
