@@ -6,6 +6,7 @@ import json
 import os
 
 from buoy.flight.attempt import Attempt
+from buoy.flight.recorder import Recorder
 
 _EXHAUSTION = {"ram", "vram", "disk", "shm"}
 _MOST_BYTES = 256 << 10
@@ -16,8 +17,9 @@ _PAUSE = 60.0
 class Alarms:
     """Reads on in the attempt's events, a few bytes every few seconds."""
 
-    def __init__(self, attempt: Attempt | None) -> None:
-        self._path = os.path.join(attempt.folder, "events.jsonl") if attempt is not None else None
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._attempt: Attempt | None = None
         self._offset = 0
         self._told = -_PAUSE
 
@@ -29,10 +31,13 @@ class Alarms:
         return True
 
     def _new_lines(self) -> list[bytes]:
-        if self._path is None:
+        attempt = self._recorder.attempt
+        if attempt != self._attempt:  # the recording was begun anew
+            self._attempt, self._offset = attempt, 0
+        if attempt is None:
             return []
         try:
-            with open(self._path, "rb") as file:
+            with open(os.path.join(attempt.folder, "events.jsonl"), "rb") as file:
                 file.seek(self._offset)
                 data = file.read(_MOST_BYTES)
         except OSError:

@@ -78,7 +78,7 @@ class Keeper:
         self._shelf = Shelf(self.store, wish, allowed, self._trouble, self.recorder.event)
         self._signals = Signals(self.recorder, say)
         self._deadline = deadline.find(self.recorder.attempt, given)
-        self._alarms = Alarms(self.recorder.attempt)
+        self._alarms = Alarms(self.recorder)
         self._pace = Pace()
         self._interval = Interval(self._rule, self._mean_life())
         self._last_step = 0
