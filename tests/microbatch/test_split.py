@@ -159,6 +159,16 @@ def test_packed_sequences_are_refused() -> None:
         Batch(packed)
 
 
+def test_a_part_of_a_batch_is_cut_as_the_whole_is() -> None:
+    images = [object() for _ in range(5)]
+    whole = Batch(images, split=(5, lambda start, stop: images[start:stop]))
+    part = whole.part(1, 4)
+
+    assert part.samples == 3
+    assert part.take(1, 3) == images[2:4]
+    assert Batch(list("abcd")).part(1, 4).take(1, 3) == ["c", "d"]
+
+
 @pytest.mark.parametrize("samples", range(1, 40))
 def test_parts_are_nearly_equal_and_never_larger_than_asked(samples: int) -> None:
     for most in range(1, 45):

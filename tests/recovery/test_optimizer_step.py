@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from buoy.microbatch.errors import TornStep
+import buoy
+from buoy.microbatch.errors import BadLoss, TornStep
 from buoy.testing.budget import PretendedDevice, out_of_memory
 from buoy.torch.optimizer_step import make_atomic
 
@@ -29,6 +30,9 @@ class Guard:
 
     def recovered(self, what: str) -> None:
         self.recoveries += 1
+
+    def way_back(self) -> Callable[[], object]:
+        return lambda: None
 
 
 class FailAt(PretendedDevice):
@@ -192,6 +196,97 @@ def test_lbfgs_works() -> None:
     first = optimizer.step(closure)
 
     assert optimizer.step(closure) < first  # type: ignore[operator]
+
+
+def lbfgs_weights(fail: FailAt | None) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Two steps through a run, the first of which may fail; and the random state after them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    run = buoy.Run()
+    run.track(model=model, optimizer=optimizer)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        return run.backward(torch.ones(5, 3), lambda part: model(part).square().mean())
+
+    for number in range(2):
+        with fail if fail is not None and number == 0 else nullcontext():
+            optimizer.step(closure)
+    assert fail is None or fail.left <= 0
+    return weights(model), torch.get_rng_state()
+
+
+@pytest.mark.parametrize("operation", ["aten.cat", "aten.neg", "aten.dot", "aten.sub.Tensor"])
+def test_lbfgs_out_of_memory_in_its_own_operations_leaves_no_torn_step(operation: str) -> None:
+    """Also in its very first step, inside of which the first `backward` comes; closures draw the same numbers again."""
+    expected, random = lbfgs_weights(None)
+    found, random_then = lbfgs_weights(FailAt(operation, 2))
+
+    assert all(map(torch.equal, expected, found))
+    assert torch.equal(random, random_then)
+
+
+class Counting(torch.optim.Optimizer):
+    """Counts wherever somebody's own optimizer may count."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.steps, self.seen, self.mean = 0, [], None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.steps += 1
+        self.seen.append(self.steps)
+        self.late = self.steps
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state.setdefault("old", []).append(parameter.grad.square())
+                state["n"] = state.get("n", 0) + 1
+                parameter.sub_(parameter.grad / (state["old"][-1].sqrt() + 1), alpha=group["lr"] / state["n"])
+            self.mean = 1.0
+
+    def counted(self) -> Any:
+        per_parameter = [(len(state["old"]), state["n"]) for state in self.state.values()]
+        return self.steps, self.seen, self.mean, self.late, self.param_groups[0]["count"], per_parameter
+
+
+@pytest.mark.parametrize("room", [True, False])
+@pytest.mark.parametrize("before", [0, 1])
+def test_what_somebody_elses_optimizer_counts_is_counted_once(room: bool, before: int) -> None:
+    whole, failing = build(Counting, room), build(Counting, room)
+    for _ in range(before):
+        failing[1].step()
+    with FailAt("aten.sqrt"):
+        failing[1].step()
+    for _ in range(before + 1):
+        whole[1].step()
+
+    assert failing[1].counted() == whole[1].counted()  # type: ignore[attr-defined]
+    assert all(map(torch.equal, weights(whole[0]), weights(failing[0])))
+
+
+def test_a_loss_that_steps_the_optimizer_is_noticed_by_every_run_that_tracks_it() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    runs = [buoy.Run(), buoy.Run()]
+    for run in runs:
+        run.track(model=model, optimizer=optimizer)
+        run.backward(torch.ones(4, 3), lambda part: model(part).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    then = weights(model)
+
+    def stepping(part: torch.Tensor) -> torch.Tensor:
+        optimizer.step()
+        return model(part).square().mean()
+
+    for run in runs:
+        with pytest.raises(BadLoss, match="steps the optimizer"):
+            run.backward(torch.ones(4, 3), stepping)
+    assert all(map(torch.equal, then, weights(model)))
 
 
 def test_a_step_that_somebody_else_has_wrapped_is_called_whole() -> None:

@@ -42,10 +42,28 @@ class Batch:
             return self._split[1](start, stop)
         return _cut(self.value, start, stop, self.samples)
 
+    def part(self, start: int, stop: int) -> Batch:
+        """The samples from `start` to `stop` as a batch, which is cut as this one is."""
+        if self._split is None:
+            return Batch(self.take(start, stop))
+        cut = self._split[1]
+        return Batch(cut(start, stop), (stop - start, lambda first, last: cut(start + first, start + last)))
+
     @property
     def gives_ranges_only(self) -> bool:
         """Whether a person's own way to cut is used."""
         return self._split is not None
+
+    @property
+    def doubt(self) -> str | None:
+        """What a person should hear when it is cut: a list of arrays that are all alike may be a list of samples."""
+        many = None if self._split is not None else _many_alike(self.value)
+        if many is None:
+            return None
+        return (
+            f"a list of {len(many)} arrays of shape {list(many[0].shape)} is cut along their first dimension; if each "
+            "of them is a sample, pass `split=(len(batch), lambda start, stop: batch[start:stop])`"
+        )
 
     def pick(self, indices: list[int]) -> object:
         """These samples in this order; only where no split of the person's own is used."""
@@ -70,6 +88,15 @@ class Batch:
             raise BadBatch("the batch is empty", received="0 samples", expected="at least one",
                            hint="`drop_last=True`, or a filter that dropped every sample?")  # fmt: skip
         return samples
+
+
+def _many_alike(value: Any) -> list[Any] | None:
+    """The first list of three or more arrays of one shape; two are mostly inputs and labels."""
+    if type(value) is list and len(value) > 2 and all(map(_is_array, value)):
+        return value if len({tuple(array.shape) for array in value}) == 1 else None
+    if _is_array(value):
+        return None
+    return next((many for _, item in _members(value, "") if (many := _many_alike(item)) is not None), None)
 
 
 def even(samples: int, most: int) -> list[int]:

@@ -53,6 +53,7 @@ def accumulate(
                 weight = _exact(weight)
             weights = weight if weights is None else weights + weight
             if is_last:
+                _check_weight(weights)
                 # Only now is the weight of the whole known: mend the parts before, then add this one.
                 if divisor is not None:
                     _scale([p.grad for p in parameters if p.grad is not None], divisor / weights)
@@ -91,6 +92,8 @@ def read_loss(made: Any, reduction: str) -> tuple[torch.Tensor, Any]:
             weight = weight.detach().reshape(())
         elif not isinstance(weight, (int, float)):
             raise _bad("the weight of the loss is not a number", weight)
+        if _is_read(weight) and weight < 0:
+            raise _no_weight("the weight of the loss is negative", weight)
     if not isinstance(made, torch.Tensor):
         raise _bad("the loss is not a tensor", made)
     if made.numel() != 1:
@@ -113,6 +116,22 @@ def _check(loss: torch.Tensor, scaler: Any, fresh: list[torch.Tensor]) -> None:
     if any(parameter.grad is not None for parameter in fresh):
         raise BadLoss("the loss function computed gradients itself", received="a call of .backward() in it",
                       expected="only the loss", hint="return the loss; buoy calls backward")  # fmt: skip
+
+
+def _check_weight(weight: Any) -> None:
+    """Of the whole batch; a part of it may well have none."""
+    if _is_read(weight) and not weight > 0:
+        raise _no_weight("the loss of this batch has no weight", weight)
+
+
+def _is_read(weight: Any) -> bool:
+    return not isinstance(weight, torch.Tensor) or weight.device.type == "cpu"
+
+
+def _no_weight(what: str, weight: Any) -> BadLoss:
+    return BadLoss(what, received=f"(sum, weight) with a weight of {float(weight):g}",
+                   expected="a number above 0: of tokens, or of samples that are not ignored",
+                   hint="the step was not done; leave out batches in which everything is ignored")  # fmt: skip
 
 
 def _bad(what: str, made: object, hint: str | None = None) -> BadLoss:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from types import MethodType
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch.optim import Optimizer
@@ -20,6 +21,7 @@ from torch.optim import optimizer as hooks
 from buoy.microbatch.errors import BadLoss, OutOfMemory, TornStep
 from buoy.microbatch.oom import is_oom
 from buoy.torch.release import release
+from buoy.torch.undo import PlainValues, Undo, is_lbfgs, own_values, tensors_in
 
 _TRIES = 3
 _PATIENCE = 32  # steps
@@ -38,11 +40,16 @@ class Guard(Protocol):
     def recovered(self, what: str) -> None:
         """A failed step was undone and done again."""
 
+    def way_back(self) -> Callable[[], object]:
+        """What a closure changes besides gradients (random numbers, buffers), to be put back."""
+
 
 def make_atomic(optimizer: Optimizer, guard: Guard) -> None:
-    """Replace this optimizer's `step`; a second time changes nothing."""
+    """Replace this optimizer's `step`; the second time only the guard is another."""
     plain = optimizer.step
-    if getattr(plain, "is_atomic", False):
+    known = getattr(plain, "atomic", None)
+    if known is not None:
+        known.guard_by(guard)
         return
     atomic = _AtomicStep(optimizer, plain, guard)
 
@@ -51,7 +58,7 @@ def make_atomic(optimizer: Optimizer, guard: Guard) -> None:
     def step(self: Optimizer, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         return atomic(closure, args, kwargs)
 
-    step.is_atomic = True  # type: ignore[attr-defined]
+    step.atomic = atomic  # type: ignore[attr-defined]
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
 
 
@@ -59,7 +66,8 @@ class _AtomicStep:
     def __init__(self, optimizer: Optimizer, plain: Callable[..., Any], guard: Guard) -> None:
         self._optimizer = optimizer
         self._plain = plain
-        self._guard = guard
+        self._guards: WeakSet[Guard] = WeakSet()
+        self.guard_by(guard)
         self._known = (0, -1, -1)
         self._tensors: list[torch.Tensor] = []
         self._keys: set[torch.Tensor] = set()
@@ -70,9 +78,14 @@ class _AtomicStep:
         # Somebody else's wrapper does more than the class's step: it is only ever called whole.
         self._foreign = "step" in vars(optimizer) and not hasattr(plain, "_wrapped_by_lr_sched")
 
+    def guard_by(self, guard: Guard) -> None:
+        """The newest run is asked and told; of none may a loss be under way."""
+        self._guard = guard
+        self._guards.add(guard)
+
     def __call__(self, closure: Callable[[], Any] | None, args: Any, kwargs: Any) -> Any:
         optimizer, guard = self._optimizer, self._guard
-        if guard.inside:
+        if any(each.inside for each in self._guards):
             raise BadLoss("the loss function steps the optimizer itself",
                           received=f"{type(optimizer).__name__}.step() inside the loss function",
                           expected="only the loss", hint="step after run.backward(...)")  # fmt: skip
@@ -85,8 +98,16 @@ class _AtomicStep:
         passed = () if closure is None else (closure,)
         hooked = False
         self._look()
-        if guard.has_room(_device(optimizer), self._need) or not self._has_room_for_copies():
+        # A step that computes the loss several times takes far longer than copies do.
+        if not is_lbfgs(optimizer) and (
+            guard.has_room(_device(optimizer), self._need) or not self._has_room_for_copies()
+        ):
             tensors, versions, known = self._before()
+            plain = (
+                None
+                if separable
+                else PlainValues(optimizer, list(_parameters(optimizer)), optimizer.param_groups)
+            )
             error: BaseException
             try:
                 made = self._plain(*passed, *args, **kwargs)
@@ -103,6 +124,8 @@ class _AtomicStep:
                 ) from error  # fmt: skip
             for parameter in [parameter for parameter in optimizer.state if parameter not in known]:
                 del optimizer.state[parameter]
+            if plain is not None:
+                plain()
             hooked = not self._foreign  # the hooks before the step have run; those after it have not
             release(error)
             guard.recovered("optimizer step")
@@ -120,6 +143,8 @@ class _AtomicStep:
         key = (id(state), len(state), sum([len(group["params"]) for group in self._optimizer.param_groups]))
         if key != self._known:
             kept = [v for values in state.values() for v in values.values() if isinstance(v, torch.Tensor)]
+            if not self._separable:
+                kept = list(tensors_in([*state.values(), own_values(self._optimizer)]))
             self._tensors, self._known = [*_parameters(self._optimizer), *kept], key
             self._keys, self._need = set(state), _need(self._optimizer)
 
@@ -167,14 +192,17 @@ class _AtomicStep:
         for number in range(_TRIES):
             undo = None
             error: BaseException
+            way_back = self._guard.way_back() if is_lbfgs(self._optimizer) else None
             try:
-                undo = _Undo(self._optimizer, parameters, groups)
+                undo = Undo(self._optimizer, parameters, groups, whole=not self._separable)
                 return step()
             except BaseException as caught:  # noqa: BLE001 - Ctrl-C must not leave half a step either
                 error = caught
             if undo is not None:
                 undo()
-            del undo
+            if way_back is not None:
+                way_back()
+            del undo, way_back
             if not is_oom(error):
                 raise error
             release(error)
@@ -185,8 +213,10 @@ class _AtomicStep:
             raise TornStep(f"{name}.step() ran out of memory after {self._committed} of its parameters",
                            received=first, expected="room for one parameter's update and a copy",
                            hint="weights are partly updated: go on from the last checkpoint") from error  # fmt: skip
-        raise OutOfMemory(f"{name}.step() does not fit, not even for one parameter", received=first,
-                          expected="room for one parameter's update and a copy", hint=_SMALLER) from error  # fmt: skip
+        alone = ", not even for one parameter" if self._separable else ""
+        expected = "room for one parameter's update and a copy" if alone else "room for the update and a copy"
+        raise OutOfMemory(f"{name}.step() does not fit{alone}", received=first, expected=expected,
+                          hint=_SMALLER) from error  # fmt: skip
 
     def _has_room_for_copies(self) -> bool:
         """Ask now for what the largest parameter's copies will need, rather than find out half-way."""
@@ -208,44 +238,6 @@ class _AtomicStep:
             del error
         self._short += 1
         return False
-
-
-class _Undo:
-    """Copies of some parameters and their state, and the way back."""
-
-    def __init__(
-        self, optimizer: Optimizer, parameters: list[torch.Tensor], groups: list[dict[str, Any]]
-    ) -> None:
-        self._state = optimizer.state
-        self._options = [(group, {key: group[key] for key in group if key != "params"}) for group in groups]
-        # A fused step with a gradient scale divides the gradients too.
-        grads = getattr(optimizer, "grad_scale", None) is not None
-        self._tensors = [
-            (tensor, tensor.detach().clone())
-            for parameter in parameters
-            for tensor in ((parameter, parameter.grad) if grads else (parameter,))
-            if tensor is not None
-        ]
-        self._values: list[tuple[torch.Tensor, dict[str, Any] | None]] = []
-        for parameter in parameters:
-            known = self._state.get(parameter)
-            self._values.append((parameter, None if known is None else dict(known)))
-            for value in (known or {}).values():
-                if isinstance(value, torch.Tensor):
-                    self._tensors.append((value, value.detach().clone()))
-
-    def __call__(self) -> None:
-        with torch.no_grad():
-            for tensor, copy in self._tensors:
-                tensor.copy_(copy)
-        for parameter, values in self._values:
-            if values is None:
-                self._state.pop(parameter, None)
-            else:
-                self._state[parameter].clear()
-                self._state[parameter].update(values)
-        for group, options in self._options:
-            group.update(options)
 
 
 def _is_separable(optimizer: Optimizer) -> bool:

@@ -66,7 +66,7 @@ class Transaction(Progress):
         self._sizes = Sizes(say, event, micro_batch, self._parameters, self._optimizers, self._cutting)
         self._ramp: MeasuredRamp | None = None
         self._part = 0
-        self._voted = False
+        self._voted = self._is_doubt_told = False
         self.inside = False
         """A loss is being computed."""
         self.steps = 0
@@ -147,8 +147,10 @@ class Transaction(Progress):
                 refusal = self._cutting.refusal(whole, loss_fn, reduction, first=self.steps == 0)
                 if refusal is not None:
                     self._tell_peers(GIVE_UP)
+                    refusal.hint = _hint(whole, refusal.hint)
                     no_room = self._cutting.no_room
                     raise refusal if no_room is None else self._too_big(no_room, "two samples do")
+                self._tell_doubt(whole)
             outcome = self._try(whole, parts, ramp, loss_fn, reduction, scaler)
             if isinstance(outcome, torch.Tensor):
                 self._sizes.learn(self.steps, whole, parts, ramp)
@@ -316,13 +318,20 @@ class Transaction(Progress):
         self._tell_peers(GIVE_UP)
         if reason is None:
             raise self._too_big(error)
-        hint = self._cutting.finding.hint if self._cutting.finding is not None else None
+        hint = _hint(whole, self._cutting.finding.hint if self._cutting.finding is not None else None)
         raise CannotSplit("out of memory, and this batch cannot be cut", received=reason,
                           expected="a batch that fits, or a gradient that is a sum over samples",
                           hint=hint) from error  # fmt: skip
 
     def _too_big(self, error: BaseException, what: str = "one sample does") -> OutOfMemory:
         return too_big(self._modules, self._parameters, self._optimizers, error, what, self._switches.names)
+
+    def _tell_doubt(self, whole: Batch) -> None:
+        """Once: the comparison has shown that such a cut is exact, but it may not be the one that was meant."""
+        if not self._is_doubt_told:
+            self._is_doubt_told = True
+            if whole.doubt is not None:
+                self._say(whole.doubt)
 
     def _tell(self, words: str, size: int, smaller: int) -> None:
         self._say(words)
@@ -341,6 +350,13 @@ class Transaction(Progress):
         self._say(f"out of memory in the {what}; undone and done again")
         self._event("retry", what=what, step=self.steps)
 
+    def way_back(self) -> Callable[[], object]:
+        """From what a closure inside an optimizer's step changes besides gradients."""
+        snapshot = Snapshot()
+        snapshot.watch(self._modules)
+        snapshot.take()
+        return snapshot.restore
+
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the same sizes."""
         return {
@@ -353,6 +369,10 @@ class Transaction(Progress):
         """The inverse."""
         self._sizes.load_state_dict(state)
         self.steps, self._cutting.steps = state["steps"], state["split_steps"]
+
+
+def _hint(whole: Batch, hint: str | None) -> str | None:
+    return "; or: ".join(words for words in (hint, whole.doubt) if words) or None
 
 
 class _PeerShrinks(Exception):  # noqa: N818 - never leaves this module

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -41,6 +42,8 @@ class MicroBatches:
         self._new += objects
         if self._transaction is not None:
             self._hand_over()
+        elif any(map(_calls_backward_itself, objects)):
+            self._begin()  # the first `backward` will come from inside its first step
 
     def backward(self, *arguments: Any, **options: Any) -> Any:
         """Forward and backward as a transaction."""
@@ -123,3 +126,8 @@ class MicroBatches:
                 file.writelines(json.dumps(entry) + "\n" for entry in new)
         except OSError:
             pass  # a full disk: the checkpoint knows the size at its own step
+
+
+def _calls_backward_itself(value: object) -> bool:
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.optim.LBFGS)

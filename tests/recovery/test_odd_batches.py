@@ -1,0 +1,74 @@
+"""A loss without weight, and a list whose entries may be samples: said in words, never computed as something else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import buoy
+from buoy.microbatch.errors import BadLoss, CannotSplit
+
+
+def a_run(micro_batch: int | None) -> tuple[nn.Module, buoy.Run]:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 2)
+    run = buoy.Run(micro_batch=micro_batch)
+    run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    return model, run
+
+
+@pytest.mark.parametrize("micro_batch", [None, 3])
+@pytest.mark.parametrize("weight", [0, -1, torch.tensor(0), torch.tensor(-2.0)])
+def test_a_weight_that_is_no_number_of_anything_is_refused_cut_and_uncut(
+    micro_batch: int | None, weight: Any
+) -> None:
+    model, run = a_run(micro_batch)
+
+    with pytest.raises(BadLoss, match="weight") as caught:
+        run.backward(torch.ones(8, 6), lambda part: (model(part).square().sum(), weight))
+
+    assert f"a weight of {float(weight):g}" in (caught.value.received or "")
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_part_without_weight_counts_for_nothing() -> None:
+    x, counted = torch.randn(8, 6), torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])
+    found = []
+    for micro_batch in (None, 3):
+        model, run = a_run(micro_batch)
+        run.backward(
+            (x, counted),
+            lambda part, model=model: ((model(part[0]).square().sum(1) * part[1]).sum(), part[1].sum()),
+        )
+        found.append([parameter.grad.clone() for parameter in model.parameters()])  # type: ignore[union-attr]
+
+    assert all(map(torch.allclose, *found))
+
+
+def test_a_list_of_samples_is_refused_with_the_way_to_cut_it() -> None:
+    model, run = a_run(3)
+    samples = list(torch.randn(8, 6))
+
+    with pytest.raises(CannotSplit) as caught:
+        run.backward(samples, lambda part: model(torch.stack(part)).square().mean())
+
+    assert "split=(len(batch), lambda start, stop: batch[start:stop])" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(("many", "told"), [(2, 0), (8, 1)])
+def test_a_list_that_is_cut_inside_its_entries_is_told(
+    many: int, told: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two are mostly inputs and labels."""
+    model, run = a_run(3)
+    for _ in range(2):
+        run.backward(
+            [torch.randn(5, 6) for _ in range(many)],
+            lambda part: torch.stack([model(one).square().mean() for one in part]).mean(),
+        )
+
+    said = capfd.readouterr().err
+    assert said.count(f"a list of {many} arrays of shape [5, 6] is cut along their first dimension") == told
