@@ -187,9 +187,14 @@ def test_hints_in_a_kernel_speak_of_what_a_notebook_can_do(start: Start, tmp_pat
     said = "".join(item["text"] for item in kernel.run("%load_ext buoy"))
     asked = html(kernel.run("%buoy why"))
     raised = kernel.run("import buoy; buoy.why()")[0]["evalue"]
+    unrecorded = html(kernel.run("%buoy top"))
+    begun = "".join(item["text"] for item in kernel.run("import os; os.unlink('runs'); _ = buoy.watch()"))
 
     assert "nothing is recorded" in said and "`buoy.watch(DIR)`" in said
     assert "`buoy.Run(&quot;runs/cats&quot;)`" in asked
     assert "`%load_ext buoy` records this notebook" in raised
+    assert "nothing is recorded of this kernel</pre>" in unrecorded
+    assert begun == f"buoy: a new recording begins in {tmp_path / 'runs' / 'notebook'}\n"
+    wait_until(lambda: "RAM" in html(kernel.run("%buoy top")), "a sample of it")
     for text in (said, asked, raised):
         assert "--run" not in text and "buoy run" not in text

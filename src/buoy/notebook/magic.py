@@ -95,10 +95,15 @@ class Magic:
         from buoy.view.now import lines, state
 
         recorder = self._extension.recorder
-        mine = recorder is not None and recorder.attempt is not None
-        unrecorded = ["nothing is recorded of this kernel; the last recording:"] if recorder else []
-        told = where(recorder) if recorder and mine else [*unrecorded, *lines(state(self._attempt()))]
-        show_text(told if isinstance(told, str) else "\n".join(told))
+        if recorder is None:
+            return show_text("\n".join(lines(state(self._attempt()))))
+        if recorder.attempt is not None:
+            return show_text(where(recorder))
+        try:
+            before = ["; the last recording:", *lines(state(self._attempt()))]
+        except BuoyError:
+            before = [""]
+        return show_text("nothing is recorded of this kernel" + "\n".join(before))
 
     def _plan(self, words: list[str]) -> Any:
         from buoy.notebook.planning import plan
