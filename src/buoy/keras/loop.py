@@ -118,6 +118,7 @@ class Loop:
                 while position.epoch < count:
                     self._begin_epoch()
                     yield position.epoch
+                    self._checkpoint = None  # also where the script reads its data in another way
                     self._best_metric.epoch_ends()
                     position.end_epoch()
                     self._batches_left = False
