@@ -270,6 +270,18 @@ def test_the_page_of_a_kernel_names_the_run_of_each_checkpoint(kernel: Kernel) -
     assert "<th>run</th>" not in report.page(read(str(kernel.runs / "b")))
 
 
+def test_an_exception_leaves_both_that_are_trained_in_turns(tmp_path: Path) -> None:
+    """The recorder counts the steps of the one that was announced last: of the other no step is claimed."""
+    kernel = Kernel(tmp_path)
+    kernel.trains(60.0, "a")
+    kernel.trains(59.0, "b", together=True)
+    kernel.fails(2.0, "a", "b", step=20)
+    told = {name: kernel.why(name) for name in "ab"}
+
+    assert {name: verdict.where.step for name, verdict in told.items()} == {"a": None, "b": 20}
+    assert all("was left by ValueError" in verdict.cause.claim.text for verdict in told.values())
+
+
 def test_of_two_trained_in_turns_none_was_left_for_the_other(tmp_path: Path) -> None:
     """Each epoch of the one is announced after the other's; the first ends, and with it the loop around both."""
     kernel = Kernel(tmp_path)
@@ -283,8 +295,9 @@ def test_of_two_trained_in_turns_none_was_left_for_the_other(tmp_path: Path) -> 
     kernel.rests()
     verdict = kernel.why("b")
 
-    assert (verdict.cause.id, verdict.where.step) == ("left", 32)
+    assert (verdict.cause.id, verdict.where.step, verdict.cause.claim.grade) == ("left", 32, "likely")
+    assert "a, trained in turns with it, trained last" in verdict.cause.claim.text
     assert "began" not in str(verdict.to_json())
     assert kernel.why("a").cause.id == "finished"
     kernel.trains(30.0, "c")
-    assert "when another one began" in kernel.why("b").cause.claim.text
+    assert kernel.why("b").cause.claim.text == verdict.cause.claim.text  # c began after it had been left

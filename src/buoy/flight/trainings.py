@@ -42,6 +42,11 @@ class Training(NamedTuple):
         return why if isinstance(why, str) and why and not self.finished else None
 
     @property
+    def partner(self) -> str | None:
+        """The run that was trained in turns with it, and trained last, if that is what is known of its end."""
+        return str((self.ended or {}).get("run")) if (self.ended or {}).get("in_turns") is True else None
+
+    @property
     def had_no_room(self) -> bool:
         """Whether that was for want of room on the disk."""
         return self.unsaved is not None and (self.ended or {}).get("no_room") is True
@@ -82,8 +87,8 @@ def training_of(events: Iterable[dict[str, Any]], recording: str, run: str) -> T
                 found = found._replace(step=left or found.step)
             if is_under_way and event.get("together") is True:
                 in_turns.add(of)
-            elif is_under_way and of not in in_turns:
-                found = found._replace(ended=event)
+            elif is_under_way:
+                found = found._replace(ended={**event, "in_turns": of in in_turns})
             if found.counted is not None:
                 unseen = found.stepped_unseen or (left or 0) > found.counted
                 found = found._replace(counted=None, stepped_unseen=unseen)
@@ -99,8 +104,9 @@ def training_of(events: Iterable[dict[str, Any]], recording: str, run: str) -> T
                 finished = event.get("finished") is True
                 found = found._replace(step=_count(event.get("step")), finished=finished, ended=event)
         elif kind == "cell-error" and found.began and _left(event, name, last, found):
-            at = _count(event.get("step")) if last == name else None
-            found = found._replace(ended=event, step=at or found.step)
+            # Of two that were trained in turns, the count is that of the one announced last.
+            at = _count(event.get("step")) or found.step if last == name else None
+            found = found._replace(ended=event, step=at)
         elif kind == "save" and event.get("what") == "buoy" and last == name and not found.ended:
             found = found._replace(step=_count(event.get("step")))
     return found._replace(

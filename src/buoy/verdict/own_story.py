@@ -131,6 +131,9 @@ def fate(story: str, own: Training) -> str:
         return f"was left by {error_name(own.error)}{at}, unfinished"
     if own.ended is None or own.ended.get("kind") == "trained":
         return f"was left{at}, unfinished: no cell ran when its process ended"
+    if own.partner is not None:
+        name = printable(os.path.basename(own.partner), 40)
+        return f"was left{at}, unfinished; {name}, trained in turns with it, trained last"
     other = "a loop without a run" if own.is_followed_by_a_loop else "another one"
     return f"was left{at}, unfinished, when {other} began"
 
@@ -154,7 +157,7 @@ def grade_of(story: str, own: Training) -> Grade:
 
     An exception ended its cell for certain, but a loop of the person's own may have come to its end before that.
     """
-    if story == NOT_BEGUN or own.ended is None or own.error is not None:
+    if story == NOT_BEGUN or own.ended is None or own.error is not None or own.partner is not None:
         return "likely"
     return "likely" if story == LEFT and own.ended.get("kind") == "trained" else "certain"
 
@@ -168,7 +171,7 @@ def _reading(story: str, own: Training) -> Reading | None:
         return Reading("the recording knows of no step of it", "events.jsonl")
     if own.ended is None:
         return Reading("the kernel was between two cells", "beacon")
-    what = f"{own.ended.get('run')} began to train"
+    what = f"{own.ended.get('run')} {'was the last of both' if own.partner is not None else 'began'} to train"
     if own.error is not None:
         what = f"{error_name(own.error)}: {own.error.get('message')}".rstrip(": ")
     elif own.unsaved is not None:
