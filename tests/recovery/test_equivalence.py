@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from buoy.microbatch.errors import CannotSplit
+from buoy.microbatch.errors import BadLoss, CannotSplit
 from buoy.torch.transaction import Transaction
 from tests.recovery.zoo import ZOO, N, Pair
 
@@ -66,3 +66,71 @@ def test_parts_give_the_gradient_of_the_whole_or_are_refused(name: str, precisio
             float((gradient(pair, reordered(pair.batch), None) - whole).norm() / whole.norm()), 2**-23
         )
         assert worst <= 4 * rounding
+
+
+def _transaction(model: torch.nn.Module) -> Transaction:
+    transaction = Transaction(say=lambda text: None, event=lambda *a, **k: None, micro_batch=8)
+    transaction.track([model], [])
+    return transaction
+
+
+@pytest.mark.parametrize("distance", [1e-2, 1e-4, 1e-6, 0.0])
+def test_a_model_at_its_goal_is_not_refused_for_rounding(distance: float) -> None:
+    """What is left of the loss there is a difference of nearly equal numbers, in whole and parts another."""
+    for seed in range(10):
+        torch.manual_seed(seed)
+        x = torch.randn(16, 8)
+        model = torch.nn.Linear(8, 1)
+        with torch.no_grad():
+            model.weight.copy_(torch.ones(1, 8) + distance * torch.randn(1, 8))
+            model.bias.copy_(distance * torch.randn(1))
+
+        _transaction(model).backward(
+            (x, x.sum(1, keepdim=True)), lambda part, model=model: (model(part[0]) - part[1]).square().mean()
+        )
+
+
+def test_a_classifier_that_is_sure_is_not_refused_for_rounding() -> None:
+    for seed in range(5):
+        torch.manual_seed(seed)
+        labels = torch.randint(0, 4, (16,))
+        x = torch.nn.functional.one_hot(labels, 4).float() + 0.01 * torch.randn(16, 4)
+        model = torch.nn.Linear(4, 4)
+        with torch.no_grad():
+            model.weight.copy_(15 * torch.eye(4))
+
+        _transaction(model).backward(
+            (x, labels), lambda part, model=model: torch.nn.functional.cross_entropy(model(part[0]), part[1])
+        )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda out: out.sum() * float("nan"),
+        lambda out: out,
+        lambda out: out.sum().detach(),
+        lambda out: None,
+    ],
+    ids=["NaN", "vector", "detached", "None"],
+)
+def test_a_bad_loss_is_called_so_and_not_a_batch_that_cannot_be_cut(wrong: Any) -> None:
+    model = torch.nn.Linear(8, 1)
+
+    with pytest.raises(BadLoss):
+        _transaction(model).backward(torch.randn(16, 8), lambda part: wrong(model(part)))
+
+
+def test_a_refusal_after_cut_steps_says_that_those_may_be_wrong() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 3)
+    transaction = _transaction(model)
+
+    def loss(part: Any) -> Any:
+        return torch.nn.functional.cross_entropy(model(part[0]), part[1])
+
+    x = torch.randn(16, 8)
+    transaction.backward((x, torch.zeros(16, dtype=torch.long)), loss)
+    with pytest.raises(CannotSplit) as refusal:
+        transaction.backward((x, torch.tensor([0] * 15 + [-100])), loss)
+    assert "cut before" in str(refusal.value.hint)

@@ -190,6 +190,74 @@ def _variance_penalty() -> Pair:
     return Pair(model, _xy(), loss, exact=False)
 
 
+def _time_first(kind: str) -> Pair:
+    """PyTorch's default layout: the first dimension is time, and what comes later hangs on what came before."""
+    embed, core, head = nn.Embedding(9, 6), getattr(nn, kind)(6, 8), nn.Linear(8, 9)
+    ids = torch.randint(0, 9, (N, 5))
+    return Pair(
+        nn.ModuleList([embed, core, head]),
+        (ids, ids.roll(-1, 0)),
+        lambda part: F.cross_entropy(head(core(embed(part[0]))[0]).flatten(0, 1), part[1].flatten()),
+        exact=False,
+    )
+
+
+def _against_the_first() -> Pair:
+    model = _mlp()
+
+    def loss(part: Any) -> torch.Tensor:
+        made = model(part[0])
+        return (made - made[:1]).square().mean()
+
+    return Pair(model, _xy(), loss, exact=False)
+
+
+def _with_labels(labels: list[int], loss: Callable[..., torch.Tensor]) -> Pair:
+    model = _mlp()
+    batch = (torch.randn(N, 6), torch.tensor(labels))
+    return Pair(model, batch, lambda part: loss(model(part[0]), part[1]), exact=False)
+
+
+def _rare(out: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(out, labels, weight=torch.tensor([1.0, 1.0, 20.0, 1.0]).to(out))
+
+
+def _pairs_by_label(out: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """As samplers make them that put two of each class into a batch."""
+    apart = (out[:, None] - out[None]).square().sum(-1)
+    return (apart * (labels[:, None] == labels[None])).mean()
+
+
+class Codebook(nn.Module):
+    """Follows what it sees by a moving average in a buffer, which the next forward pass then uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 4), nn.Linear(4, 4)
+        self.register_buffer("codes", torch.randn(3, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.first(x)
+        near = torch.cdist(made, self.codes).argmin(1)
+        quantized = self.codes[near]
+        with torch.no_grad():
+            for code in near.unique().tolist():
+                self.codes[code] = 0.9 * self.codes[code] + 0.1 * made[near == code].mean(0)
+        return self.last(made + (quantized - made).detach())  # type: ignore[no-any-return]
+
+
+class Counting(nn.Module):
+    """Another model with each call, by a number that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.calls = _mlp(), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.inner(x) * self.calls  # type: ignore[no-any-return]
+
+
 ZOO: dict[str, Callable[[], Pair]] = {
     "cross entropy": lambda: _supervised(_mlp()),
     "squared error": lambda: _supervised(_mlp(), lambda x, y: F.mse_loss(x, F.one_hot(y, 4).to(x))),
@@ -229,4 +297,15 @@ ZOO: dict[str, Callable[[], Pair]] = {
     "attention": lambda: _sequences(Transformer(0.0)),
     "attention with dropout": lambda: _sequences(Transformer(0.2)),
     "convolution": lambda: _images(_conv()),
+    "time first": lambda: _time_first("GRU"),
+    "time first, plain": lambda: _time_first("RNN"),
+    "compared with the first sample": _against_the_first,
+    "a rare class of large weight": lambda: _with_labels([0, 1, 0, 1, 0, 1, 0, 1, 0, 2, 0, 1], _rare),
+    "a rare ignored label": lambda: _with_labels([0, 1, 3, 1, 0, 1, -100, 1, 0, 2, 0, 1], F.cross_entropy),
+    "pairs of a label": lambda: _with_labels([number // 2 for number in range(N)], _pairs_by_label),
+    "a moving codebook": lambda: _supervised(Codebook(), exact=False),
+    "a spectral norm": lambda: _supervised(
+        nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4))), exact=False
+    ),
+    "a counter in the model": lambda: _supervised(Counting(), exact=False),
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from buoy.microbatch.errors import CannotSplit
+from buoy.microbatch.errors import CannotSplit, StepError
 from buoy.microbatch.split import Batch
 from buoy.torch.backward import LossFunction
 from buoy.torch.probe import Finding, Probe
@@ -64,7 +64,7 @@ class Cutting:
 
     def refusal(
         self, whole: Batch, loss_fn: LossFunction, reduction: str, *, first: bool
-    ) -> CannotSplit | None:
+    ) -> StepError | None:
         """To be asked before each step that is cut."""
         if whole.reason is not None:
             return CannotSplit(
@@ -75,13 +75,22 @@ class Cutting:
         if self.finding is None or (seldom and not first):
             self._ask(whole, loss_fn, reduction)
         if self.finding is None:
+            failed = self._probe.failed
+            if isinstance(failed, StepError):
+                return failed  # of this loss or batch, cut or not
+            why = f": {type(failed).__name__}: {failed}" if failed is not None else ""
             return CannotSplit("nothing shows that this batch can be cut with the same gradient",
-                               received="a few of its samples cannot be computed alone",
+                               received=f"a few of its samples cannot be computed alone{why}",
                                expected="a comparison of whole and parts",
-                               hint="a smaller batch")  # fmt: skip
+                               hint="a smaller batch; `split=` where samples are not the first dimension")  # fmt: skip
         if self.finding.reason is not None:
+            before = (
+                f"; the {self.steps - 1} steps that were cut before had perhaps another gradient: begin anew"
+                if self.steps > 1 else ""
+            )  # fmt: skip
             return CannotSplit("cutting this batch would change the gradient", received=self.finding.reason,
-                               expected="a gradient that is a sum over samples", hint=self.finding.hint)  # fmt: skip
+                               expected="a gradient that is a sum over samples",
+                               hint=f"{self.finding.hint}{before}")  # fmt: skip
         return None
 
     def _ask(self, whole: Batch, loss_fn: LossFunction, reduction: str) -> Finding | None:

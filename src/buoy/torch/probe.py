@@ -13,13 +13,15 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from buoy.microbatch.errors import BadLoss
 from buoy.microbatch.oom import is_oom
 from buoy.microbatch.split import Batch
 from buoy.torch.allocations import AllocationWatch
 from buoy.torch.backward import LossFunction, Progress, accumulate
 from buoy.torch.release import release
+from buoy.torch.rounding import LARGE_ROUNDING, NUDGES, Nudged, alike, disturbed
 
-_SAMPLES = 4
+_SAMPLES = 6
 _KEPT = 1 << 14  # elements compared per parameter
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 
@@ -46,6 +48,12 @@ class Probe:
         self._inexact = inexact
         self.no_room: BaseException | None = None
         """Why the last answer is none, when not even two samples fit."""
+        self.failed: BaseException | None = None
+        """What a few samples together raised, when that is why the last answer is none."""
+        self._written: list[str] = []
+        """Buffers that the last computation changed."""
+        self._repeats = True
+        """Whether the same samples gave the same gradient again."""
 
     def ask(
         self,
@@ -55,7 +63,7 @@ class Probe:
         attempt: Callable[[Callable[[], Any]], Any],
     ) -> Finding | None:
         """None when nothing can be told. `attempt` runs a function and puts everything back after it."""
-        self.no_room = None
+        self.no_room, self.failed, self._repeats = None, None, True
         if whole.samples < 2 or whole.reason is not None:
             return None
         for most in (_SAMPLES, 2):
@@ -63,7 +71,8 @@ class Probe:
                 return self._ask(Batch(_few(whole, most)), loss_fn, reduction, attempt)
             except Exception as caught:  # noqa: BLE001 - the step itself will meet it again, where it can be told
                 if not is_oom(caught):
-                    return None  # a few samples may not do for this loss; if the batch does not either, it will say so
+                    self.failed = caught  # a few samples may not do for this loss
+                    return None
                 error = caught
             release(error)
         self.no_room = error
@@ -73,13 +82,18 @@ class Probe:
         watch, still = AllocationWatch(), _Still()
         forward = _LiveAfterForward(watch)
 
-        def gradient(parts: list[int], source: Batch = few, counted: bool = False) -> list[torch.Tensor]:
+        def gradient(
+            parts: list[int], source: Batch = few, counted: bool = False, nudged: int = 0
+        ) -> list[torch.Tensor]:
             left = list(parts)
 
             def work() -> list[torch.Tensor]:
+                before = self._buffers()
                 with ExitStack() as stack:
                     if counted:
                         stack.enter_context(watch)
+                    if nudged:
+                        stack.enter_context(Nudged(self._parameters, nudged))
                     stack.enter_context(still)
                     stack.enter_context(_eager())
                     accumulate(
@@ -87,7 +101,10 @@ class Probe:
                         reduction=reduction, scaler=None, parameters=self._parameters,
                         progress=forward if counted else Progress(),
                     )  # fmt: skip
-                return [_some(parameter) for parameter in self._parameters]
+                after = self._buffers()
+                self._written = [name for name in after if not after[name].equal(before[name])]
+                gradients = [_some(parameter.grad) for parameter in self._parameters]
+                return [*gradients, *(after[name] for name in after if after[name].is_floating_point())]
 
             return attempt(work)  # type: ignore[no-any-return]
 
@@ -104,28 +121,62 @@ class Probe:
                 module.training = False
             n = few.samples
             together = gradient([n], counted=True)
+            if not all(bool(part.isfinite().all()) for part in together):
+                raise BadLoss("the gradient of a few samples is not finite", received="an infinity or NaN",
+                              expected="numbers that can be compared")  # fmt: skip
             weights = sum(p.numel() * p.element_size() for p in self._parameters)
             # What a backward pass needs beside activations is mostly less than these again; checkpointing shows there.
             size = max(1, 3 * (forward.live - weights), 2 * (watch.peak - 2 * weights)) / n
             try:
-                apart = gradient([n - 1, 1])
-            except Exception as error:  # the whole did not raise it
-                if is_oom(error):
-                    raise
-                return Finding(_batchnorm(names) or f"a part of the batch fails: {error}", _hint(names), size)
-            if _alike(together, apart, together, still.tolerance):
+                same = self._compared(together, gradient, few, still)
+                if (
+                    same is None
+                ):  # near its goal a gradient is mostly rounding: ask about numbers it has not learned
+                    other = disturbed(few)
+                    same = self._compared(gradient([n], other), gradient, other, still)
+            except _PartError as fails:
+                return Finding(
+                    _batchnorm(names) or f"a part of the batch fails: {fails.error}", _hint(names), size
+                )
+            if same is None:
+                raise ArithmeticError(
+                    "their gradient is so much rounding that whole and parts cannot be compared"
+                )
+            if same:
                 return Finding(None, None, size)
-            # Perhaps it is only rounding: the same samples in another order show how much there is.
-            swapped = gradient([n], Batch(few.pick(list(range(n))[::-1])))
-            if _alike(together, apart, swapped, still.tolerance):
-                return Finding(None, None, size)
-            del apart, swapped
             if names and not allowed:
                 return Finding(_batchnorm(names), _hint(names), size)
             return Finding(*self._explain(few, gradient, reduction, still.tolerance), size)
         finally:
             for module in training:
                 module.training = True
+
+    def _compared(
+        self, together: list[torch.Tensor], gradient: Any, few: Batch, still: _Still
+    ) -> bool | None:
+        """Whether parts have the gradient of the whole; None where rounding is too large to tell."""
+        n = few.samples
+        parts = [
+            max(1, n // 2),
+            *[1] * (n - max(1, n // 2)),
+        ]  # unequal, and most pairs of samples in two of them
+        try:
+            apart = gradient(parts, few)
+        except Exception as error:  # the whole did not raise it
+            if is_oom(error):
+                raise
+            raise _PartError(error) from None
+        if alike(together, apart, [], still.tolerance):
+            return True
+        if not alike(together, gradient([n], few), [], still.tolerance):
+            self._repeats = False
+            return False
+        # Another order of the samples shows rounding too, but not only that: a model that depends on the order, such as
+        # a recurrent one that takes time first, must not pass.
+        rounded = [gradient([n], few, nudged=number) for number in range(1, NUDGES + 1)]
+        if not alike(together, apart, rounded, still.tolerance):
+            return False
+        return True if all(alike(together, each, [], LARGE_ROUNDING) for each in rounded) else None
 
     def _explain(self, few: Batch, gradient: Any, reduction: str, tolerance: float) -> tuple[str, str]:
         """Where the other reduction fits, say so; otherwise samples depend on each other."""
@@ -137,14 +188,43 @@ class Probe:
             a * (share if share == 1.0 else 1 - share) + b * share if a.shape == b.shape else a
             for a, b in zip(most, last, strict=True)
         ]
-        if _alike(together, other, together, tolerance):
+        if alike(together, other, [], tolerance):
             right = "sum" if reduction == "mean" else "mean"
             return f"the loss is a {right} over samples, not a {reduction}", f'reduction="{right}"'
+        if not self._repeats:
+            return (
+                "the same samples give another gradient each time: something beside batch and weights is at work",
+                "a counter in the model, a list that grows, a file that is read on: keep it out of the loss function",
+            )
+        if self._written:
+            return (
+                f"{self._written[0]} changes with each forward pass: parts see and leave another than the whole",
+                "a smaller batch; or do not change it while training",
+            )
         return (
             "the gradient of the batch is not that of its parts together: samples depend on each other",
-            "a mean over tokens, or over what is not ignored: return (sum of the losses, how many); a loss that "
-            "compares the samples of a batch (contrastive) cannot be cut: use a smaller batch",
+            "a mean over tokens, or over what is not ignored: return (sum of the losses, how many); where the first "
+            "dimension is not the samples (time first): `split=`; a loss that compares the samples of a batch "
+            "(contrastive) cannot be cut: use a smaller batch",
         )
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """The models' buffers, thinned out; but for BatchNorm's, of which other words are said."""
+        return {
+            f"{path}.{name}".lstrip("."): _some(buffer)
+            for model in self._modules
+            for path, part in model.named_modules()
+            if not isinstance(part, _BatchNorm)
+            for name, buffer in part.named_buffers(recurse=False)
+        }
+
+
+class _PartError(Exception):
+    """What a part of the samples raised, and all of them together did not."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class _LiveAfterForward(Progress):
@@ -159,49 +239,42 @@ class _LiveAfterForward(Progress):
 
 
 def _few(whole: Batch, most: int) -> Any:
-    """Some samples, among them the most and the least padded: a mean over tokens shows there."""
+    """Some samples, among them those that differ: the most and the least padded, rare and equal labels.
+
+    A mean over tokens, over what is not ignored or by class weights shows there, and a loss that seeks pairs.
+    """
     n = whole.samples
     if whole.gives_ranges_only:  # a person's own cut gives ranges only
         return whole.take(0, min(n, most))
     chosen: list[int] = []
-    for array in whole.arrays:
-        if (
-            isinstance(array, torch.Tensor)
-            and array.dim() >= 2
-            and not array.is_floating_point()
-            and n > most
-        ):
+    for array in whole.arrays if n > most else []:
+        if isinstance(array, torch.Tensor) and array.dim() and not array.is_floating_point():
             flat = array.detach().reshape(n, -1)
-            padded = (flat == flat.min()).sum(dim=1)
-            chosen += [int(padded.argmin()), int(padded.argmax())]
-    spread = [number * n // most for number in range(min(n, most))]
-    indices = list(dict.fromkeys([*chosen[: most - 1], *spread, *range(min(n, most))]))[:most]
+            if array.dim() >= 2:
+                padded = (flat == flat.min()).sum(dim=1)
+                chosen += [int(padded.argmin()), int(padded.argmax())]
+            else:
+                chosen += _telling(flat.reshape(n))
+    spread = [number * n // most for number in range(most)]
+    indices = list(dict.fromkeys([*chosen[: most - 1], *spread, *range(n)]))[:most]
     return whole.pick(indices)
 
 
-def _some(parameter: torch.Tensor) -> torch.Tensor:
-    """The gradient, thinned out where it is large; empty without one."""
-    if parameter.grad is None:
-        return torch.empty(0, dtype=parameter.dtype)
-    gradient = parameter.grad.detach()
-    flat = (gradient.to_dense() if gradient.layout != torch.strided else gradient).reshape(-1)
+def _telling(labels: torch.Tensor) -> list[int]:
+    """A sample of the rarest label, of the least (ignored ones are negative), and two that share theirs."""
+    kind, count = labels.unique(return_inverse=True, return_counts=True)[1:]  # type: ignore[no-untyped-call]
+    alike = (kind == count.argmax()).nonzero().reshape(-1)[:2].tolist()
+    return list(dict.fromkeys([int((kind == count.argmin()).int().argmax()), int(labels.argmin()), *alike]))
+
+
+def _some(values: torch.Tensor | None) -> torch.Tensor:
+    """A copy of a gradient or buffer, thinned out where it is large; empty without one."""
+    if values is None:
+        return torch.empty(0)
+    values = values.detach()
+    flat = (values.to_dense() if values.layout != torch.strided else values).reshape(-1)
     stride = max(1, flat.numel() // _KEPT)
     return flat[::stride].clone()
-
-
-def _alike(
-    whole: list[torch.Tensor], parts: list[torch.Tensor], swapped: list[torch.Tensor], tolerance: float
-) -> bool:
-    """Equal but for rounding, which the same samples in another order show too."""
-    norm = sum(float(g.double().square().sum()) for g in whole) ** 0.5
-    for one, other, again in zip(whole, parts, swapped, strict=True):
-        if one.shape != other.shape:
-            return False
-        difference = float((one.double() - other.double()).norm())
-        rounding = float((one.double() - again.double()).norm()) if one.shape == again.shape else 0.0
-        if not difference <= tolerance * (float(one.double().norm()) + 1e-3 * norm) + 4 * rounding:
-            return False
-    return True
 
 
 class _Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -238,6 +311,7 @@ class _Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _same_random(loss_fn: LossFunction) -> LossFunction:
     def same(part: Any) -> Any:
         random.seed(0)
+        torch.manual_seed(0)
         numpy: Any = sys.modules.get("numpy")
         if numpy is not None:
             numpy.random.seed(0)
