@@ -78,7 +78,10 @@ class Extension:
 
 def _tell(verdict: Verdict, folder: str) -> None:
     """A card; one line for what a restart does to a kernel between two cells."""
-    line = in_a_line(verdict, load_evidence(find_attempt(folder, verdict.attempt).folder))
+    try:
+        line = in_a_line(verdict, load_evidence(find_attempt(folder, verdict.attempt).folder))
+    except Exception:  # noqa: BLE001 - as below: then the card says it
+        line = None
     if line is not None:
         show_text(f"buoy: {line}")
     else:
