@@ -18,7 +18,7 @@ import buoy
 from buoy.checkpoint.store import Store
 from buoy.keras.tape import gradients
 from buoy.keras.transaction import install
-from buoy.microbatch.errors import CannotSplit
+from buoy.microbatch.errors import BadLoss, CannotSplit
 from tests.keras_step.gradients import silent
 from tests.keras_step.zoo import numbers
 
@@ -107,6 +107,24 @@ def a_mean_weighted_by_class_is_refused_for_a_rare_class_too() -> None:
         message = refusal(lambda step=step, labels=labels: step((numbers(16, 32), labels)), CannotSplit)
 
         assert "another gradient" in message and "(sum, weight)" in message
+
+
+@check
+def a_loss_without_weight_is_refused_cut_and_uncut() -> None:
+    model = plain()
+
+    def loss(batch: Any) -> Any:
+        each = tf.reduce_sum(tf.square(model(batch[0])), axis=1) * batch[1]
+        return tf.reduce_sum(each), tf.reduce_sum(batch[1])
+
+    some = np.ones(16, "float32")
+    some[:8] = 0  # two parts of four have no weight
+    for micro_batch in (None, 4):
+        step = gradients(model, loss, micro_batch=micro_batch)
+        step((numbers(16, 32), some))
+        nothing = (numbers(16, 32), np.zeros(16, "float32"))
+
+        assert "weight of 0 or less" in refusal(lambda step=step, batch=nothing: step(batch), BadLoss)
 
 
 @check

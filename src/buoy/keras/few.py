@@ -76,8 +76,9 @@ def _rows_by_label(leaf: Any) -> list[int]:
     values, counts = numpy.unique(labels, return_counts=True)
     if not 1 < len(values) < len(labels):
         return []
-    frequent = numpy.flatnonzero(labels == values[counts.argmax()])[:2]
-    rare = numpy.flatnonzero(labels == values[counts.argmin()])[:1]
+    by_count = values[counts.argsort(kind="stable")]  # two different ones also where all are as frequent
+    frequent = numpy.flatnonzero(labels == by_count[-1])[:2]
+    rare = numpy.flatnonzero(labels == by_count[0])[:1]
     least = numpy.flatnonzero(labels == values[0])[:1]  # -1, -100: what is to be ignored
     return [int(row) for row in (*rare, *frequent, *least)]
 

@@ -118,7 +118,7 @@ def _compare(attempt: Try, few: Any, model: Any, unknown: tuple[bool, bool]) -> 
     with elsewhere(model):
         away = _compare_here(attempt, few, model, unknown)
     if away.blur >= 1:
-        raise _untried("a gradient of zero, or of rounding alone, for its samples")
+        raise _untried("a gradient of zero, of rounding alone, or that is not finite, for its samples")
     return away
 
 
@@ -126,7 +126,8 @@ def _compare_here(attempt: Try, few: Any, model: Any, unknown: tuple[bool, bool]
     precision = _precision(model)
     floor = _floor(precision)
     whole = attempt(few, 1, False, False)
-    if not any(numpy.any(gradient) for gradient in whole.gradients):
+    shows = any(numpy.any(gradient) for gradient in whole.gradients)
+    if not shows or not all(isfinite(_size(gradient)) for gradient in whole.gradients):
         return Finding(False, False, False, 0.0, floor, blur=inf)
     readings = [
         (scalar, added, attempt(few, 2, scalar, added))

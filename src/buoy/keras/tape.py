@@ -17,7 +17,7 @@ from buoy.keras import batch_norm, rehearsal
 from buoy.keras.deferred import Deferred
 from buoy.keras.few import few_of
 from buoy.keras.memory import Memory, memory_of
-from buoy.keras.micro_batches import Micro, Shape, Sum, loop, rows_of, shape_of
+from buoy.keras.micro_batches import Micro, Shape, loop, rows_of, shape_of
 from buoy.keras.peak import too_big
 from buoy.keras.probe import Answer, Finding, Try, as_arrays, ask_again, probe
 from buoy.keras.refusals import refuse_backend, refuse_replicas
@@ -27,6 +27,7 @@ from buoy.keras.train_step import refuse_own_writes
 from buoy.microbatch.errors import BadLoss, OutOfMemory
 
 LossFunction = Callable[[Any], Any]
+_NO_WEIGHT = "buoy: the weight of the loss is not above 0"
 
 
 def gradients(
@@ -144,7 +145,14 @@ class _Step:
         return reached
 
     def explained(self, error: Exception) -> Exception:
-        """As it is."""
+        """The error in words, where it is the check inside the graph."""
+        if isinstance(error, tf.errors.InvalidArgumentError) and _NO_WEIGHT in str(error):
+            return BadLoss(
+                "the loss of this batch has no weight",
+                received="(sum, weight) with a weight of 0 or less",
+                expected="a number above 0: of tokens, or of samples that are not ignored",
+                hint="nothing of the step was done; leave out batches in which everything is ignored",
+            )
         return error
 
     def snapshot(self) -> Snapshot:
@@ -181,13 +189,14 @@ class _Step:
         assert shape is not None
 
         def computed(data: Any, count: Any) -> Any:
-            loss, whole = self._accumulate(data, count, shape)
-            return loss, [None if g is None else tf.convert_to_tensor(g) for g in whole.gradients]
+            whole = loop(self._micro, data, count, shape, self._model.trainable_variables)
+            found = self._divided(whole.values, whole.gradients)[1]
+            return [None if g is None else tf.convert_to_tensor(g) for g in found]
 
         compiled = tf.function(computed, reduce_retracing=True, autograph=False)
 
         def attempt(data: Any, count: int, scalar: bool, added: bool) -> Answer:
-            return Answer(as_arrays(compiled(data, tf.constant(count))[1]), [])
+            return Answer(as_arrays(compiled(data, tf.constant(count))), [])
 
         return attempt
 
@@ -203,18 +212,15 @@ class _Step:
     def _compute_whole(self, data: Any, room: Any) -> Any:
         rows = rows_of(data)
         micro = self._micro(data, (), rows, rows)
-        loss, found = self._divided(micro.values, micro.gradients)
+        values = _with_weight(micro.values)
+        loss, found = self._divided(values, micro.gradients)
         return self._commit(loss, found, micro.scope.updates(), room)
 
     def _compute_split(self, data: Any, room: Any, count: Any) -> Any:
         assert self._shape is not None
-        loss, whole = self._accumulate(data, count, self._shape)
-        return self._commit(loss, whole.gradients, whole.updates, room)
-
-    def _accumulate(self, data: Any, count: Any, shape: Shape) -> tuple[Any, Sum]:
-        whole = loop(self._micro, data, count, shape, self._model.trainable_variables)
-        loss, whole.gradients = self._divided(whole.values, whole.gradients)
-        return loss, whole
+        whole = loop(self._micro, data, count, self._shape, self._model.trainable_variables)
+        loss, found = self._divided(_with_weight(whole.values), whole.gradients)
+        return self._commit(loss, found, whole.updates, room)
 
     def _micro(self, part: Any, state: Iterable[Any], rows: Any, all_rows: Any) -> Micro:
         with Deferred(state) as scope:
@@ -261,6 +267,15 @@ def _checked(loss: Any) -> Any:
             hint="keras.ops.mean(...) of the losses of the samples",
         )  # fmt: skip
     return value
+
+
+def _with_weight(values: list[Any]) -> list[Any]:
+    """Checked for the whole batch: a part of it may well have no weight."""
+    if len(values) == 1:
+        return values
+    total, weight = values
+    with tf.control_dependencies([tf.debugging.assert_positive(weight, message=_NO_WEIGHT)]):
+        return [tf.identity(total), tf.identity(weight)]
 
 
 def _over(gradient: Any, weight: Any) -> Any:

@@ -138,10 +138,13 @@ class _AtomicStep:
         return loss if loss is not None else made
 
     def _look(self) -> None:
-        """Once per optimizer, state and gradients being what they were: what a step changes, and needs."""
+        """Once per optimizer, state and gradients being what they were: what a step changes, and needs.
+
+        Somebody else's may keep tensors anywhere, and others at every step.
+        """
         state = self._optimizer.state
         key = (id(state), len(state), sum([len(group["params"]) for group in self._optimizer.param_groups]))
-        if key != self._known:
+        if key != self._known or not self._separable:
             kept = [v for values in state.values() for v in values.values() if isinstance(v, torch.Tensor)]
             if not self._separable:
                 kept = list(tensors_in([*state.values(), own_values(self._optimizer)]))

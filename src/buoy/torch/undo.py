@@ -11,6 +11,8 @@ from torch.optim import Optimizer
 
 _NOT_ITS_OWN = ("state", "param_groups", "step", "_opt_called", "_step_count")
 """Kept elsewhere, or written by what is around the step."""
+_DEEP = 6
+"""Containers in containers: one that holds itself has no end."""
 
 
 class PlainValues:
@@ -24,15 +26,18 @@ class PlainValues:
     ) -> None:
         self._state = optimizer.state
         self._parameters = parameters
-        self._known = {parameter for parameter in parameters if parameter in self._state}
-        self._back = [_kept(self._state[parameter]) for parameter in self._known]
-        self._back += [_kept(group, besides=("params",)) for group in groups]
+        self._known = {
+            parameter: _kept(self._state[parameter]) for parameter in parameters if parameter in self._state
+        }
+        self._back = [_kept(group, besides=("params",)) for group in groups]
         self._back.append(_kept(vars(optimizer), besides=_NOT_ITS_OWN))
 
     def __call__(self) -> None:
         """As they were."""
         for parameter in self._parameters:
-            if parameter not in self._known:
+            if parameter in self._known:
+                self._state[parameter] = self._known[parameter]()
+            else:
                 self._state.pop(parameter, None)
         for back in self._back:
             back()
@@ -78,22 +83,21 @@ def own_values(optimizer: Optimizer) -> dict[str, Any]:
     return {name: value for name, value in vars(optimizer).items() if name not in _NOT_ITS_OWN}
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any, depth: int = _DEEP) -> Iterator[torch.Tensor]:
     """Every tensor in these containers."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, (list, tuple, deque)):
-        for item in value:
-            yield from tensors_in(item)
+    elif isinstance(value, (dict, list, tuple, deque)) and depth:
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(item, depth - 1)
 
 
-def _kept(value: Any, besides: tuple[str, ...] = ()) -> Callable[[], Any]:
+def _kept(value: Any, besides: tuple[str, ...] = (), depth: int = _DEEP) -> Callable[[], Any]:
     """A function that gives the same object back, with what it holds now."""
+    if not depth:
+        return lambda: value
     if isinstance(value, dict):
-        held = {key: _kept(item) for key, item in value.items() if key not in besides}
+        held = {key: _kept(item, (), depth - 1) for key, item in value.items() if key not in besides}
 
         def dict_back() -> Any:
             for key in [key for key in value if key not in held and key not in besides]:
@@ -104,7 +108,7 @@ def _kept(value: Any, besides: tuple[str, ...] = ()) -> Callable[[], Any]:
 
         return dict_back
     if isinstance(value, (list, deque)):
-        items = [_kept(item) for item in value]
+        items = [_kept(item, (), depth - 1) for item in value]
 
         def list_back() -> Any:
             then = [back() for back in items]
