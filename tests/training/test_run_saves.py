@@ -93,6 +93,8 @@ def test_a_save_between_two_loops_is_found_again_and_nothing_is_done_twice(
                 optimizer.zero_grad()
                 (weight * x * state["value"]).backward()
                 optimizer.step()
+                if where == "at the end":
+                    run.save()
             state["value"] += weight.item()
             save("at the end")
         run.finish()

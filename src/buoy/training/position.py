@@ -142,7 +142,8 @@ class Position:
 
     def come_by_save(self) -> Way | None:
         """The script calls `save`: where that is, seen from the saved place; None when it is not on its way there."""
-        self._saves += 1
+        if not self._open:
+            self._saves += 1  # those in a loop's body are not made again on the way
         saved = self._saved
         # One who trains without `batches` shows it by a step; without either nobody can tell where the script is.
         if saved is None or self._stepped or not (saved["next_loop"] or self.counts_steps):
