@@ -298,6 +298,7 @@ def test_what_is_there_already_is_not_restored_a_second_time(run: Path, tmp_path
 
     assert "step 200 is in" in first.stdout
     assert again.returncode == 0 and "step 200 was already in" in again.stdout and once == [200]
+    assert again.stderr == ""
     assert "step 200 is in" in mended.stdout, "a damaged one is not there"
     assert len(Store(tmp_path / "back").list()) == 2
 

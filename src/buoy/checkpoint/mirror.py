@@ -252,8 +252,6 @@ class Mirror:
         passed = PassedOver(say)
         brought = self._fetch(passed, newer_than, step, progress, None)
         passed.close()
-        if brought is not None:
-            say(f"step {brought} was brought back from the mirror {self.shown}")
         return brought
 
     def search(self, passed: PassedOver, newer_than: int | None) -> int | None:
