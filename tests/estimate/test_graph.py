@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,3 +140,21 @@ def test_a_keras_step_is_estimated_with_a_wide_interval() -> None:
 def test_what_a_loop_keeps_is_not_guessed() -> None:
     with pytest.raises(EstimateError, match="contains a loop"):
         traced("recurrent")
+
+
+@pytest.mark.usefixtures("tensorflow")
+def test_a_keras_model_is_rebuilt_for_inputs_of_half_the_side_or_length() -> None:
+    script = Path(__file__).parent / "keras_smaller.py"
+    root = script.parents[2]
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(root), "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "images": [[None, 16, 16, 3], [64, 16, 16, 3], [64], "Adam"],
+        "nested": [[None, 32, 32, 3], [4, 32, 32, 3], [4, 5], "SGD"],
+        "segmentation": [[None, 32, 32, 3], [4, 32, 32, 3], [4, 32, 32, 1], "Adam"],
+        "tokens": [[None, 10], [4, 10], [4, 1], "Adam"],
+        "features": "the inputs have no side or length",
+    }

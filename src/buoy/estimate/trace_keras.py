@@ -53,10 +53,9 @@ def trace_request(request: Request) -> Trace:
     automatic = _asks_for_compilation()
     model, batch, notes = _built(request)
     on_gpu = bool(by_id(request.device).capability)
-    if request.source.get("smaller"):
-        model, name = importlib.import_module("buoy.keras.remedies").smaller_model(model)
-        notes = [*notes, f"{name} instead"]
-    trace = trace_model(model, batch, notes)
+    remedies = importlib.import_module("buoy.keras.remedies")
+    model, batch, said = remedies.apply(request.source.get("smaller"), model, batch)
+    trace = trace_model(model, batch, [*notes, *said])
     if model.jit_compile or (on_gpu and model in automatic and _can_be_compiled(model)):
         trace.facts["engine"] = "graph" if on_gpu else "xla"
         trace.notes.append(

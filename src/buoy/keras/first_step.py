@@ -24,7 +24,7 @@ from buoy.estimate.events import Trace
 from buoy.estimate.patience import in_time
 from buoy.estimate.request import EstimateError, Request
 from buoy.estimate.trace_keras import trace_model, trace_step
-from buoy.keras.remedies import smaller_model
+from buoy.keras.remedies import apply
 
 _Function: Any = type(tf.function(lambda: None))
 _found: _Step | None = None
@@ -95,11 +95,8 @@ def trace(request: Request) -> Trace:
     if request.optimizer is not None:
         raise EstimateError("the optimizer of a script is its own", expected="a build function to change it")
     if step.model is not None:
-        model, notes = step.model, []
-        if request.source.get("smaller"):
-            model, name = smaller_model(model)
-            notes = [f"{name} instead"]
-        return trace_model(model, _sized(step.batch, request.batch), notes)
+        batch = _sized(step.batch, request.batch)
+        return trace_model(*apply(request.source.get("smaller"), step.model, batch))
     if request.source.get("smaller"):
         raise EstimateError("no smaller sibling is known")
     if step.function is not None:

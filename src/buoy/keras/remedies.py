@@ -10,6 +10,16 @@ from buoy.estimate.request import EstimateError
 from buoy.estimate.siblings import Sibling, smaller
 
 
+def apply(name: Any, model: Any, batch: Any) -> tuple[Any, Any, list[str]]:
+    """The model and batch with a smaller "model" or "input", and what is to be said of it."""
+    if name == "input":
+        return *smaller_input(model, batch), []
+    if name == "model":
+        made, sibling = smaller_model(model)
+        return made, batch, [f"{sibling} instead"]
+    return model, batch, []
+
+
 def smaller_model(model: Any) -> tuple[Any, str]:
     """The model with its keras.applications part replaced by the next smaller sibling, and that sibling's name."""
     sibling = smaller("keras", model.name)
@@ -22,6 +32,49 @@ def smaller_model(model: Any) -> tuple[Any, str]:
         raise EstimateError("no smaller sibling is known")
     made.compile_from_config(model.get_compile_config())
     return made, sibling.name
+
+
+def smaller_input(model: Any, batch: Any) -> tuple[Any, Any]:
+    """The model rebuilt for inputs of half the side or length, and such a batch."""
+    import tensorflow as tf
+
+    sides: dict[int, int] = {}
+
+    def halved(shape: Any, tokens: bool = False) -> list[Any]:
+        first = 2 if len(shape) > 3 and keras.config.image_data_format() == "channels_first" else 1
+        last = first + max(len(shape) - 2, 1 if tokens else 0)
+        made = [
+            max(1, side // 2) if side and first <= axis < last else side for axis, side in enumerate(shape)
+        ]
+        sides.update({side: half for side, half in zip(shape, made, strict=True) if half != side})
+        return made
+
+    def rebuilt(value: Any) -> Any:
+        if isinstance(value, dict):
+            if value.get("class_name") == "InputLayer":
+                config = value["config"]
+                tokens = "int" in str(config.get("dtype"))
+                return {**value, "config": {**config, "batch_shape": halved(config["batch_shape"], tokens)}}
+            # What a layer was built with follows from its input.
+            return {name: rebuilt(part) for name, part in value.items() if name != "build_config"}
+        return type(value)(map(rebuilt, value)) if isinstance(value, (list, tuple)) else value
+
+    kinds = {type(layer).__name__: type(layer) for layer in model._flatten_layers()}
+    try:
+        config = rebuilt(keras.saving.serialize_keras_object(model))
+        if not sides:
+            raise EstimateError("the inputs have no side or length")
+        made = keras.saving.deserialize_keras_object(config, custom_objects=kinds)
+    except (ValueError, TypeError, NotImplementedError, KeyError) as error:
+        raise EstimateError("the model cannot be built for smaller inputs", received=str(error)) from None
+    if not made.compiled:
+        made.compile_from_config(model.get_compile_config())
+
+    def cut(leaf: Any) -> Any:
+        shape = [leaf.shape[0], *(sides.get(side, side) for side in leaf.shape[1:])]
+        return tf.zeros(shape, leaf.dtype) if shape != list(leaf.shape) else leaf
+
+    return made, tf.nest.map_structure(cut, batch)
 
 
 def _whole(model: Any, sibling: Sibling) -> Any:

@@ -166,7 +166,10 @@ def _keras_changes(request: Request, answer: Answer) -> list[Change]:
     found = [
         Change("smaller-model", "the next smaller model of its family", False, None, "fewer operations",
                "# keras.applications: build that one instead, with its own weights", "another model",
-               {"source": {**request.source, "smaller": True}}),
+               {"source": {**request.source, "smaller": "model"}}),
+        Change("smaller-input", "inputs of half the length or side", False, None, "fewer operations",
+               "# crop or resize the samples, or cut the sequences", "another training",
+               {"source": {**request.source, "smaller": "input"}}),
     ]  # fmt: skip
     if "script" in request.source:
         return found  # its optimizer is its own

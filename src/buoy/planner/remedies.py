@@ -23,6 +23,7 @@ NOT_APPLICABLE = {
     "no linear layers to adapt",
     "no output layer over a vocabulary",
     "the inputs have no side or length",
+    "the model cannot be built for smaller inputs",
     "no smaller sibling is known",
     "no layers to prune",
 }
