@@ -133,4 +133,4 @@ def test_a_refusal_after_cut_steps_says_that_those_may_be_wrong() -> None:
     transaction.backward((x, torch.zeros(16, dtype=torch.long)), loss)
     with pytest.raises(CannotSplit) as refusal:
         transaction.backward((x, torch.tensor([0] * 15 + [-100])), loss)
-    assert "cut before" in str(refusal.value.hint)
+    assert "cut before this one (1)" in str(refusal.value.hint)

@@ -56,6 +56,16 @@ def test_a_list_of_samples_is_refused_with_the_way_to_cut_it() -> None:
         run.backward(samples, lambda part: model(torch.stack(part)).square().mean())
 
     assert "split=(len(batch), lambda start, stop: batch[start:stop])" in (caught.value.hint or "")
+    assert "cut before" not in (caught.value.hint or "")
+    run.backward(
+        samples,
+        lambda part: model(torch.stack(part)).square().mean(),
+        split=(8, lambda start, stop: samples[start:stop]),
+    )
+    parts = [parameter.grad.clone() for parameter in model.parameters()]  # type: ignore[union-attr]
+    model.zero_grad()
+    model(torch.stack(samples)).square().mean().backward()
+    assert all(torch.allclose(one, other.grad) for one, other in zip(parts, model.parameters(), strict=True))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("many", "told"), [(2, 0), (8, 1)])

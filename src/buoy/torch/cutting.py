@@ -30,6 +30,8 @@ class Cutting:
         self._probe = Probe(modules, parameters, inexact)
         self._attempt = attempt
         self._asked = False
+        self._own_cut = False
+        """Whether the last answer is of a cut that the person gave."""
         self.finding: Finding | None = None
         self.steps = 0
         """Steps that were cut."""
@@ -70,9 +72,9 @@ class Cutting:
             return CannotSplit(
                 "this batch cannot be cut", received=whole.reason, expected="arrays, or `split=`"
             )
-        self.steps += 1
-        seldom = self.steps & (self.steps - 1) == 0
-        if self.finding is None or (seldom and not first):
+        asked = self.steps + 1
+        seldom = asked & (asked - 1) == 0
+        if self.finding is None or (seldom and not first) or whole.gives_ranges_only is not self._own_cut:
             self._ask(whole, loss_fn, reduction)
         if self.finding is None:
             failed = self._probe.failed
@@ -85,15 +87,17 @@ class Cutting:
                                hint="a smaller batch; `split=` where samples are not the first dimension")  # fmt: skip
         if self.finding.reason is not None:
             before = (
-                f"; the {self.steps - 1} steps that were cut before had perhaps another gradient: begin anew"
-                if self.steps > 1 else ""
+                f"; steps cut before this one ({self.steps}) had perhaps another gradient: begin anew"
+                if self.steps else ""
             )  # fmt: skip
             return CannotSplit("cutting this batch would change the gradient", received=self.finding.reason,
                                expected="a gradient that is a sum over samples",
                                hint=f"{self.finding.hint}{before}")  # fmt: skip
+        self.steps += 1
         return None
 
     def _ask(self, whole: Batch, loss_fn: LossFunction, reduction: str) -> Finding | None:
+        self._own_cut = whole.gives_ranges_only
         found = self._probe.ask(whole, loss_fn, reduction, self._attempt)
         self.finding = found or self.finding
         return found

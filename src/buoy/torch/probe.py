@@ -68,7 +68,7 @@ class Probe:
             return None
         for most in (_SAMPLES, 2):
             try:
-                return self._ask(Batch(_few(whole, most)), loss_fn, reduction, attempt)
+                return self._ask(_few(whole, most), loss_fn, reduction, attempt)
             except Exception as caught:  # noqa: BLE001 - the step itself will meet it again, where it can be told
                 if not is_oom(caught):
                     self.failed = caught  # a few samples may not do for this loss
@@ -182,7 +182,7 @@ class Probe:
         """Where the other reduction fits, say so; otherwise samples depend on each other."""
         n = few.samples
         together = gradient([n])
-        most, last = gradient([n - 1], Batch(few.take(0, n - 1))), gradient([1], Batch(few.take(n - 1, n)))
+        most, last = gradient([n - 1], few.part(0, n - 1)), gradient([1], few.part(n - 1, n))
         share = 1.0 if reduction == "mean" else 1 / n
         other = [
             a * (share if share == 1.0 else 1 - share) + b * share if a.shape == b.shape else a
@@ -238,14 +238,14 @@ class _LiveAfterForward(Progress):
         self.live = self._watch.live
 
 
-def _few(whole: Batch, most: int) -> Any:
+def _few(whole: Batch, most: int) -> Batch:
     """Some samples, among them those that differ: the most and the least padded, rare and equal labels.
 
     A mean over tokens, over what is not ignored or by class weights shows there, and a loss that seeks pairs.
     """
     n = whole.samples
     if whole.gives_ranges_only:  # a person's own cut gives ranges only
-        return whole.take(0, min(n, most))
+        return whole.part(0, min(n, most))
     chosen: list[int] = []
     for array in whole.arrays if n > most else []:
         if isinstance(array, torch.Tensor) and array.dim() and not array.is_floating_point():
@@ -257,7 +257,7 @@ def _few(whole: Batch, most: int) -> Any:
                 chosen += _telling(flat.reshape(n))
     spread = [number * n // most for number in range(most)]
     indices = list(dict.fromkeys([*chosen[: most - 1], *spread, *range(n)]))[:most]
-    return whole.pick(indices)
+    return Batch(whole.pick(indices))
 
 
 def _telling(labels: torch.Tensor) -> list[int]:
