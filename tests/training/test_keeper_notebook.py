@@ -33,3 +33,52 @@ def test_the_stop_button_saves_interrupts_the_cell_and_leaves_the_kernel_as_it_w
     (entry,) = Store(str(tmp_path / "run")).list()
     assert entry.complete and entry.about["reason"] == "interrupt"
     assert "True" in str(shown)  # the kernel lives, and its handlers are its own again
+
+
+MADE = """
+import torch, buoy
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def make(folder="runs/cats"):
+    global run
+    run = buoy.Run(folder)
+    run.track(model=model, optimizer=optimizer)
+
+def train(epochs):
+    for epoch in run.epochs(epochs):
+        for x in run.batches([torch.ones(1, 2)] * 2):
+            model(x).sum().backward(); optimizer.step()
+
+make()
+"""
+
+
+def test_a_loop_cell_run_again_after_its_end_says_that_it_trains_on(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path)
+    said = []
+    try:
+        kernel.run(MADE)
+        for cell in (
+            "train(1); train(1)",  # two phases in one cell are nobody's mistake
+            "train(3)",
+            "make(); train(6)",
+            "train(1)",
+            "run.finish()",
+            "train(1)",
+            "make(None); train(1)",
+            "train(1)",
+        ):
+            said.append("".join(item.get("text", "") for item in kernel.run(cell)))
+    finally:
+        kernel.end()
+
+    ended = "the epochs of this Run had ended, at step"
+    hint = ". To train only what is missing of {}, run the cell that makes the Run before it\n"
+    assert ended not in said[0]
+    assert said[1] == f"buoy: {ended} 4; training 3 more{hint.format(3)}"
+    assert ended not in said[2]  # made again, it trains what is missing
+    assert said[3] == f"buoy: {ended} 12; training 1 more{hint.format(1)}"
+    assert said[5].startswith("buoy: this Run was finished, at step 14: it saves nothing any more")
+    assert said[6] == ""
+    assert said[7] == f"buoy: {ended} 2; training 1 more\n"

@@ -12,6 +12,7 @@ from buoy.checkpoint.store import Receipt
 from buoy.flight.profile import Profiler, Profiling
 from buoy.planner.rehearsal import is_rehearsal
 from buoy.training import arguments, open_runs, planned
+from buoy.training.again import Again
 from buoy.training.batches import Batches
 from buoy.training.follower import Follower
 from buoy.training.keeper import Keeper
@@ -123,6 +124,7 @@ class Run:
         planned.record(plan, self._event)
         self._in_epochs = self._counts_epochs = self._finished = False
         self._profiling = Profiling(self._say)
+        self._again = Again(self._say, self.folder)
         open_runs.opened(self)
 
     def __enter__(self) -> Run:
@@ -184,7 +186,8 @@ class Run:
         >>> list(Run().epochs(2))
         [0, 1]
         """
-        if self._in_epochs:  # a notebook's cell was interrupted and is run again: go on where it was
+        was_interrupted = self._in_epochs
+        if was_interrupted:  # a notebook's cell, and it is run again: go on where it was
             self._position = self._position.again()
         self._in_epochs = self._counts_epochs = True
         before, first = self._epochs_before, self._position.first_epoch
@@ -192,8 +195,11 @@ class Run:
             if not self._from.finished:
                 self._say(f"all {count} epochs are done already (step {self.step}); nothing is left to do")
             self._random.return_to_place()  # what comes after the loop draws as it did the first time
+        to_train = range(max(before, first), before + count)
+        if not was_interrupted and not self._finished:
+            self._again.epochs_begin(count, len(to_train), self.step)
         try:
-            for epoch in range(max(before, first), before + count):
+            for epoch in to_train:
                 self._position.begin_epoch(epoch)
                 if self._keeper is not None:
                     self._keeper.recorder.epoch(epoch)
@@ -208,6 +214,7 @@ class Run:
             self._profiling.leave(self._whole_step)
         self._epochs_before += count
         self._in_epochs = False
+        self._again.epochs_ended()
 
     def batches(self, loader: Iterable[Any]) -> Batches:
         """The loader's batches, from where the run is; between two of them the run may be saved.
@@ -375,6 +382,8 @@ class Run:
     # -- inside the loop --------------------------------------------------------------------------------------
 
     def _begin_loop(self, loader: Any) -> Iterator[Any]:
+        if self._finished:
+            self._again.used_after_finish(self.step)
         return self._walk(loader, self._position.begin_loop(id(loader)))
 
     def _walk(self, loader: Any, loop: Loop) -> Iterator[Any]:

@@ -1,0 +1,45 @@
+"""A loop that is run once more after its end, as a notebook's cell easily is: a line says what that does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+class Again:
+    """Which cell a Run's epochs ended in, and the lines to the person who begins anew."""
+
+    def __init__(self, say: Callable[[str], None], folder: str | None) -> None:
+        self._say, self._folder = say, folder
+        self._cell: int | None = None
+        self._is_told = False
+
+    def epochs_ended(self) -> None:
+        """All epochs that were asked for are done."""
+        self._cell = _cell()
+
+    def epochs_begin(self, asked: int, left: int, step: int) -> None:
+        """`left` of the epochs asked for are to be trained. In the same cell, or in a script, it is a second phase."""
+        if self._cell is None or self._cell == _cell() or not left:
+            return
+        hint = f". To train only what is missing of {asked}, run the cell that makes the Run before it"
+        self._say(
+            f"the epochs of this Run had ended, at step {step}; training {left} more"
+            + (hint if self._folder is not None else "")
+        )
+
+    def used_after_finish(self, step: int) -> None:
+        """A loop begins on a Run that has let go of its folder."""
+        if self._folder is not None and not self._is_told:
+            self._is_told = True
+            self._say(
+                f"this Run was finished, at step {step}: it saves nothing any more. To train on, make the Run again"
+            )
+
+
+def _cell() -> int | None:
+    """The number of the notebook's cell that runs; None in a script."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return None if shell is None else len(shell.user_ns.get("In") or ())
