@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -80,6 +81,28 @@ def test_a_kernel_that_ended_in_order_is_not_mentioned(start: Start, tmp_path: P
     verdict_exists(tmp_path)
 
     assert html(start().run("%load_ext buoy")) == ""
+
+
+def test_a_killed_kernel_is_told_of_once_whatever_else_records_into_its_folder(
+    start: Start, tmp_path: Path
+) -> None:
+    """Another kernel that lives, a script that dies and one that ends well, all in one folder."""
+    kernel, beside = start(), start()
+    for each in (kernel, beside):
+        each.run("%load_ext buoy")
+    os.kill(kernel.pid, signal.SIGKILL)
+    verdict_exists(tmp_path)
+    for end in ("os.abort()", "pass"):
+        buoy("run", "--run", "runs/notebook", "--", sys.executable, "-c", f"import os; {end}", cwd=tmp_path)
+
+    after = start()
+    first, asked = html(after.run("%load_ext buoy")), html(after.run("%buoy why"))
+    again = html(beside.run("%reload_ext buoy"))
+
+    assert first.count('class="buoy-card"') == 1 and "<b>killed</b>" in first and "attempt 1" in first
+    assert "whether attempt 1 was this notebook&#x27;s cannot be told" in first
+    assert "<b>killed</b>" in asked and "attempt 1" in asked
+    assert again == ""
 
 
 TRAIN = """

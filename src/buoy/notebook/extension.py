@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from buoy.flight.attempt import attempt_numbers, find_attempt, is_run
+from buoy.flight.attempt import Attempt, find_attempt, is_run
 from buoy.flight.imports import after_import
 from buoy.flight.recorder import Recorder
+from buoy.notebook.before import Life, lives, unseen
 from buoy.notebook.display import show, show_text
 from buoy.notebook.live import LiveCard
 from buoy.notebook.magic import Magic
@@ -16,10 +17,14 @@ from buoy.verdict import why
 from buoy.verdict.evidence import load as load_evidence
 from buoy.verdict.kernel_end import in_a_line
 from buoy.verdict.model import Verdict
+from buoy.verdict.saved import from_here
+from buoy.verdict.values import printable
 from buoy.view.card import verdict_card
 
 # A kernel that ended in order, or still lives, needs no word.
 _NO_NEWS = ("clean-exit", "still-running")
+_MOST = 3
+"""Kernels that are told of at once."""
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 
 
@@ -30,6 +35,8 @@ class Extension:
         self.shell = shell
         self.folder = folder
         self.recorder: Recorder | None = None
+        self.told: Attempt | None = None
+        """The kernel whose end the first cell told of."""
         self._live: LiveCard | None = None
         self._waiting = False
 
@@ -64,10 +71,30 @@ class Extension:
             self.shell.events.unregister("pre_run_cell", self._first_cell)
 
     def _begin(self) -> None:
-        verdict = last_death(self.folder)
-        if verdict is not None:
-            _tell(verdict, self.folder)
+        try:
+            self._tell_of_the_last()
+        except Exception:  # noqa: BLE001 - a damaged folder must not break the first cell
+            pass
         self.record()
+
+    def _tell_of_the_last(self) -> None:
+        """The kernels of this folder that died since one began here; more than one only where several lived at once."""
+        if not is_run(self.folder):
+            return
+        known = lives(self.folder)
+        dead = [
+            verdict for life in unseen(known)[:_MOST] if (verdict := death(self.folder, life)) is not None
+        ]
+        for verdict in dead:
+            _tell(verdict, self.folder)
+        if not dead:
+            return
+        self.told = find_attempt(self.folder, dead[0].attempt)
+        if len(dead) > 1 or any(life.ended is None for life in known):
+            show_text(
+                f"buoy: more than one kernel at a time recorded into {printable(from_here(self.folder))}: "
+                f"whether attempt {dead[0].attempt} was this notebook's cannot be told"
+            )
 
     def record(self) -> None:
         """Record this kernel, once."""
@@ -88,14 +115,11 @@ def _tell(verdict: Verdict, folder: str) -> None:
         show(verdict_card(verdict.to_json()), str(verdict))
 
 
-def last_death(folder: str) -> Verdict | None:
-    """What killed the kernel that recorded here last; None when nothing did, or it cannot be told."""
-    numbers = attempt_numbers(folder)
-    if not is_run(folder) or not numbers:
-        return None
+def death(folder: str, life: Life) -> Verdict | None:
+    """What killed this kernel; None when nothing did, or it cannot be told."""
     try:
-        verdict = why(folder, numbers[-1])  # the last one itself: while another kernel lives, nothing is news
-    except Exception:  # noqa: BLE001 - a damaged folder must not break the first cell
+        verdict = why(folder, life.number)
+    except Exception:  # noqa: BLE001 - one damaged recording must not hide the others
         return None
     return None if verdict.cause.id in _NO_NEWS else verdict
 

@@ -77,17 +77,20 @@ class Magic:
         return find_attempt(self._extension.folder)
 
     def _why(self, words: list[str]) -> None:
-        """The attempt before this kernel's own; this one is alive."""
+        """The card of the first cell again; without one, the kernel of this folder that ended last."""
+        from buoy.notebook.before import last_ended, lives
         from buoy.verdict import why
         from buoy.view.card import verdict_card
 
-        attempt = self._attempt()
-        recorder = self._extension.recorder
-        mine = recorder is not None and recorder.attempt is not None
-        number = attempt.number - 1 if mine else attempt.number
-        if number < 1:
-            return show_text(f"{attempt.run_folder} holds no recording of a kernel before this one")
-        verdict = why(attempt.run_folder, number)
+        told, here = self._extension.told, self._attempt()
+        if told is None:
+            last = last_ended(lives(here.run_folder))
+            if last is None:
+                return show_text(
+                    f"{here.run_folder} holds no recording of a kernel before this one that has ended"
+                )
+            told = find_attempt(here.run_folder, last.number)
+        verdict = why(told.run_folder, told.number)
         return show(verdict_card(verdict.to_json()), str(verdict))
 
     def _top(self, words: list[str]) -> None:
