@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ CHECKS = [
     "refusals",
     "two_processes",
     "remedies",
+    "asked_for_a_profile",
 ]
 
 
@@ -103,3 +105,24 @@ def test_remedies_are_applied_by_one_argument(results: dict[str, Any]) -> None:
     assert said.count("remedy applied: mixed precision, bfloat16 on cpu") == 1
     assert checkpointed == plain
     assert "torch.bfloat16" in mixed[1] and "torch.bfloat16" not in plain[1]
+
+
+def test_a_wish_for_a_profile_is_declined_in_a_line_and_does_not_wait_for_another_training(
+    results: dict[str, Any],
+) -> None:
+    made, said = results["asked_for_a_profile"]["made"], results["asked_for_a_profile"]["said"]
+    assert made is not None, said
+
+    assert made[0] == 0
+    assert said.count("this training is not profiled: `%buoy profile` knows") == 1
+    assert "this training is not profiled" not in results["left_as_found"]["said"]
+
+
+def test_a_guard_shows_the_run_of_its_folder(results: dict[str, Any]) -> None:
+    made = results["asked_for_a_profile"]["made"]
+    assert made is not None, results["asked_for_a_profile"]["said"]
+    _, name, before, after = made
+
+    assert re.fullmatch(r"<buoy\.lightning\.Guard .*asked_for_a_profile>", name)
+    assert "buoy.lightning.Guard" in before and "step" not in before
+    assert "step 6" in after and "RAM" in after

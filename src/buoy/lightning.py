@@ -70,6 +70,14 @@ class Guard(_pl.Callback):  # type: ignore[misc]
         }  # fmt: skip
         self._fit: _Fit | None = None
 
+    def __repr__(self) -> str:
+        return f"<buoy.lightning.Guard {self.folder}>"
+
+    def _repr_html_(self) -> str:
+        from buoy.view.run_card import guard_card
+
+        return guard_card(repr(self), self.folder)
+
     @property
     def resumed(self) -> bool:
         """Whether this fit goes on from a checkpoint."""

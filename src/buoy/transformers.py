@@ -75,6 +75,14 @@ class Guard(transformers.TrainerCallback):
         self._training: _Training | None = None
         _teach_trainer()
 
+    def __repr__(self) -> str:
+        return f"<buoy.transformers.Guard {self.folder}>"
+
+    def _repr_html_(self) -> str:
+        from buoy.view.run_card import guard_card
+
+        return guard_card(repr(self), self.folder)
+
     @property
     def resumed(self) -> bool:
         """Whether this training goes on from a checkpoint."""

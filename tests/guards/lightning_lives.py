@@ -16,6 +16,7 @@ import torchmetrics
 from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from buoy.flight.profile import Profiling
 from buoy.lightning import Guard
 from tests.guards import lives
 from tests.guards.lives import Stage, fingerprint
@@ -342,7 +343,17 @@ def remedies(folder: str) -> Any:
     return made
 
 
+def asked_for_a_profile(folder: str) -> Any:
+    """What `%buoy profile` leaves behind, and how the guard shows itself before and after its fit."""
+    Profiling.of_next_training = 3
+    guard = Guard(folder)
+    before = guard._repr_html_()
+    _fixed(folder, Model(), guard, max_epochs=1)
+    return Profiling.of_next_training, repr(guard), before, guard._repr_html_()
+
+
 CHECKS = {
+    "asked_for_a_profile": asked_for_a_profile,
     "remedies": remedies,
     "two_processes": two_processes,
     "recovery": recovery,

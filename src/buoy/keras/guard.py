@@ -73,6 +73,14 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
         self.profiling = Profiling(say)
         teach_fit(Guard)
 
+    def __repr__(self) -> str:
+        return f"<buoy.keras.Guard {self.folder}>"
+
+    def _repr_html_(self) -> str:
+        from buoy.view.run_card import guard_card
+
+        return guard_card(repr(self), self.folder)
+
     @property
     def step(self) -> int:
         """Batches trained since the run began."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from buoy.checkpoint.state import encode
 from buoy.checkpoint.store import Receipt
 from buoy.errors import BuoyError, UsageError
+from buoy.flight.profile import Profiling
 from buoy.training.keeper import Keeper
 from buoy.training.micro_batches import MicroBatches
 from buoy.training.resumption import Resumption
@@ -22,6 +23,11 @@ from buoy.training.saying import say
 if TYPE_CHECKING:
     from buoy.torch.loader import ResumableLoader
     from buoy.torch.state import Tracked
+
+_OWN_PROFILERS = {
+    "lightning": '`Trainer(profiler="simple")` is Lightning\'s own',
+    "transformers": "`torch.profiler.profile()` around `train()` is PyTorch's own",
+}
 
 
 class Guarding:
@@ -62,6 +68,7 @@ class Guarding:
             raise
         self._things: dict[str, Tracked] = {}
         self._arrived = not self.place
+        _take_back_profile(library)
 
     @property
     def resumed(self) -> bool:
@@ -186,3 +193,12 @@ def refuse_many_processes(processes: int, library: str) -> None:
             expected="one process; it may use several GPUs through DataParallel",
             hint="start it with one device, or use `buoy.Run` under torchrun with DistributedDataParallel",
         )
+
+
+def _take_back_profile(library: str) -> None:
+    """`%buoy profile` means this training, which has no profile: the wish must not wait for another one."""
+    if not Profiling.of_next_training:
+        return
+    Profiling.of_next_training = 0
+    own = _OWN_PROFILERS[library]
+    say(f"this training is not profiled: `%buoy profile` knows `buoy.Run` and `buoy.keras.Guard` only; {own}")
