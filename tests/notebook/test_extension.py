@@ -74,13 +74,23 @@ def test_installed_it_loads_by_itself_and_a_notebook_that_trains_nothing_gets_no
     assert "<b>killed</b>" in card
 
 
-def test_a_kernel_that_ended_in_order_is_not_mentioned(start: Start, tmp_path: Path) -> None:
+def test_a_kernel_that_ended_in_order_is_not_mentioned_and_one_that_left_its_cell_is(
+    start: Start, tmp_path: Path
+) -> None:
+    """Both with exit code 0."""
     kernel = start()
     kernel.run("%load_ext buoy")
     kernel.run("exit()")
     verdict_exists(tmp_path)
+    second = start()
+    after_order = html(second.run("%load_ext buoy"))
+    second.start("import os; os._exit(0)")
+    verdict_exists(tmp_path, 2)
 
-    assert html(start().run("%load_ext buoy")) == ""
+    card = html(start().run("%load_ext buoy"))
+
+    assert after_order == ""
+    assert "exit code 0 in the middle of a cell" in card and "In [2] import os" in card
 
 
 def test_a_killed_kernel_is_told_of_once_whatever_else_records_into_its_folder(

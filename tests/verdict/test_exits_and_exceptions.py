@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from folders import GIB, PID, Attempt, exited, note
 
@@ -190,6 +192,36 @@ def test_clean_exit(attempt: Attempt) -> None:
 
     assert said(attempt) == ("clean-exit", "certain")
     assert "55" in attempt.verdict().cause.cascade[0].evidence[0].text
+
+
+@pytest.mark.parametrize(
+    ("cell", "said_last", "cause"),
+    [
+        ("In [3] train()", None, "exit-code"),
+        ("", None, "clean-exit"),
+        ("In [3] exit()", {"kind": "exit"}, "clean-exit"),
+    ],
+)
+def test_code_0_in_the_middle_of_a_cell_is_no_good_end(
+    attempt: Attempt, cell: str, said_last: dict[str, str] | None, cause: str
+) -> None:
+    assert attempt.death is not None
+    attempt.attempt.update(
+        mode="watch", command=["python", "/lib/ipykernel_launcher.py", "-f", "kernel.json"]
+    )
+    attempt.death["status"]["raw"] = exited(0)
+    attempt.event("training", 60.0, run=".", step=0)
+    attempt.event("save", 10.0, what="buoy", path="runs/train/checkpoints/step-000000100", step=100)
+    attempt.process(PID, said_last)
+    with (attempt.folder / f"process-{PID}" / "beacon").open("r+b") as file:
+        file.seek(512)
+        file.write(struct.pack("<I", len(cell)) + cell.encode())
+    verdict = attempt.verdict()
+
+    assert (verdict.cause.id, verdict.cause.claim.grade) == (cause, "certain")
+    if cause == "exit-code":
+        assert "in the middle of a cell" in verdict.cause.claim.text
+        assert verdict.cause.next[0].startswith("go on from step 100")
 
 
 def test_an_orderly_exit_with_unknown_code_is_only_likely_a_good_one(attempt: Attempt) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from buoy.verdict.causes.common import status_reading
+from buoy.verdict.causes.common import left_in_a_cell, status_reading
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.oom import examine
@@ -14,6 +14,8 @@ _AT_SHUTDOWN = (1, 2, 13, 15)
 
 def judge(evidence: Evidence) -> Cause | None:
     """Certain with exit code 0. An orderly shutdown without a code is likely one: `sys.exit(3)` looks the same."""
+    if left_in_a_cell(evidence):
+        return None
     speaker = evidence.speaker
     if evidence.status.exit_code == 0:
         readings = [status_reading(evidence)]

@@ -150,6 +150,19 @@ def was_notebook(evidence: Evidence) -> bool:
     return is_kernel(evidence.attempt.get("command"))
 
 
+def left_in_a_cell(evidence: Evidence) -> bool:
+    """Whether a notebook's kernel ended itself with code 0 while a cell ran: `exit()` lets the cell come to its end."""
+    main = evidence.main
+    return (
+        was_notebook(evidence)
+        and evidence.status.exit_code == 0
+        and main is not None
+        and not main.left_in_order
+        and main.phase not in (None, "done")
+        and bool(main.cell)
+    )
+
+
 def saw_gpu(evidence: Evidence) -> bool:
     """Whether a GPU was there: without one, words about a GPU's memory are only words."""
     return bool(evidence.death.get("gpu")) or any(row.get("gpu_used") for row in evidence.samples[-10:])

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import os
 
-from buoy.verdict.causes.common import Raised, died_before, raised, status_reading, was_notebook, weaker
+from buoy.verdict.causes.common import (
+    Raised,
+    died_before,
+    left_in_a_cell,
+    raised,
+    status_reading,
+    was_notebook,
+    weaker,
+)
 from buoy.verdict.evidence import Evidence, ProcessDeath
+from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.status import signal_name
 from buoy.verdict.values import printable
@@ -34,6 +43,8 @@ def judge(evidence: Evidence) -> Cause | None:
                 Claim(f"It ended itself with exit code {said}", "likely", (reading,)),
                 next=_next(evidence, said),
             )
+    if left_in_a_cell(evidence):
+        return _in_a_cell(evidence)
     if not code:
         return None
     grade: Grade = "certain"
@@ -59,6 +70,17 @@ def judge(evidence: Evidence) -> Cause | None:
         Claim(words, grade, (status_reading(evidence),)),
         next=_next(evidence, code, evidence.main is None),
     )
+
+
+def _in_a_cell(evidence: Evidence) -> Cause:
+    """Code 0 says that all went well; a cell that did not come to its end says that it did not."""
+    assert evidence.main is not None
+    busy = Reading("a cell ran, and the interpreter did not shut down in order", evidence.main.source)
+    words = "It ended itself with exit code 0 in the middle of a cell"
+    return Cause("exit-code", Claim(words, "certain", (status_reading(evidence), busy)), next=(
+        go_on(evidence),
+        "look in that cell for `os._exit(0)`, or for a library that ends the process",
+    ))  # fmt: skip
 
 
 def judge_child(evidence: Evidence) -> Cause | None:
