@@ -341,7 +341,35 @@ def iterable(stage: Stage) -> None:
 
 @training
 def iterable_in_workers(stage: Stage) -> None:
-    plain_loop(stage, DataLoader(Shuffled(), batch_size=8, num_workers=2))
+    generator = torch.Generator().manual_seed(4)
+    plain_loop(stage, DataLoader(Shuffled(), batch_size=8, num_workers=2, generator=generator))
+
+
+class SharedList(IterableDataset[Any]):
+    """Every worker shuffles the same list with a generator of its own, seeded alike, and takes its share."""
+
+    def __init__(self) -> None:
+        self.data = OwnRandomness()
+        self.random = random.Random(1)
+
+    def __iter__(self) -> Iterator[Any]:
+        information = get_worker_info()
+        assert information is not None and type(information.dataset) is SharedList
+        indices = list(range(len(self.data)))
+        self.random.shuffle(indices)
+        for index in indices[information.id :: information.num_workers]:
+            x, y = self.data[index]
+            yield x + 0.1 * torch.randn(6) + 0.1 * random.random() + 0.1 * float(np.random.rand()), y
+
+
+@training
+def iterable_in_workers_that_stay(stage: Stage) -> None:
+    """They draw on from one pass to the next, where new workers would begin anew."""
+    generator = torch.Generator().manual_seed(4)
+    loader = DataLoader(
+        SharedList(), batch_size=8, num_workers=2, persistent_workers=True, generator=generator
+    )
+    plain_loop(stage, loader)
 
 
 class Counting(IterableDataset[Any]):

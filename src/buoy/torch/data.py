@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
 from buoy.torch.extent import changed, extent_of
 from buoy.torch.order import Course, Order
 from buoy.torch.rng import Stream, forget_half_pair, mix, put, take
-from buoy.torch.seeded import SeededDataset, WorkerStart
+from buoy.torch.seeded import SeededDataset, SeededPasses, WorkerStart
 from buoy.units import format_duration
 
 _SAY_REPLAY = 2.0  # seconds of reading again that are worth a line
@@ -71,6 +71,10 @@ class Feeds:
         self._twins: weakref.WeakKeyDictionary[Any, tuple[DataLoader[Any], Order]] = (
             weakref.WeakKeyDictionary()
         )
+        self._told: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._staying: weakref.WeakKeyDictionary[Any, tuple[DataLoader[Any], SeededPasses]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def open(self, loader: Any, place: Place, state: dict[str, Any] | None) -> Pass:
         """A pass over the loader, from its beginning or from where `state` was taken."""
@@ -88,7 +92,44 @@ class Feeds:
             return _StatefulPass(loader, place, state)
         if isinstance(loader, Sequence):
             return _SequencePass(loader, state)
-        return _ReplayPass(loader, place, state, self._say)
+        stream = Stream(place.number("stream"))
+        if is_loader(loader) and loader.num_workers and isinstance(loader.dataset, IterableDataset):
+            if not _iterates_plainly(loader) or isinstance(loader.dataset, IterDataPipe):
+                self._tell_of_staying_workers(loader)
+            elif loader.persistent_workers:
+                loader, passes = self._staying_twin(loader)
+                passes.begin(place.number("stream"))
+                # Whichever pass a process begins with, its workers are started alike.
+                stream = Stream(mix(place.seed, "workers"))
+            elif loader.generator is not None:  # it seeds the workers, and is not what it was after a death
+                loader = copy.copy(loader)
+                loader.generator = None
+        return _ReplayPass(loader, stream, state, self._say)
+
+    def _tell_of_staying_workers(self, loader: DataLoader[Any]) -> None:
+        if loader.persistent_workers and loader not in self._told:
+            self._told.add(loader)
+            self._say(
+                "a resume will not be bit for bit where the workers of this loader draw random numbers: they stay "
+                "from one pass to the next, and cannot be seeded for each; hint: persistent_workers=False"
+            )
+
+    def _staying_twin(self, loader: DataLoader[Any]) -> tuple[DataLoader[Any], SeededPasses]:
+        """The user's loader of an IterableDataset whose workers stay; kept, as they are."""
+        known = self._staying.get(loader)
+        if known is not None:
+            return known
+        twin, passes = copy.copy(loader), SeededPasses(loader.dataset)
+        replaced = {
+            "dataset": passes,
+            "worker_init_fn": WorkerStart(loader.worker_init_fn),
+            "generator": None,
+            "_iterator": None,
+        }
+        for name, value in replaced.items():
+            object.__setattr__(twin, name, value)
+        self._staying[loader] = (twin, passes)
+        return twin, passes
 
     def _twin(self, loader: DataLoader[Any]) -> tuple[DataLoader[Any], Order]:
         """The user's loader over the wrapped dataset and order: every other property and override is kept."""
@@ -215,12 +256,12 @@ class _ReplayPass:
 
     extent: dict[str, int]
 
-    def __init__(self, loader: Any, place: Place, state: dict[str, Any] | None, say: Say) -> None:
+    def __init__(self, loader: Any, stream: Stream, state: dict[str, Any] | None, say: Say) -> None:
         self.samples = self.batches = 0
         self._size = getattr(loader, "batch_size", None) or 1
         self._workers = int(getattr(loader, "num_workers", 0))
         self._dataset = _Watched.over(loader) if self._workers == 0 else None
-        self._stream = Stream(place.number("stream"))
+        self._stream = stream
         if self._dataset is not None:
             loader = copy.copy(loader)
             object.__setattr__(loader, "dataset", self._dataset)
@@ -317,6 +358,10 @@ def _is_by_index(loader: Any) -> bool:
         return False
     if _is_torchdatas(loader):
         return not hasattr(loader.dataset, "state_dict")
+    return _iterates_plainly(loader)
+
+
+def _iterates_plainly(loader: DataLoader[Any]) -> bool:
     kind = type(loader)  # one that iterates in a way of its own (accelerate's) may not come by our order
     return kind.__iter__ is DataLoader.__iter__ and kind._get_iterator is DataLoader._get_iterator
 

@@ -159,6 +159,24 @@ def seed_generator(generator: Any, number: int) -> None:
         generator.seed(number & 0xFFFFFFFF)
 
 
+def draw_from(generator: Any) -> int:
+    """A number out of somebody's own generator."""
+    if isinstance(generator, torch.Generator):
+        return int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
+    if isinstance(generator, random.Random):
+        return generator.getrandbits(62)
+    if hasattr(generator, "bit_generator"):
+        return int(generator.integers(1 << 62))
+    return int(generator.randint(1 << 31))
+
+
+def global_generators() -> list[Any]:
+    """Those that data code draws from when it names none: python's, torch's on the CPU and numpy's."""
+    found: list[Any] = [random._inst, torch.default_generator]
+    numpy = sys.modules.get("numpy")
+    return found if numpy is None else [*found, numpy.random.mtrand._rand]
+
+
 def own_generators(owner: object) -> list[Any]:
     """The generators that an object and what it is made of hold: a dataset's, its transforms'."""
     found: dict[int, Any] = {}

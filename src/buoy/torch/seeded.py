@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import Dataset, get_worker_info
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from buoy.torch.rng import own_generators, seed_everything, seed_generator
+from buoy.torch.rng import (
+    draw_from,
+    global_generators,
+    mix,
+    own_generators,
+    seed_everything,
+    seed_generator,
+)
 
 Key = tuple[int, Any]
 """What the order hands to a `SeededDataset`: the number to seed with, and the user's own index."""
@@ -67,6 +75,33 @@ class SeededDataset(Dataset[Any]):
             seed_generator(generator, number)
 
 
+class SeededPasses(IterableDataset[Any]):
+    """An iterable dataset in workers that outlive a pass: what they draw in it must not depend on the passes before.
+
+    Each generator is seeded, as a pass begins, from the pass and from what that generator would have drawn first in
+    its worker: workers that were started alike, to share out one shuffled list, go on alike, the others do not.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.inner = dataset
+        self._number = torch.zeros((), dtype=torch.int64)
+        self._number.share_memory_()  # type: ignore[no-untyped-call]  # the workers run when a pass begins
+        self._generators: list[tuple[Any, int]] | None = None
+
+    def begin(self, number: int) -> None:
+        """In the training's process, before an iteration: which pass it is."""
+        self._number.fill_(number & (_MASK >> 1))
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._generators is None:
+            found = [*global_generators(), *own_generators(self.inner)]
+            self._generators = [(generator, draw_from(generator)) for generator in found]
+        number = int(self._number)
+        for generator, first in self._generators:
+            seed_generator(generator, mix(number, first))
+        return iter(self.inner)
+
+
 class WorkerStart:
     """The user's `worker_init_fn`, which must find the user's dataset in `get_worker_info()`, not our wrapper."""
 
@@ -76,7 +111,7 @@ class WorkerStart:
     def __call__(self, worker: int) -> None:
         """In a new worker, before its first item."""
         information = get_worker_info()
-        if information is not None and isinstance(information.dataset, SeededDataset):
+        if information is not None and isinstance(information.dataset, (SeededDataset, SeededPasses)):
             object.__setattr__(
                 information, "dataset", information.dataset.inner
             )  # it refuses a plain assignment
