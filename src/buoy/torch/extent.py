@@ -25,7 +25,7 @@ def changed(then: dict[str, int] | None, now: dict[str, int]) -> str | None:
     """What to say where a pass goes on over other data; None when all that is known of both is the same.
 
     >>> changed({"samples": 100, "batch_size": 10}, {"samples": 120, "batch_size": 10})  # doctest: +ELLIPSIS
-    'a resume will not be bit for bit: the checkpoint was made with 100 samples, now there are 120: ...'
+    'this resume is not bit for bit: the checkpoint was made with 100 samples, now there are 120: ...'
     """
     then = then or {}
     words, other_data = [], False
@@ -42,7 +42,7 @@ def changed(then: dict[str, int] | None, now: dict[str, int]) -> str | None:
         if other_data
         else "the rest of this epoch is cut into other batches; use the same batch size"
     )
-    return f"a resume will not be bit for bit: the checkpoint was made {'; '.join(words)}: {what}"
+    return f"this resume is not bit for bit: the checkpoint was made {'; '.join(words)}: {what}"
 
 
 def _length(thing: Any) -> int | None:
