@@ -14,6 +14,7 @@ from buoy.checkpoint.store import Store
 from buoy.cli import main
 from buoy.view import history, report, timeline
 from buoy.view.chart import charts
+from tests.processes import buoy
 from tests.view.folders import GIB, make_attempt
 
 
@@ -210,6 +211,29 @@ def test_removing_an_unfinished_run_with_checkpoints_needs_yes(
 
     assert main(["runs", "rm", str(run), "--yes"]) == 0
     assert not run.exists()
+    assert "1 attempt, 1 checkpoint)" in capsys.readouterr().err
+
+
+def test_removing_without_a_terminal_says_that_nobody_can_be_asked(tmp_path: Path) -> None:
+    make_attempt(tmp_path / "cats", 5.0)
+
+    piped = buoy("runs", "rm", str(tmp_path / "cats"), input="y\n")
+
+    assert piped.returncode == 2
+    assert "nobody can be asked, nothing was removed" in piped.stderr
+    assert "1 attempt, no checkpoints), without a terminal" in piped.stderr
+    assert "--yes` removes it without asking" in piped.stderr
+    assert (tmp_path / "cats").is_dir()
+
+
+def test_where_there_is_no_run_the_hint_fits_every_verb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert [main([verb]) for verb in ("top", "report", "why")] == [2, 2, 2]
+    hints = {line for line in capsys.readouterr().err.splitlines() if "hint:" in line}
+    assert hints == {"  hint: name its folder, as in `runs/train`; `buoy run -- python train.py` makes one"}
 
 
 def test_removing_refuses_what_is_no_run(tmp_path: Path) -> None:

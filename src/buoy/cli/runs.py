@@ -60,7 +60,7 @@ def _remove(arguments: list[str]) -> int:
     if run["alive"] and (attempt_numbers(folder) or not run["finished"]):
         raise UsageError("this run is still being written, nothing was removed", received=chosen.run,
                          expected="a run that has ended", hint="stop the training first")  # fmt: skip
-    holds = f"{run['attempts'] or 'no'} attempts, {run['checkpoints']} checkpoints"
+    holds = f"{_counted(run['attempts'], 'attempt')}, {_counted(run['checkpoints'], 'checkpoint')}"
     what = f"{printable(folder)} ({format_bytes(run['bytes'])}, {holds})"
     if run["checkpoints"] and not run["finished"] and not chosen.yes:
         raise UsageError(
@@ -76,8 +76,15 @@ def _remove(arguments: list[str]) -> int:
             f"buoy: {printable(folder)} holds the recording of {named}: `buoy why` and `buoy report` will know nothing "
             "of those attempts; their checkpoints stay\n"
         )
+    if not chosen.yes and not (sys.stdin and sys.stdin.isatty()):
+        raise UsageError(
+            "nobody can be asked, nothing was removed",
+            received=f"{what}, without a terminal",
+            expected="a terminal in which to answer, or `--yes`",
+            hint=f"`buoy runs rm {shlex.quote(chosen.run)} --yes` removes it without asking",
+        )
     if not chosen.yes and not _agrees(f"remove {what}? [y/N] "):
-        sys.stderr.write("buoy: nothing was removed; `--yes` removes it without asking\n")
+        sys.stderr.write("buoy: nothing was removed\n")
         return int(ExitCode.FOUND)
     import shutil
 
@@ -94,9 +101,12 @@ def _remove(arguments: list[str]) -> int:
     return int(ExitCode.OK)
 
 
+def _counted(number: int | None, what: str) -> str:
+    amount = "an unknown number of" if number is None else number or "no"
+    return f"{amount} {what}{'s' if number != 1 else ''}"
+
+
 def _agrees(question: str) -> bool:
-    if not sys.stdin or not sys.stdin.isatty():
-        return False  # nobody is there to ask
     sys.stderr.write(question)
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -339,7 +339,7 @@ def find_run(run: str | None = None) -> str:
             "no run found",
             received=start,
             expected="a run folder, or a folder with `runs/` in it",
-            hint=_begin_one() if in_notebook() else f"name one: `buoy why runs/train`; {_begin_one()}",
+            hint=_begin_one() if in_notebook() else f"name its folder, as in `runs/train`; {_begin_one()}",
         )
     return max(runs, key=_last_touched)
 

@@ -34,6 +34,8 @@ class Report:
     files: int = 0
     hidden: int = 0
     """Findings that the baseline knows."""
+    cells: int = 0
+    """Cells that were read as they were run, in place of files."""
 
     @property
     def failed(self) -> bool:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -119,29 +117,11 @@ class Magic:
 
     def _check(self, words: list[str]) -> Any:
         """What was run so far as a notebook, this cell included; `cell 3` of a finding is `In [3]`."""
-        from buoy.view.findings_notebook import check
+        from buoy.view.findings_notebook import check_cells
 
         cells = self._extension.shell.user_ns.get("In") or []
-        sources = [str(cell) for cell in cells[1:]]
-        notebook = {
-            "nbformat": 4,
-            "nbformat_minor": 5,
-            "metadata": {},
-            "cells": [
-                {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": text}
-                for text in sources
-            ],
-        }
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "notebook.ipynb")
-            with open(path, "w", encoding="utf-8") as file:
-                json.dump(notebook, file)
-            before = os.getcwd()
-            os.chdir(folder)  # findings name the file as it is given: `notebook.ipynb`, no folder of ours
-            try:
-                return check("notebook.ipynb")
-            finally:
-                os.chdir(before)
+        name = os.path.basename(self._extension.folder)  # the notebook's, where it is known
+        return check_cells(f"{name}.ipynb", [str(cell) for cell in cells[1:]])
 
     def _report(self, words: list[str]) -> None:
         from buoy.verdict.saved import from_here
