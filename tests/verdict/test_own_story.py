@@ -13,6 +13,7 @@ import pytest
 from folders import DIED_T, PID, Attempt, exited
 
 import buoy
+from buoy.checkpoint.store import Store
 from buoy.cli import main
 from buoy.cli.top import _now
 from buoy.flight.attempt import attempts_of, find_attempt, point_to
@@ -273,3 +274,66 @@ def test_a_loop_that_announced_nothing_may_have_trained_it(tmp_path: Path) -> No
 
     assert (silent.cause.id, silent.cause.cascade) == ("killed", ())
     assert idle.cause.cascade[0].text == "no step of this run had been done"
+
+
+def _saved(run: Path, **about: Any) -> None:
+    saver = Store(str(run)).saver(say=print, event=lambda kind, **values: None)
+    saver.save({"best": {"loss": 0.5}}, about, lambda value: None, wait=True)
+    saver.close()
+
+
+def _opened_with_a_checkpoint(tmp_path: Path, phase: int = 0, **about: Any) -> buoy.Verdict:
+    """A kernel that only made a run again, which had been saved at step 50, and was killed in this phase."""
+    attempt = Attempt(tmp_path, 9)
+    attempt.attempt.update(mode="watch", command=KERNEL)
+    attempt.process(PID, step=0)
+    attempt.samples = [{**row, "step": 0} for row in attempt.samples]
+    newest = str(tmp_path / "runs" / "a" / "checkpoints" / "step-000000050")
+    attempt.event("opened", 5.0, run="../a", newest=newest, counted=0)
+    attempt.write()
+    with (attempt.folder / f"process-{PID}" / "beacon").open("r+b") as file:
+        file.seek(104)
+        file.write(struct.pack("<Q", phase))
+    _saved(tmp_path / "runs" / "a", step=50, **about)
+    point_to(str(tmp_path / "runs" / "a"), find_attempt(str(attempt.folder.parents[1])))
+    return story(tmp_path, "a")
+
+
+def test_one_that_died_before_its_first_new_step_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    verdict = _opened_with_a_checkpoint(tmp_path)
+
+    assert verdict.cause.id == "killed"
+    assert verdict.cause.cascade[0].text == "no further step of this run had been done after step 50"
+    assert verdict.cause.next[0].startswith("go on from step 50")
+
+
+def test_nor_did_one_that_was_only_made_again_lose_what_it_had(tmp_path: Path) -> None:
+    verdict = _opened_with_a_checkpoint(tmp_path, phase=5)
+
+    assert verdict.cause.id == "not-begun"
+    assert "made again at step 50, and no further step" in verdict.cause.claim.text
+
+
+def test_one_that_was_finished_before_is_not_to_be_gone_on_with(tmp_path: Path) -> None:
+    verdict = _opened_with_a_checkpoint(tmp_path, finished=True)
+
+    assert verdict.cause.next[0] == "nothing of its training was lost: its last checkpoint holds the end"
+    assert not any("go on from" in step for step in verdict.cause.next)
+
+
+def test_the_card_of_an_attempt_whose_run_was_finished_later_says_so(kernel: Attempt, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "b"
+    _saved(run, step=30)
+    before = story(tmp_path, "b").cause.next[0]
+    _second_attempt(kernel, tmp_path)
+    ends = [{"kind": "training", "run": "../b", "step": 30}, {"kind": "trained", "run": "../b", "step": 600}]
+    later = kernel.folder.with_name("0002") / "events.jsonl"
+    later.write_text("".join(json.dumps({**event, "finished": True}) + "\n" for event in ends))
+    point_to(str(run), find_attempt(str(tmp_path / "runs" / "train"), 2))
+    _saved(run, step=600, finished=True)
+
+    assert before.startswith("go on from step 30")
+    assert story(tmp_path, "train", 1).cause.next[0] == "nothing: attempt 2 finished it later, at step 600"
+    (kernel.folder / "verdict.json").write_text(json.dumps(story(tmp_path, "b", 1).to_json()))
+    shown = report.as_json(history.read(str(run)))["attempts"][0]["verdict"]["cause"]["next"]
+    assert shown[0] == "nothing: attempt 2 finished it later, at step 600"

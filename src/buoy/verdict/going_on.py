@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from buoy.flight.attempt import is_kernel
-from buoy.flight.trainings import Training
+from buoy.flight.attempt import attempts_of, is_kernel
+from buoy.flight.log import read_lines
+from buoy.flight.trainings import Training, training_of
 from buoy.units import format_duration
 from buoy.verdict.model import Verdict
 from buoy.verdict.saved import Saved, is_in_a_loop_of_its_own, last_save, newest_checkpoint, saved_of
@@ -112,16 +114,41 @@ def with_its_checkpoints(verdict: Verdict, evidence: Evidence, own: Training) ->
     if not own.opened and not own.began:
         return verdict
     told = go_on(evidence)
+    done = what_to_do(FINISHED, verdict.run, False).replace("nothing", "nothing of its training was lost", 1)
     if own.finished:
-        done = what_to_do(FINISHED, verdict.run, False).replace(
-            "nothing", "nothing of its training was lost", 1
-        )
         steps = [step for step in verdict.cause.next if step != told]
         if verdict.cause.id in WANTS_MEMORY:
             steps = [
                 "what was asked for after the training was too much: free what it holds first, or take less"
             ]
         return replace(verdict, cause=replace(verdict.cause, next=(done, *steps)))
-    better = go_on_from(evidence, saved_of(verdict.run, evidence, own))
+    found = newest_checkpoint(verdict.run) if not own.began else None
+    if found is not None and found.about.get("finished") is True:
+        better = done  # it was opened to be used, or to be trained further
+    else:
+        since = finished_since(evidence, verdict.run)
+        better = since or go_on_from(evidence, saved_of(verdict.run, evidence, own))
     steps = [better if step == told else step for step in verdict.cause.next]
+    in_kernel = is_kernel(evidence.attempt.get("command"))
+    died = evidence.is_dead and verdict.cause.id != "clean-exit"
+    if found is not None and in_kernel and died and better not in steps:
+        # A kernel that had trained nothing is not advised to go on, but this run had been trained before.
+        steps.insert(len(steps) if verdict.cause.id in WANTS_MEMORY else 0, better)
     return replace(verdict, cause=replace(verdict.cause, next=tuple(steps)))
+
+
+def finished_since(evidence: Evidence, run_folder: str) -> str | None:
+    """What is left to do about an end after which a later attempt finished the run; None where none did."""
+    known = attempts_of(run_folder)
+    here = [os.path.realpath(attempt.folder) for attempt in known]
+    mine = os.path.realpath(evidence.folder)
+    for attempt in known[here.index(mine) + 1 :] if mine in here else ():
+        lines = read_lines(os.path.join(attempt.folder, "events.jsonl"))
+        events = [line for line in lines if isinstance(line, dict)]
+        later = training_of(events, attempt.run_folder, run_folder)
+        if later.finished:
+            is_other = attempt.run_folder != os.path.dirname(os.path.dirname(evidence.folder))
+            of = f" of {printable(os.path.basename(attempt.run_folder), 40)}" if is_other else ""
+            at = f", at step {later.step}" if later.step else ""
+            return f"nothing: attempt {attempt.number}{of} finished it later{at}"
+    return None

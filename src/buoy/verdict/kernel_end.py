@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 
 from buoy.flight.attempt import is_kernel
 from buoy.flight.trainings import Training, training_of
-from buoy.verdict.going_on import FINISHED, LEFT, NOT_BEGUN, UNSAVED, WANTS_MEMORY, go_on, what_to_do
+from buoy.verdict.going_on import (
+    FINISHED,
+    LEFT,
+    NOT_BEGUN,
+    UNSAVED,
+    WANTS_MEMORY,
+    finished_since,
+    go_on,
+    what_to_do,
+)
 from buoy.verdict.model import Cause, Claim, Verdict
 from buoy.verdict.own_story import IDLE, before, fate, grade_of, what_became
 from buoy.verdict.saved import from_here, is_in_a_loop_of_its_own
@@ -108,5 +117,6 @@ def _advice(verdict: Verdict, evidence: Evidence, told: list[tuple[str, str, Tra
     again = "nothing of its trainings was lost: they were finished"
     if left is not None:
         folder, story, own = left
-        again = f"{printable(os.path.basename(folder), 40)}: {what_to_do(story, folder, True, own)}"
+        todo = finished_since(evidence, folder) or what_to_do(story, folder, True, own)
+        again = f"{printable(os.path.basename(folder), 40)}: {todo}"
     return [TOO_MUCH, again] if verdict.cause.id in WANTS_MEMORY else [again, *steps]

@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING
 from buoy.flight.attempt import is_kernel
 from buoy.flight.trainings import Training, training_of
 from buoy.units import format_duration
-from buoy.verdict.going_on import FINISHED, LEFT, NOT_BEGUN, UNSAVED, what_to_do, with_its_checkpoints
+from buoy.verdict.going_on import (
+    FINISHED,
+    LEFT,
+    NOT_BEGUN,
+    UNSAVED,
+    finished_since,
+    what_to_do,
+    with_its_checkpoints,
+)
 from buoy.verdict.model import Cause, Claim, Grade, Reading, Verdict, Where
 from buoy.verdict.now import is_asked_by_itself, waits_for_us
-from buoy.verdict.saved import from_here
+from buoy.verdict.saved import from_here, step_at_opening
 from buoy.verdict.values import number, printable
 
 if TYPE_CHECKING:
@@ -55,7 +63,12 @@ def of_run(verdict: Verdict, evidence: Evidence, run_folder: str, whole: bool = 
             named = replace(named, where=replace(named.where, step=step, epoch=None))
         return _with_progress(with_its_checkpoints(named, evidence, own), evidence, own)
     words = _words(story, own, evidence, waits)
+    found = step_at_opening(evidence, run_folder)
+    if story == NOT_BEGUN and found:
+        words = f"This run was made again at step {found}, and no further step of it was done"
     hint = what_to_do(story, run_folder, in_kernel, own, not evidence.is_dead)
+    if story in (LEFT, UNSAVED):
+        hint = finished_since(evidence, run_folder) or hint
     reading = _reading(story, own)
     return replace(
         verdict,
@@ -203,7 +216,9 @@ def _with_progress(verdict: Verdict, evidence: Evidence, own: Training) -> Verdi
         at = f" at step {own.step}" if own.step else ""
         claim = Claim(f"its training had stopped{at}; a loop without a run trained since", "certain")
     elif own.opened and not own.began:
-        claim = Claim("no step of this run had been done", "likely")
+        step = step_at_opening(evidence, verdict.run)
+        after = f"no further step of this run had been done after step {step}"
+        claim = Claim(after if step else "no step of this run had been done", "likely")
     else:
         return verdict
     return replace(verdict, cause=replace(verdict.cause, cascade=(claim, *verdict.cause.cascade)))

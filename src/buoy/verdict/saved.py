@@ -46,6 +46,15 @@ def newest_checkpoint(run_folder: str) -> Entry | None:
     return next((entry for entry in Store(run_folder).list() if entry.complete), None)
 
 
+def step_at_opening(evidence: Evidence, run_folder: str) -> int | None:
+    """The step of the checkpoint that this run found when it was made in this process; None where it found none."""
+    recording = os.path.dirname(os.path.dirname(evidence.folder))
+    name = os.path.relpath(os.path.abspath(run_folder), recording)
+    made = [event for event in evidence.events_of("opened") if event.get("run") == name]
+    newest = text(made[-1].get("newest")) if made else None
+    return step_in_name(newest) if newest else None
+
+
 def last_save(evidence: Evidence) -> Saved | None:
     """The last thing that the recording saw saved, by the run that trained last."""
     saves = [event for event in evidence.events_of("save") if text(event.get("path"))]
