@@ -70,10 +70,14 @@ def test_hovering_tells_the_value_and_the_moment(browser: Browser) -> None:
 
 def test_dragging_zooms_and_a_double_click_shows_all_again(browser: Browser) -> None:
     still = browser.value(f"{CHART}.querySelector('g').getAttribute('transform')")
+    reading = f"{CHART}.closest('figure').querySelector('span').textContent"
     x, y, wide, high = box(browser)
     browser.mouse("mousePressed", x + wide / 4, y + high / 2, clicks=1)
     browser.mouse("mouseMoved", x + wide / 2, y + high / 2, clicks=1)
+    dragged = browser.value(reading)
     browser.mouse("mouseReleased", x + wide / 2, y + high / 2, clicks=1)
+    after = browser.value(reading)
+    cursor = browser.value(f"{CHART}.querySelector('.cursor').getAttribute('x1')")
     zoomed = browser.value(f"{CHART}.querySelector('g').getAttribute('transform')")
     axis = browser.value("document.querySelector('#whole .lives div + div').textContent")
     browser.screenshot(SCREENS / "report-zoomed.png")
@@ -82,6 +86,8 @@ def test_dragging_zooms_and_a_double_click_shows_all_again(browser: Browser) -> 
         browser.mouse("mouseReleased", x + wide / 3, y + high / 2, clicks=clicks)
 
     assert still is None
+    assert "attempt 1, " in dragged  # the reading under the pointer, which is another after the zoom
+    assert after.startswith("highest ") and cursor == "-9"
     assert "scale(3.9" in zoomed or "scale(4" in zoomed
     assert axis.startswith("attempt 1, 3") and "attempt 1, 1 h" in axis  # from where to where
     assert browser.value("document.querySelector('#whole .lives').textContent").startswith("attempt1: 2 h")

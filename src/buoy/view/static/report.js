@@ -30,7 +30,8 @@
       const svg = root.querySelector('[data-chart="' + chart.id + '"]');
       const cursor = make("line", { class: "cursor", y1: 0, y2: high, x1: -9, x2: -9 }, svg);
       const chosen = make("rect", { class: "chosen", y: 0, height: high, x: -9, width: 0 }, svg);
-      return { chart, svg, cursor, chosen, say: svg.closest("figure").querySelector("span") };
+      const say = svg.closest("figure").querySelector("span");
+      return { chart, svg, cursor, chosen, say, still: say.textContent };
     });
     const axis = root.querySelector(".lives div + div"), lives = [...axis.childNodes];
     const edge = (side, bucket) => {
@@ -42,7 +43,11 @@
     const place = (bucket) => (bucket - view[0]) / (view[1] - view[0]) * wide;
     const draw = () => {
       const share = wide / (view[1] - view[0]);
-      for (const { svg } of panes) {
+      for (const { svg, cursor, say, still } of panes) {
+        // What was under the pointer is elsewhere now.
+        cursor.setAttribute("x1", -9);
+        cursor.setAttribute("x2", -9);
+        say.textContent = still;
         // One transform stretches the still picture: strokes do not scale, so it stays sharp.
         svg.querySelector("g").setAttribute("transform", "translate(" + -view[0] * share + ",0) scale(" + group.buckets / (view[1] - view[0]) + ",1)");
       }
