@@ -321,13 +321,34 @@ def test_restore_of_an_older_step_says_what_a_training_makes_of_it(run: Path, tm
     both = ckpt("restore", run, "--to", tmp_path / "fresh" / f"{run.name}-from-100")
     back = ckpt("restore", run, 100, "--to", tmp_path / "fresh" / f"{run.name}-from-100")
 
-    assert "goes on from it without a mirror, from step" in same.stdout
+    assert (
+        f"goes on from it without a mirror, and from step 300 with the mirror {run.parent}\n" in same.stdout
+    )
     assert f"buoy ckpt restore {run} 100 --to" in same.stderr and f"{run.name}-from-100`" in same.stderr
     assert other.stdout.endswith(
         "; a training that uses this folder goes on from it\n"
     ) and not other.stderr.count("hint")
     assert both.stdout.endswith("; a training that uses this folder goes on from it\n")
     assert "which has newer ones too: a training that uses it goes on from step" in back.stdout
+
+
+def test_a_restore_into_itself_says_that_it_is_there_and_how_to_go_back(run: Path) -> None:
+    """Nobody has named a mirror: the answer does not speak of one that is wrong."""
+    older = ckpt("restore", run, 100, "--to", run)
+    newest = ckpt("restore", run, "--to", run, "--format", "json")
+    missing = ckpt("restore", run, 150, "--to", run)
+    above = ckpt("restore", run, 100, "--to", run.parent)
+    back = ckpt("restore", run, 100, "--to", f"{run}-from-100")
+    flip(run, 100, "state.safetensors")
+    damaged = ckpt("restore", run, 100, "--to", run)
+
+    assert older.returncode == 0 and f"step 100 is already in {run}, which has newer ones too" in older.stdout
+    assert f"`buoy ckpt restore {run} 100 --to {run}-from-100`" in older.stderr
+    assert newest.returncode == 0 and json.loads(newest.stdout)["step"] == 300
+    assert missing.returncode == 1 and "no good checkpoint of step 150" in missing.stderr
+    assert above.returncode == 2 and "a folder that holds it" in above.stderr
+    assert back.returncode == 0
+    assert damaged.returncode == 1 and "no good checkpoint of step 100" in damaged.stderr
 
 
 def test_a_restore_that_brings_nothing_leaves_nothing_behind(run: Path, tmp_path: Path) -> None:

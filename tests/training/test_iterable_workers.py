@@ -14,13 +14,15 @@ from buoy.torch.data import Feeds, Pass, Place
 class SharedList(IterableDataset[Any]):
     """Workers shuffle one list alike, take turns in it, and add noise."""
 
+    noise: random.Random
+
     def __iter__(self) -> Iterator[tuple[int, float]]:
         information = get_worker_info()
         assert information is not None
         indices = list(range(12))
         random.shuffle(indices)
         for index in indices[information.id :: information.num_workers]:
-            yield index, float(information.dataset.noise.random())
+            yield index, float(self.noise.random())
 
 
 def started_alike(worker: int) -> None:
@@ -28,7 +30,7 @@ def started_alike(worker: int) -> None:
     random.seed(5)
     information = get_worker_info()
     assert information is not None and isinstance(information.dataset, SharedList)
-    information.dataset.noise = random.Random(worker)  # type: ignore[attr-defined]
+    information.dataset.noise = random.Random(worker)
 
 
 class OfItsOwn(DataLoader[Any]):
@@ -44,7 +46,7 @@ def loader(kind: type[DataLoader[Any]] = DataLoader) -> DataLoader[Any]:
 
 def left(opened: Pass) -> list[tuple[int, float]]:
     items = []
-    while (item := next(opened, None)) is not None:  # type: ignore[call-overload]
+    while (item := next(opened, None)) is not None:
         items.append(item)
     return items
 

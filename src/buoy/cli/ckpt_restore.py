@@ -7,16 +7,12 @@ import json
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING
 
 from buoy.checkpoint import lock
 from buoy.checkpoint.store import Store
 from buoy.cli.ckpt_which import hint, one_checkpoint, runs_in, say, short, step_number
-from buoy.errors import ExitCode, RunFolderError, UsageError
+from buoy.errors import BuoyError, ExitCode, RunFolderError, UsageError
 from buoy.machine.disk import folders_to_make
-
-if TYPE_CHECKING:
-    from buoy.checkpoint.mirror import Mirror
 
 
 def restore(options: argparse.Namespace) -> ExitCode:
@@ -47,6 +43,8 @@ def restore(options: argparse.Namespace) -> ExitCode:
         raise UsageError("which run of this mirror?", received=words[0], expected="MIRROR/RUN",
                          hint=f"`buoy ckpt restore {shlex.quote(words[0].rstrip('/') + '/cats')}`")  # fmt: skip
     to = os.path.abspath(os.path.expanduser(options.to or os.path.join("runs", name)))
+    if not is_url(full) and _holds(to, full):
+        return _already_there(to, full, words[0], step, options.format)
     mirror = Mirror(to, where, Keep(), name)
     bar = Progress("fetching", 0)
     made = folders_to_make(os.path.join(to, "checkpoints"))
@@ -66,34 +64,75 @@ def restore(options: argparse.Namespace) -> ExitCode:
         bar.close()
         if brought is None:
             _remove_empty(made)
-    if options.format == "json":
-        answer = {"schema": "buoy.checkpoints/1", "run": to, "step": brought}
-        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
     if brought is None:
-        say(f"{words[0]} has no good checkpoint" + (f" of step {step}" if step is not None else ""))
-    elif options.format != "json":
+        return _tell_none(to, words[0], step, options.format)
+    if options.format == "json":
+        _print_json(to, brought)
+    else:
         new = before != {entry.folder for entry in Store(to).list()}
-        _tell_restored(to, brought, "is" if new else "was already", mirror, name)
-    return ExitCode.OK if brought is not None else ExitCode.FOUND
+        there = mirror.newest_step() if os.path.basename(to) == name else None
+        _tell_restored(to, brought, "is" if new else "was already", f"{mirror.shown}/{name}", there)
+    return ExitCode.OK
 
 
-def _tell_restored(to: str, step: int, verb: str, mirror: Mirror, name: str) -> None:
-    """What a training will make of it: the newest wins, here or in a mirror folder of the same name."""
+def _holds(folder: str, other: str) -> bool:
+    folder, other = os.path.realpath(folder), os.path.realpath(other)
+    return os.path.commonpath([folder, other]) == folder
+
+
+def _already_there(to: str, source: str, given: str, step: int | None, output: str) -> ExitCode:
+    """From a run folder into itself: there is nothing to bring, only to say how one goes back to that step."""
+    if os.path.realpath(to) != os.path.realpath(source):
+        aside = f"{given.rstrip('/')}-restored"
+        raise UsageError("a run cannot be restored into a folder that holds it", received=f"{given} to {short(to)}",
+                         expected="a run folder of its own", hint=f"`--to {shlex.quote(aside)}`")  # fmt: skip
+    store = Store(to)
+    for entry in store.list():
+        if step is not None and entry.step != step:
+            continue
+        try:
+            store.open(entry)
+        except BuoyError as error:
+            say(f"{error.message}: {error.received}")
+            continue
+        if output == "json":
+            _print_json(to, entry.step)
+        else:
+            _tell_restored(to, entry.step, "is already", short(to), None)
+        return ExitCode.OK
+    return _tell_none(to, given, step, output)
+
+
+def _print_json(to: str, step: int | None) -> None:
+    answer = {"schema": "buoy.checkpoints/1", "run": to, "step": step}
+    sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+
+
+def _tell_none(to: str, given: str, step: int | None, output: str) -> ExitCode:
+    if output == "json":
+        _print_json(to, None)
+    say(f"{given} has no good checkpoint" + (f" of step {step}" if step is not None else ""))
+    return ExitCode.FOUND
+
+
+def _tell_restored(to: str, step: int, verb: str, source: str, there: int | None) -> None:
+    """What a training will make of it: the newest wins, here or in a mirror folder of the same name (`there`)."""
     here = next(entry.step for entry in Store(to).list() if entry.complete)
-    there = mirror.newest_step() if os.path.basename(to) == name else None
     if here > step:
         after = f", which has newer ones too: a training that uses it goes on from step {here}"
     elif there is not None and there > step:
-        after = f"; a training that uses this folder goes on from it without a mirror, from step {there} with this one"
+        after = (
+            f"; a training that uses this folder goes on from it without a mirror, and from step {there} with "
+            f"the mirror {os.path.dirname(source)}"
+        )
     else:
         after = "; a training that uses this folder goes on from it"
     sys.stdout.write(f"step {step} {verb} in {short(to)}{after}\n")
     if max(here, there or 0) > step:
-        aside = (
-            f"{shlex.quote(f'{mirror.shown}/{name}')} {step} --to {shlex.quote(f'{short(to)}-from-{step}')}"
-        )
-        hint(f"to go on from step {step}, give the training a folder of another name, which has a mirror of its own: "
-              f"`buoy ckpt restore {aside}`")  # fmt: skip
+        aside = f"{shlex.quote(source)} {step} --to {shlex.quote(f'{short(to)}-from-{step}')}"
+        apart = ", which has a mirror of its own" if there is not None else ""
+        hint(f"to go on from step {step}, give the training a folder of another name{apart}: "
+             f"`buoy ckpt restore {aside}`")  # fmt: skip
 
 
 def _remove_empty(folders: list[str]) -> None:
