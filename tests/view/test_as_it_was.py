@@ -104,6 +104,16 @@ def test_steps_too_few_to_time_are_said_to_be_missing(tmp_path: Path) -> None:
     assert 'data-chart="step_seconds"' not in text
 
 
+def test_an_attempt_without_a_curve_is_named_below_those_that_have_one(tmp_path: Path) -> None:
+    make_attempt(tmp_path / "run", 60.0)
+    alone = page(read(str(tmp_path / "run")))
+    recorded(tmp_path / "run", stretch(0.2, 1.6, 1, 300.0))
+    text = page(read(str(tmp_path / "run")))
+
+    assert 'data-chart="step_seconds"' in alone and "Not told for" not in alone
+    assert text.count("Not told for attempt 2: that takes 2 s of steps without a pause.") == 1
+
+
 def test_card_table_and_axis_tell_one_duration(tmp_path: Path) -> None:
     for _ in range(2):
         folder = make_attempt(tmp_path / "run", 27.0)

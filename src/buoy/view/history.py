@@ -18,7 +18,8 @@ from buoy.view.liveness import is_alive
 MOST_BYTES = 12 << 20
 """Of one attempt's samples at full rate: ten minutes are about 1 MiB, so this is only met by damage."""
 
-_LEAST_SECONDS = 2.0
+LEAST_SECONDS = 2.0
+"""Of steps without a pause: what is shorter tells no time per step."""
 
 Step = tuple[float, float, bool]
 """Seconds since the attempt began, the step, and whether nothing ran then."""
@@ -46,6 +47,11 @@ class Life:
     def ended(self) -> bool:
         """Whether the sidecar wrote its end, or a verdict was given."""
         return self.verdict is not None or any(event.get("kind") == "end" for event in self.events)
+
+    @property
+    def is_untimed(self) -> bool:
+        """Whether steps were made, and too few at a stretch to tell their time."""
+        return bool(self.last.get("step")) and "step_seconds" not in self.series
 
     def since_start(self, event: dict[str, Any]) -> float | None:
         """When an event happened, in seconds since the attempt began; the wall clock may have moved, `t` does not."""
@@ -177,8 +183,8 @@ def read_life(attempt: Attempt, every: int = 1) -> Life:
         life.last = {**life.last, "step": beacon.step, "phase": beacon.phase}
     if not samples and not minutes:
         life.missing.append("samples: nothing was measured in this attempt")
-    elif (steps := life.last.get("step")) and "step_seconds" not in life.series:
-        least = f"{_LEAST_SECONDS:.0f} s"
+    elif life.is_untimed:
+        least, steps = f"{LEAST_SECONDS:.0f} s", life.last["step"]
         life.missing.append(f"time per step: of its {steps} steps no {least} without a pause were recorded")
     if not life.ended and not life.alive:
         life.missing.append("its end: the log stops without one")
@@ -320,7 +326,7 @@ def _step_times(steps: list[Step]) -> list[Point]:
             since, stepped = (moment, step), False
         elif step > since[1] and not stepped:
             since, stepped = (moment, step), True
-        elif step > before and moment - since[0] >= _LEAST_SECONDS:  # not at a sample that only waits
+        elif step > before and moment - since[0] >= LEAST_SECONDS:  # not at a sample that only waits
             each = (moment - since[0]) / (step - since[1])
             # From where it began: at its end alone, the last one would be a single dot.
             points += [(since[0], each, each), (moment, each, each)]

@@ -19,7 +19,7 @@ from buoy.units import format_bytes, format_duration
 from buoy.verdict.values import printable
 from buoy.view import changes, chart, planned, timeline
 from buoy.view.card import verdict_card
-from buoy.view.history import History, Life
+from buoy.view.history import LEAST_SECONDS, History, Life
 from buoy.view.places import without_places
 
 SCHEMA = "buoy.report/1"
@@ -213,7 +213,20 @@ def _figure(item: chart.Chart, axis: timeline.Axis, marks: list[dict[str, Any]])
     labels = "".join(f'<i style="top:{top}%">{escape(label)}</i>' for top, label in chart.ticks(item))
     return (
         f"<figure><figcaption>{escape(item.title)}<span>{said}</span></figcaption>"
-        f'<div class="plot"><div class="ticks">{labels}</div>{chart.svg(item, axis, marks)}</div></figure>'
+        f'<div class="plot"><div class="ticks">{labels}</div>{chart.svg(item, axis, marks)}</div>'
+        f"{_untimed(axis) if item.id == 'step_seconds' else ''}</figure>"
+    )
+
+
+def _untimed(axis: timeline.Axis) -> str:
+    """Which attempts have no curve beside those that have one, and why."""
+    numbers = [str(stretch.life.number) for stretch in axis.stretches if stretch.life.is_untimed]
+    if not numbers:
+        return ""
+    named = ", ".join(numbers[:8]) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+    return (
+        f'<p class="soft">Not told for attempt{"s" if len(numbers) > 1 else ""} {named}: '
+        f"that takes {LEAST_SECONDS:.0f} s of steps without a pause.</p>"
     )
 
 
