@@ -198,7 +198,7 @@ def test_magics_answer_in_words(start: Start) -> None:
 def test_what_cannot_be_written_or_mended_here_is_said_in_a_notebooks_words(
     start: Start, tmp_path: Path
 ) -> None:
-    kernel = start()
+    kernel = start(JPY_SESSION_NAME="/content/Cats.ipynb")
     kernel.run("%load_ext buoy")
     kernel.run("import torch\nlosses = []\nfor batch in []:\n    losses.append(loss)\n    loss.backward()")
     printed = kernel.run("print(repr(get_ipython().run_line_magic('buoy', 'check')))")
@@ -208,6 +208,7 @@ def test_what_cannot_be_written_or_mended_here_is_said_in_a_notebooks_words(
     found = "".join(item.get("text", "") for item in printed)
     assert "(change the cell)" in found
     assert "--fix" not in found
+    assert "Cats.ipynb:cell 2:4:" in found and "in 3 cells run so far" in found
     assert "srcdoc" in report  # it is shown all the same
     assert "cannot write the report" in report
     assert "`!buoy report RUN -o FILE` writes it elsewhere" in report
