@@ -59,6 +59,24 @@ def test_the_mirror_of_another_run_is_refused_at_the_start(tmp_path: Path) -> No
     assert (tmp_path / "drive" / "run" / "checkpoints" / "step-000000010" / MANIFEST).read_bytes() == before
 
 
+def test_a_run_whose_folder_was_renamed_tells_once_what_stays_in_the_mirror(tmp_path: Path) -> None:
+    drive = tmp_path / "drive"
+    mirrored(tmp_path / "run", drive, 10)
+    shutil.copytree(tmp_path / "run", tmp_path / "copied")
+    copied = Mirror(str(tmp_path / "copied"), str(drive), Keep()).doubts
+    (tmp_path / "run").rename(tmp_path / "cats")
+    renamed = Mirror(str(tmp_path / "cats"), str(drive), Keep()).doubts
+    elsewhere = Mirror(str(tmp_path / "cats"), str(tmp_path / "other"), Keep()).doubts
+    claim(FolderHome(str(drive), "cats"), str(tmp_path / "cats"), "next", "there")
+    again = Mirror(str(tmp_path / "cats"), str(drive), Keep()).doubts
+
+    before = f"its copies in {drive}/run stay as they are, new ones go to {drive}/cats"
+    assert [words for words in renamed if words.endswith(before)] == [
+        f"this run's folder was called run before: {before}"
+    ]
+    assert not any("before" in words for words in [*copied, *elsewhere, *again])
+
+
 def test_a_store_that_only_a_url_reaches_has_an_owner_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,7 +23,14 @@ from buoy.checkpoint.home_folder import FolderHome, mount_point
 from buoy.checkpoint.homes import is_url
 from buoy.checkpoint.mirror_place import check, check_is_elsewhere, place_of, shared_disk
 from buoy.checkpoint.mirror_status import STATUS, safety
-from buoy.checkpoint.owner import life_of, owner_there, refuse_anothers, short_name
+from buoy.checkpoint.owner import (
+    is_home_of,
+    life_of,
+    name_before,
+    owner_there,
+    refuse_anothers,
+    short_name,
+)
 from buoy.checkpoint.passed_over import PassedOver, Unusable
 from buoy.checkpoint.retention import Keep
 from buoy.errors import BuoyError, UsageError
@@ -87,12 +94,25 @@ class Mirror:
             self._refuse_anothers()
 
     @property
-    def doubt(self) -> str | None:
-        """What a person should know of the place before training; None when there is nothing."""
+    def doubts(self) -> list[str]:
+        """What a person should know of the place before training."""
+        if self.log_folder is None:
+            return []
         try:
-            return shared_disk(self.where, self._run) if self.log_folder is not None else None
+            found = [shared_disk(self.where, self._run), self._left_behind()]
         except OSError:
-            return None  # the search says what is wrong with it
+            return []  # the search says what is wrong with it
+        return [words for words in found if words is not None]
+
+    def _left_behind(self) -> str | None:
+        """The place of a run whose folder was renamed: nothing is copied there any more, and nothing removed."""
+        name = name_before(self._run)
+        if name is None or not is_home_of(owner_there(FolderHome(self.where, name, self._mount)), self._run):
+            return None
+        return (
+            f"this run's folder was called {name} before: its copies in {self.shown}/{name} stay as they are, "
+            f"new ones go to {self.shown}/{self._name}"
+        )
 
     @property
     def seconds_to_copy(self) -> float:

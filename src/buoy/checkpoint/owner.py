@@ -102,6 +102,19 @@ def adopt(home: Home, run: str) -> None:
         write_json(os.path.join(run, FILE), there)
 
 
+def name_before(run: str) -> str | None:
+    """What this run's folder was called when a training last used its mirror, if it is no longer there."""
+    here = read_json(os.path.join(run, FILE)) or {}
+    name, path = str(here.get("run") or "").rpartition("/")[2], here.get("path")
+    is_gone = isinstance(path, str) and not os.path.exists(path)
+    return name if is_gone and name and name != os.path.basename(os.path.abspath(run)) else None
+
+
+def is_home_of(there: dict[str, str] | None, run: str) -> bool:
+    """Whether the home's owner is the run that this folder holds."""
+    return there is not None and there["id"] == _id_here(run)
+
+
 def _known(data: bytes | None) -> dict[str, str] | None:
     try:
         owner: Any = json.loads(data) if data else None

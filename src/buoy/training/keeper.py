@@ -99,8 +99,8 @@ class Keeper:
         self._loops = 0
         self._alarm = self._stopped = self._ending = self._finished = False
         attempt = self.recorder.attempt
-        if self._mirror is not None and self._mirror.doubt is not None:
-            say(self._mirror.doubt)
+        for doubt in self._mirror.doubts if self._mirror is not None else ():
+            say(doubt)
         self._with_mirror(lambda mirror: mirror.start(attempt.folder if attempt is not None else None))
 
     # -- the start --------------------------------------------------------------------------------------------
