@@ -78,21 +78,19 @@ class Extension:
         self.record()
 
     def _tell_of_the_last(self) -> None:
-        """The kernels of this folder that died since one began here; more than one only where several lived at once."""
+        """The kernels of this folder that died since one began here: several, where several lived at once."""
         if not is_run(self.folder):
             return
         known = lives(self.folder)
-        dead = [
-            verdict for life in unseen(known)[:_MOST] if (verdict := death(self.folder, life)) is not None
-        ]
-        for verdict in dead:
+        dead = [verdict for life in unseen(known) if (verdict := death(self.folder, life)) is not None]
+        for verdict in dead[:_MOST]:
             _tell(verdict, self.folder)
         if not dead:
             return
         self.told = find_attempt(self.folder, dead[0].attempt)
         if len(dead) > 1 or any(life.ended is None for life in known):
             show_text(
-                f"buoy: more than one kernel at a time recorded into {printable(from_here(self.folder))}: "
+                f"buoy: more than one kernel recorded into {printable(from_here(self.folder))}: "
                 f"whether attempt {dead[0].attempt} was this notebook's cannot be told"
             )
 
