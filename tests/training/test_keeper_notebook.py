@@ -74,7 +74,7 @@ def test_a_loop_cell_run_again_after_its_end_says_that_it_trains_on(tmp_path: Pa
         kernel.end()
 
     ended = "the epochs of this Run had ended, at step"
-    hint = ". To train only what is missing of {}, run the cell that makes the Run before it\n"
+    hint = ". To train only what is missing of {}, first run the cell that makes the Run\n"
     assert ended not in said[0]
     assert said[1] == f"buoy: {ended} 4; training 3 more{hint.format(3)}"
     assert ended not in said[2]  # made again, it trains what is missing

@@ -23,7 +23,7 @@ class Again:
         """`left` of the epochs asked for are to be trained. In the same cell, or in a script, it is a second phase."""
         if self._cell is None or self._cell == _cell() or not left:
             return
-        hint = f". To train only what is missing of {asked}, run the cell that makes the Run before it"
+        hint = f". To train only what is missing of {asked}, first run the cell that makes the Run"
         self._say(
             f"the epochs of this Run had ended, at step {step}; training {left} more"
             + (hint if self._folder is not None else "")
