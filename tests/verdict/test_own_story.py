@@ -337,3 +337,6 @@ def test_the_card_of_an_attempt_whose_run_was_finished_later_says_so(kernel: Att
     (kernel.folder / "verdict.json").write_text(json.dumps(story(tmp_path, "b", 1).to_json()))
     shown = report.as_json(history.read(str(run)))["attempts"][0]["verdict"]["cause"]["next"]
     assert shown[0] == "nothing: attempt 2 finished it later, at step 600"
+
+    _saved(run, step=700)  # trained further than it was meant to be at first
+    assert story(tmp_path, "train", 1).cause.next[0].startswith("go on from step 700")

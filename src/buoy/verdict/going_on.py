@@ -139,15 +139,18 @@ def with_its_checkpoints(verdict: Verdict, evidence: Evidence, own: Training) ->
 
 def finished_since(evidence: Evidence, run_folder: str) -> str | None:
     """What is left to do about an end after which a later attempt finished the run; None where none did."""
+    kept = newest_checkpoint(run_folder)
+    if kept is not None and kept.about.get("finished") is not True:
+        return None  # what was finished has been trained further since: there is something to go on from
     known = attempts_of(run_folder)
     here = [os.path.realpath(attempt.folder) for attempt in known]
     mine = os.path.realpath(evidence.folder)
-    for attempt in known[here.index(mine) + 1 :] if mine in here else ():
+    for attempt in reversed(known[here.index(mine) + 1 :] if mine in here else ()):
         lines = read_lines(os.path.join(attempt.folder, "events.jsonl"))
         events = [line for line in lines if isinstance(line, dict)]
         later = training_of(events, attempt.run_folder, run_folder)
         if later.finished:
-            is_other = attempt.run_folder != os.path.dirname(os.path.dirname(evidence.folder))
+            is_other = os.path.realpath(attempt.run_folder) != os.path.dirname(os.path.dirname(mine))
             of = f" of {printable(os.path.basename(attempt.run_folder), 40)}" if is_other else ""
             at = f", at step {later.step}" if later.step else ""
             return f"nothing: attempt {attempt.number}{of} finished it later{at}"
