@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import buoy
 from buoy.checkpoint.store import Store
+from buoy.keras import held
 from buoy.keras.pipeline_reading import examine
 from buoy.keras.state import to_tensor, write_weights_h5
 
@@ -48,7 +49,8 @@ def model(width: int = 3) -> Any:
 
 
 def fit(folder: str, *more: Any, width: int = 3, **options: Any) -> tuple[Any, Any, str]:
-    """(model, history, what was said) of a training of 5 steps per epoch."""
+    """(model, history, what was said) of a training of 5 steps per epoch, as in a process that starts anew."""
+    held._ended.clear()
     made = model(width)
     given = {"x": X, "y": Y, "batch_size": 8, "epochs": 2, "verbose": 0, **options}
     guard = buoy.keras.Guard(folder, save=2)
@@ -91,6 +93,114 @@ def a_finished_run_trains_on_when_more_epochs_are_asked_for(folder: str) -> None
 
     assert history.epoch == [0, 1, 2]
     assert history.history["loss"][:2] == before.history["loss"]
+
+
+def once_more(made: Any, guard: Any, **options: Any) -> tuple[Any, str]:
+    """(history, what was said) of a further `fit` in the same process."""
+    given = {"x": X, "y": Y, "batch_size": 8, "verbose": 0, **options}
+    made.run_eagerly = True  # sooner than a graph for a few steps
+    with redirect_stderr(StringIO()) as said:
+        history = made.fit(**given, callbacks=[guard])
+    return history, said.getvalue()
+
+
+def a_further_fit_in_one_process_takes_nothing_back(folder: str) -> None:
+    made, _, _ = fit(folder)
+    made.run_eagerly = True
+    guard = buoy.keras.Guard(folder)
+    drawn = []
+    for epoch in (2, 3):
+        made.optimizer.learning_rate = 0.5**epoch
+        made.layers[-1].bias.assign([7.0])
+        drawn.append((numpy.random.rand(), random.random(), float(keras.random.uniform((1,))[0])))
+        before = weights(made)
+        seen: list[Any] = []
+        look = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: seen.append(weights(made)))  # noqa: B023
+        guards = [guard if epoch == 2 else buoy.keras.Guard(folder), look]
+        with redirect_stderr(StringIO()) as said:
+            history = made.fit(
+                X, Y, batch_size=8, verbose=0, epochs=epoch + 1, initial_epoch=epoch, callbacks=guards
+            )
+
+        assert seen == [before], "something was loaded over the live model"
+        assert float(made.optimizer.learning_rate) == 0.5**epoch
+        assert "resuming" not in said.getvalue() and "finished" not in said.getvalue()
+        assert history.epoch == list(range(epoch + 1))
+    newest = Store(folder).newest(print)
+
+    assert len(set(drawn)) == 2, "the script's own draws were rewound"
+    assert newest is not None and newest.step == 20
+
+
+def another_model_or_optimizer_in_one_process_is_loaded(folder: str) -> None:
+    trained, _, _ = fit(folder)
+    _, said = once_more(model(), buoy.keras.Guard(folder), epochs=3)
+    assert "resuming after step 10: epoch 3" in said
+
+    trained.compile("adam", "mse")
+    _, said = once_more(trained, buoy.keras.Guard(folder), epochs=4)
+    assert "resuming after step 15: epoch 4" in said and int(trained.optimizer.iterations) == 20
+
+
+def a_fit_that_would_train_nothing_is_an_error_in_the_script_that_trained(folder: str) -> None:
+    made, _, _ = fit(folder, epochs=1)
+    for other in (made, model()):
+        try:
+            once_more(other, buoy.keras.Guard(folder), epochs=1)
+        except buoy.BuoyError as error:
+            assert "would train nothing" in str(error) and "has 1 epoch already" in str(error)
+            assert "epochs=2, initial_epoch=1" in str(error.hint)
+        else:
+            raise AssertionError("an untrained model was returned")
+    _, said = once_more(made, buoy.keras.Guard(folder), epochs=2, initial_epoch=1)
+
+    assert "trains nothing" not in said and int(made.optimizer.iterations) == 10
+
+
+def a_script_of_many_fits_that_is_started_again_says_how_far_it_is(folder: str) -> None:
+    def script(*more: Any) -> tuple[Any, str]:
+        held._ended.clear()
+        made, words = model(), ""
+        made.run_eagerly = True  # a graph for each `fit` would take most of the time
+        for epoch in range(3):
+            chosen = numpy.random.permutation(40)[:20]
+            with redirect_stderr(StringIO()) as said:
+                try:
+                    made.fit(
+                        X[chosen], Y[chosen], batch_size=4, verbose=0, epochs=epoch + 1, initial_epoch=epoch,
+                        callbacks=[buoy.keras.Guard(place, save=2), *more],
+                    )  # fmt: skip
+                finally:
+                    words += said.getvalue()
+        return made, words
+
+    place = f"{folder}-whole"
+    whole, _ = script()
+    place = folder
+    try:
+        script(Interrupt(10))
+    except StopHere:
+        pass
+    resumed, said = script()
+
+    assert "epoch 1 is done already" in said and "is finished" not in said, said
+    assert said.count("further on, after step 8 in epoch 2, batch 4") == 1
+    assert said.count("resuming after step 8: epoch 2, batch 4") == 1
+    assert weights(resumed) == weights(whole)
+    _, said = script()
+    assert said.count("is finished: 3 epochs, 15 steps") == 3
+
+
+def the_end_of_an_epoch_counted_in_steps_is_no_batch_of_it(folder: str) -> None:
+    options = {
+        "x": tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).repeat(),
+        "y": None,
+        "batch_size": None,
+    }
+    interrupt(folder, 9, epochs=3, steps_per_epoch=4, **options)
+    _, _, said = fit(folder, epochs=3, steps_per_epoch=4, **options)
+
+    assert "resuming after step 8: epoch 2, at its end" in said, said
 
 
 def a_cell_that_is_run_again_goes_on_though_its_layers_have_other_names(folder: str) -> None:

@@ -13,7 +13,7 @@ from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.store import Checkpoint, Receipt
 from buoy.errors import UsageError
 from buoy.keras import callbacks as memory
-from buoy.keras import rng, state
+from buoy.keras import held, rng, state
 from buoy.keras.data import BITWISE, SAME_DATA, Exactness, Feed
 from buoy.keras.epochs import GuardedAdapter, Position, Validation, metrics_without_a_step
 from buoy.keras.fit_arguments import callbacks_beside, feed_of, install_transaction, numbers
@@ -46,8 +46,14 @@ class GuardedFit:
         self._model = arguments["self"]
         self._holdings = Holdings(self._model)
         self._checkpoint: Checkpoint | None = keeper.newest()
-        self.resumed = self._checkpoint is not None
         stored = stored_training(self._checkpoint, "Guard")
+        self._before = held.ended(keeper.folder)
+        self._is_live = stored is not None and self._goes_on_from_memory(stored)
+        self._token = held.new_token()
+        """Stands in every checkpoint of this `fit`."""
+        self._rng_before = self._before.rng if self._is_live and self._before is not None else None
+        """At the end of the `fit` before this one, of the same run."""
+        self.resumed = stored is not None and not self._is_live
         self._seed = rng.run_seed(guard.seed, stored)
         self._feed: Feed = feed_of(arguments, self._seed, say)
         self._exactness = self._feed.exactness
@@ -79,10 +85,11 @@ class GuardedFit:
 
     def run(self, original: Callable[..., Any]) -> Any:
         """Keras's own `fit`, over our data."""
-        position, epochs = self.adapter.position, self._arguments["epochs"]
+        position = self.adapter.position
         stored = stored_training(self._checkpoint, "Guard")
-        if stored is not None and stored["finished"] and (stored["stopped"] or position.epoch >= epochs):
-            return self._already_finished(stored)
+        if stored is not None and self._nothing_to_train(stored):
+            return self._trains_nothing(stored)
+        held.begins(self._keeper.folder)
         self._keeper.expect(self._items(), state.as_tensor)
         self._is_finite()  # what every checkpoint asks: a run that can keep none must end before its first step
         arguments = {
@@ -132,6 +139,7 @@ class GuardedFit:
     def training_ends(self, logs: dict[str, Any]) -> None:
         """After the other callbacks had their last word, and Keras its averaged weights."""
         self._try_to_save("finished", metrics=numbers(logs), finished=True)
+        held.ends(self._keeper.folder, self._model, self._token, trained=True)
 
     def _between_steps(self) -> None:
         if not self._model_was_read:
@@ -217,6 +225,7 @@ class GuardedFit:
         position, exactness = self.adapter.position, self._exactness
         training = {
             "by": "Guard",
+            "token": self._token,
             "position": position.as_dict(),
             "epochs": self._arguments["epochs"],
             "finished": finished,
@@ -229,6 +238,8 @@ class GuardedFit:
             "exactness": {"grade": exactness.grade, "reason": exactness.reason},
         }
         items = {**self._holdings.items(), "training": training, "rng": rng.capture()}
+        if self._rng_before is not None:
+            items["rng_before"] = self._rng_before
         if self._transaction is not None:
             items["micro_batch"] = self._transaction.state_dict()
         return items
@@ -249,15 +260,34 @@ class GuardedFit:
         self._exactness = self._feed.exactness
         if self._validation is not None and stored["validation"] is not None:
             self._validation.catch_up(stored["validation"])
-        self._load_state()
         position = self.adapter.position
-        self._resume_inside = position.batch > 0
         memory.append_logs(self._callbacks)
-        if not stored["finished"]:
-            where = f", batch {position.batch + 1}" if position.batch else ""
-            if position.batch and position.batch == self._feed.batches:
-                where = ", at its end"
-            say(f"resuming after step {position.step}: epoch {position.epoch + 1}{where}")
+        if self._is_live:
+            position.epoch = max(position.epoch, self._arguments["initial_epoch"])
+            return
+        if "rng_before" in self._checkpoint.names:
+            self._rng_before = self._stored("rng_before")
+        self._load_state()
+        self._resume_inside = position.batch > 0
+        if not self._nothing_to_train(stored):
+            say(f"resuming after step {position.step}: {self._place()}")
+
+    def _goes_on_from_memory(self, stored: dict[str, Any]) -> bool:
+        """Whether the model itself is where the run is: nothing is loaded over it, nor over what the script drew."""
+        before, token = self._before, stored.get("token")
+        return (
+            before is not None and token is not None and before.token == token and before.is_in(self._model)
+        )
+
+    def _place(self) -> str:
+        """The batch that comes next, in words."""
+        position = self.adapter.position
+        per_epoch = self._arguments["steps_per_epoch"] or self._feed.batches
+        if not position.batch:
+            return f"epoch {position.epoch + 1}"
+        if position.batch == per_epoch:
+            return f"epoch {position.epoch + 1}, at its end"
+        return f"epoch {position.epoch + 1}, batch {position.batch + 1}"
 
     def _load_state(self) -> None:
         assert self._checkpoint is not None
@@ -268,26 +298,64 @@ class GuardedFit:
 
     def _remind(self) -> list[str]:
         """Callbacks and random generators, as they were; returns what found no owner, in words."""
-        rng.restore(self._stored("rng"))
+        if not self._is_live:
+            rng.restore(self._stored("rng"))
         return self._memory.load(self._stored("training")["callbacks"])
 
     def _stored(self, name: str) -> Any:
         assert self._checkpoint is not None
         return self._checkpoint.value(name, state.to_tensor)
 
-    def _already_finished(self, stored: dict[str, Any]) -> Any:
+    # -- nothing to do ----------------------------------------------------------------------------------------
+
+    def _nothing_to_train(self, stored: dict[str, Any]) -> bool:
+        """All epochs asked for are done and ended, or a callback had ended the training before."""
+        epochs = self._arguments["epochs"]
+        was_ended = stored["finished"] or stored["epochs"] > epochs  # else `on_train_end` is still to come
+        stopped = stored["finished"] and stored["stopped"] and epochs <= stored["epochs"]
+        return bool(stopped or (was_ended and self.adapter.position.epoch >= epochs))
+
+    def _trains_nothing(self, stored: dict[str, Any]) -> Any:
+        """`fit` returns at once: in a script that is started again that is right, within one it is a mistake."""
+        before, asked = self._before, self._arguments
+        if before is not None and before.is_of_this_script and asked["epochs"] > asked["initial_epoch"]:
+            raise self._would_train_nothing()
         self._memory.load(stored["callbacks"])
-        rng.restore(self._stored("rng"))  # what comes after `fit` draws as it did the first time
+        if before is None or not before.trained or not self._is_live:
+            # What comes after `fit` draws as it did the first time; a checkpoint of a later `fit` knows it too.
+            later = None if stored["finished"] else self._rng_before
+            rng.restore(later or self._stored("rng"))
+        if stored["finished"] and not self._is_live:
+            held.ends(self._keeper.folder, self._model, stored.get("token"), trained=False)
         history = next(each for each in self._callbacks if isinstance(each, keras.callbacks.History))
         history.set_model(self._model)
         history.set_params({"verbose": 0, "epochs": stored["epochs"], "steps": self._feed.batches})
         self._model.history = history
-        position = self.adapter.position
-        say(
-            f"{self._guard.folder} is finished: {position.epoch} epochs, {position.step} steps; the model has its "
-            "final weights. More epochs train on; another training needs a folder of its own"
-        )
+        say(self._done_already(stored))
         return history
+
+    def _would_train_nothing(self) -> UsageError:
+        done = self.adapter.position.epoch
+        return UsageError(
+            f"this `fit` would train nothing: {self._guard.folder} has {_epochs(done)} already, trained by this script",
+            received=f"epochs={self._arguments['epochs']}, initial_epoch={self._arguments['initial_epoch']}",
+            expected=f"more than {done} in `epochs`, which counts from the beginning of the run",
+            hint=f"to train one more epoch: `fit(..., epochs={done + 1}, initial_epoch={done})`, in a loop "
+            "`epochs=epoch + 1, initial_epoch=epoch`; another training needs a folder of its own",
+        )
+
+    def _done_already(self, stored: dict[str, Any]) -> str:
+        position, folder = self.adapter.position, self._guard.folder
+        if stored["finished"] and not position.batch:
+            return (
+                f"{folder} is finished: {_epochs(position.epoch)}, {position.step:,} steps; the model has its "
+                "final weights, this `fit` trains nothing. More epochs train on; another training needs a folder "
+                "of its own"
+            )
+        return (
+            f"{_listed(self._arguments['initial_epoch'], self._arguments['epochs'])} done already, this `fit` "
+            f"trains nothing: the checkpoint of {folder} is further on, after step {position.step} in {self._place()}"
+        )
 
     # -- what `fit` was given ---------------------------------------------------------------------------------
 
@@ -312,3 +380,14 @@ class GuardedFit:
 def _numbers(variable: Any) -> list[float]:
     """A variable's value; of a distributed one each replica's."""
     return [float(part.numpy()) for part in state.state_of(variable).values()]
+
+
+def _epochs(count: int) -> str:
+    return f"{count} epoch{'' if count == 1 else 's'}"
+
+
+def _listed(first: int, end: int) -> str:
+    """The epochs from `first` up to `end`, as people count them, with their verb."""
+    if end - first <= 1:
+        return f"epoch {end} is"
+    return f"epochs {first + 1} {'and' if end - first == 2 else 'to'} {end} are"
