@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from ctypes import c_uint64
+from multiprocessing.sharedctypes import RawValue
 from typing import Any
 
-import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from buoy.torch.rng import (
@@ -84,19 +85,18 @@ class SeededPasses(IterableDataset[Any]):
 
     def __init__(self, dataset: Any) -> None:
         self.inner = dataset
-        self._number = torch.zeros((), dtype=torch.int64)
-        self._number.share_memory_()  # type: ignore[no-untyped-call]  # the workers run when a pass begins
+        self._number = RawValue(c_uint64)  # shared: the workers run already when a later pass begins
         self._generators: list[tuple[Any, int]] | None = None
 
     def begin(self, number: int) -> None:
         """In the training's process, before an iteration: which pass it is."""
-        self._number.fill_(number & (_MASK >> 1))
+        self._number.value = number
 
     def __iter__(self) -> Iterator[Any]:
         if self._generators is None:
             found = [*global_generators(), *own_generators(self.inner)]
             self._generators = [(generator, draw_from(generator)) for generator in found]
-        number = int(self._number)
+        number = self._number.value
         for generator, first in self._generators:
             seed_generator(generator, mix(number, first))
         return iter(self.inner)
