@@ -13,11 +13,15 @@ In a parallel `map` the last two are drawn in the order of the threads: nobody c
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
 from buoy.keras.data import APPROXIMATE, Exactness, Replay, Say
 from buoy.keras.pipeline_reading import examine, seeds_of, shuffles_of, variables_of
+
+_walked: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""Passes that this process made: a further `fit` over the same pipeline finds its seeds drawn already."""
 
 
 class PipelineFeed:
@@ -28,7 +32,7 @@ class PipelineFeed:
         self.batches = batches
         self.exactness = examine(dataset)
         self._say = say
-        self._passed = 0
+        self._passed = _walked.get(dataset, 0)
         self._shuffles = shuffles_of(dataset)
         self._seeds = seeds_of(dataset)
         self._variables = variables_of(dataset)
@@ -40,7 +44,7 @@ class PipelineFeed:
         passed = max(0, number - self._passed)
         for shuffle in self._shuffles:
             shuffle.advance(made=passed, read=passed)
-        self._passed = number + 1
+        self._passed = _walked[self.dataset] = number + 1
         for variable, value in zip(self._variables, self._stored, strict=False):
             variable.assign(value)
         self._stored = []
