@@ -7,12 +7,12 @@ a live training would take back whatever the script has drawn or changed between
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from dataclasses import dataclass
 from typing import Any
 
 from buoy.keras import rng
+from buoy.machine import cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Ended:
     @property
     def is_of_this_script(self) -> bool:
         """Trained since the script, or the notebook's cell, began: what follows is no second start of it."""
-        return self.trained and self.cell == _cell()
+        return self.trained and self.cell == cell.running()
 
 
 _ended: dict[str, Ended] = {}
@@ -63,11 +63,4 @@ def begins(folder: str) -> None:
 def ends(folder: str, model: Any, token: str | None, *, trained: bool) -> None:
     """The model holds the end of the run now."""
     optimizer = weakref.ref(model.optimizer) if model.optimizer is not None else None
-    _ended[folder] = Ended(token, trained, rng.capture(), _cell(), weakref.ref(model), optimizer)
-
-
-def _cell() -> int | None:
-    """The number of the notebook's cell that runs; None in a script."""
-    ipython: Any = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return None if shell is None else len(shell.user_ns.get("In") or ())
+    _ended[folder] = Ended(token, trained, rng.capture(), cell.running(), weakref.ref(model), optimizer)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from typing import Any
+
+from buoy.machine import cell
 
 
 class Again:
@@ -17,11 +17,11 @@ class Again:
 
     def epochs_ended(self) -> None:
         """All epochs that were asked for are done."""
-        self._cell = _cell()
+        self._cell = cell.running()
 
     def epochs_begin(self, asked: int, left: int, step: int) -> None:
         """`left` of the epochs asked for are to be trained. In the same cell, or in a script, it is a second phase."""
-        if self._cell is None or self._cell == _cell() or not left:
+        if self._cell is None or self._cell == cell.running() or not left:
             return
         hint = f". To train only what is missing of {asked}, first run the cell that makes the Run"
         self._say(
@@ -36,10 +36,3 @@ class Again:
             self._say(
                 f"this Run was finished, at step {step}: it saves nothing any more. To train on, make the Run again"
             )
-
-
-def _cell() -> int | None:
-    """The number of the notebook's cell that runs; None in a script."""
-    ipython: Any = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return None if shell is None else len(shell.user_ns.get("In") or ())
