@@ -90,6 +90,25 @@ def test_a_model_at_its_goal_is_not_refused_for_rounding(distance: float) -> Non
         )
 
 
+def test_a_cut_of_the_persons_own_stays_allowed_at_the_goal() -> None:
+    """Samples there are known only as the person cuts them: what was found before stands."""
+    for seed in range(5):
+        torch.manual_seed(seed)
+        x = torch.randn(16, 8)
+        y = x.sum(1, keepdim=True)
+        model = torch.nn.Linear(8, 1)
+        transaction = _transaction(model)
+        for weight in (0.5, 1.0, 1.0):
+            with torch.no_grad():
+                model.weight.fill_(weight)
+                model.bias.fill_(1e-7)
+            transaction.backward(
+                {"all": (x, y)},
+                lambda part, model=model: (model(part[0]) - part[1]).square().mean(),
+                split=(16, lambda start, stop, x=x, y=y: (x[start:stop], y[start:stop])),
+            )
+
+
 def test_a_classifier_that_is_sure_is_not_refused_for_rounding() -> None:
     for seed in range(5):
         torch.manual_seed(seed)

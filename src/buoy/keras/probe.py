@@ -18,17 +18,13 @@ from buoy.keras.quiet import same_for_every_sample
 from buoy.keras.rounding import elsewhere, nudged
 from buoy.microbatch.errors import CannotSplit
 from buoy.microbatch.oom import is_oom
+from buoy.microbatch.rounding import EXAMPLES, LARGE, TIMES
 
 # Relative, for arithmetic of each precision: rounding alone stays below, a wrong weight is far above.
 _FLOORS = {"float64": 1e-11, "float32": 1e-5, "float16": 2e-2, "bfloat16": 5e-2}
 _MASK_BLUR = 1e-6
 """Keras before 3.13 adds an epsilon of 1e-7 to the number of unmasked values it divides by, in the whole batch once and
 in each part of it again. Only in float64 does that show."""
-_DRAWS = 4
-_TIMES = 6.0
-"""One example of rounding: others are larger, and an array of one number may show next to none by chance."""
-_BLIND = 1e-2
-"""Where more than this of a gradient may be rounding, it is compared with other weights too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +108,7 @@ def ask_again(split_steps: int, ask: Callable[[], Finding]) -> Finding | None:
 
 def _compare(attempt: Try, few: Any, model: Any, unknown: tuple[bool, bool]) -> Finding:
     finding = _compare_here(attempt, few, model, unknown)
-    if finding.blur <= _BLIND or finding.error > finding.allowed:
+    if finding.blur <= LARGE or finding.error > finding.allowed:
         return finding
     # Nothing was seen but rounding, or nothing at all. Whether a batch may be cut does not depend on the weights.
     with elsewhere(model):
@@ -147,14 +143,14 @@ def _compare_here(attempt: Try, few: Any, model: Any, unknown: tuple[bool, bool]
     if exact.error <= exact.allowed and exact.metrics_add_up:
         return exact
     examples = []
-    for draw in range(_DRAWS):
+    for draw in range(EXAMPLES):
         with nudged(model, few, precision, draw) as moved:
             examples.append(attempt(moved, 1, False, False))
     if exact.error <= exact.allowed:
         return replace(exact, metrics_add_up=nearest(examples).metrics_add_up)
     joined = _joined(whole.gradients)
     blur = max(_apart(joined, _joined(each.gradients)) for each in examples) / _size(joined)
-    return replace(nearest(examples), blur=_TIMES * blur)
+    return replace(nearest(examples), blur=TIMES * blur)
 
 
 def _untried(received: str) -> Untried:
@@ -179,7 +175,7 @@ def farthest(
     for number, (norm, a, b) in enumerate(zip(norms, first, second, strict=True)):
         size = max(norm, 1e-3 * whole, 1e-30)
         error = _apart(a, b) / size
-        allowed = floor + _TIMES * max((_apart(a, each[number]) / size for each in examples), default=0.0)
+        allowed = floor + TIMES * max((_apart(a, each[number]) / size for each in examples), default=0.0)
         if not isfinite(error) or not isfinite(allowed):
             return inf, floor
         if error / allowed > worst[0] / worst[1]:

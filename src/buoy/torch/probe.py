@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from buoy.microbatch.errors import BadLoss
+from buoy.microbatch.errors import BadLoss, CannotSplit
 from buoy.microbatch.oom import is_oom
+from buoy.microbatch.rounding import EXAMPLES, LARGE
 from buoy.microbatch.split import Batch
 from buoy.torch.allocations import AllocationWatch
 from buoy.torch.backward import LossFunction, Progress, accumulate
+from buoy.torch.few import FEWEST, SAMPLES, few_of
+from buoy.torch.quiet import Still, eager, same_random
 from buoy.torch.release import release
-from buoy.torch.rounding import LARGE_ROUNDING, NUDGES, Nudged, alike, disturbed
+from buoy.torch.rounding import Nudged, alike, disturbed
 
-_SAMPLES = 6
 _KEPT = 1 << 14  # elements compared per parameter
-_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 
 
 @dataclass
@@ -66,9 +64,9 @@ class Probe:
         self.no_room, self.failed, self._repeats = None, None, True
         if whole.samples < 2 or whole.reason is not None:
             return None
-        for most in (_SAMPLES, 2):
+        for most in (SAMPLES, FEWEST):
             try:
-                return self._ask(_few(whole, most), loss_fn, reduction, attempt)
+                return self._ask(few_of(whole, most), loss_fn, reduction, attempt)
             except Exception as caught:  # noqa: BLE001 - the step itself will meet it again, where it can be told
                 if not is_oom(caught):
                     self.failed = caught  # a few samples may not do for this loss
@@ -79,7 +77,7 @@ class Probe:
         return None
 
     def _ask(self, few: Batch, loss_fn: LossFunction, reduction: str, attempt: Any) -> Finding:
-        watch, still = AllocationWatch(), _Still()
+        watch, still = AllocationWatch(), Still()
         forward = _LiveAfterForward(watch)
 
         def gradient(
@@ -95,9 +93,9 @@ class Probe:
                     if nudged:
                         stack.enter_context(Nudged(self._parameters, nudged))
                     stack.enter_context(still)
-                    stack.enter_context(_eager())
+                    stack.enter_context(eager())
                     accumulate(
-                        sum(parts), lambda _: left.pop(0), source.take, _same_random(loss_fn),
+                        sum(parts), lambda _: left.pop(0), source.take, same_random(loss_fn),
                         reduction=reduction, scaler=None, parameters=self._parameters,
                         progress=forward if counted else Progress(),
                     )  # fmt: skip
@@ -129,9 +127,9 @@ class Probe:
             size = max(1, 3 * (forward.live - weights), 2 * (watch.peak - 2 * weights)) / n
             try:
                 same = self._compared(together, gradient, few, still)
-                if (
-                    same is None
-                ):  # near its goal a gradient is mostly rounding: ask about numbers it has not learned
+                # Near its goal a gradient is mostly rounding: ask about numbers that were not learned. A person's own
+                # cut knows its samples only as they are.
+                if same is None and not few.gives_ranges_only:
                     other = disturbed(few)
                     same = self._compared(gradient([n], other), gradient, other, still)
             except _PartError as fails:
@@ -139,9 +137,10 @@ class Probe:
                     _batchnorm(names) or f"a part of the batch fails: {fails.error}", _hint(names), size
                 )
             if same is None:
-                raise ArithmeticError(
-                    "their gradient is so much rounding that whole and parts cannot be compared"
-                )
+                raise CannotSplit("nothing shows that this batch can be cut with the same gradient",
+                                  received="a gradient of a few samples that is mostly rounding",
+                                  expected="one that can be compared, of whole and parts",
+                                  hint="a smaller batch")  # fmt: skip
             if same:
                 return Finding(None, None, size)
             if names and not allowed:
@@ -151,15 +150,11 @@ class Probe:
             for module in training:
                 module.training = True
 
-    def _compared(
-        self, together: list[torch.Tensor], gradient: Any, few: Batch, still: _Still
-    ) -> bool | None:
+    def _compared(self, together: list[torch.Tensor], gradient: Any, few: Batch, still: Still) -> bool | None:
         """Whether parts have the gradient of the whole; None where rounding is too large to tell."""
         n = few.samples
-        parts = [
-            max(1, n // 2),
-            *[1] * (n - max(1, n // 2)),
-        ]  # unequal, and most pairs of samples in two of them
+        half = (n + 1) // 2
+        parts = [half, *[1] * (n - half)]  # unequal, and most pairs of samples in two of them
         try:
             apart = gradient(parts, few)
         except Exception as error:  # the whole did not raise it
@@ -175,10 +170,10 @@ class Probe:
             return False
         # Another order of the samples shows rounding too, but not only that: a model that depends on the order, such as
         # a recurrent one that takes time first, must not pass.
-        rounded = [gradient([n], few, nudged=number) for number in range(1, NUDGES + 1)]
+        rounded = [gradient([n], few, nudged=number) for number in range(1, EXAMPLES + 1)]
         if not alike(together, apart, rounded, still.tolerance):
             return False
-        return True if all(alike(together, each, [], LARGE_ROUNDING) for each in rounded) else None
+        return True if all(alike(together, each, [], LARGE) for each in rounded) else None
 
     def _explain(self, few: Batch, gradient: Any, reduction: str, tolerance: float) -> tuple[str, str]:
         """Where the other reduction fits, say so; otherwise samples depend on each other."""
@@ -240,35 +235,6 @@ class _LiveAfterForward(Progress):
         self.live = self._watch.live
 
 
-def _few(whole: Batch, most: int) -> Batch:
-    """Some samples, among them those that differ: the most and the least padded, rare and equal labels.
-
-    A mean over tokens, over what is not ignored or by class weights shows there, and a loss that seeks pairs.
-    """
-    n = whole.samples
-    if whole.gives_ranges_only:  # a person's own cut gives ranges only
-        return whole.part(0, min(n, most))
-    chosen: list[int] = []
-    for array in whole.arrays if n > most else []:
-        if isinstance(array, torch.Tensor) and array.dim() and not array.is_floating_point():
-            flat = array.detach().reshape(n, -1)
-            if array.dim() >= 2:
-                padded = (flat == flat.min()).sum(dim=1)
-                chosen += [int(padded.argmin()), int(padded.argmax())]
-            else:
-                chosen += _telling(flat.reshape(n))
-    spread = [number * n // most for number in range(most)]
-    indices = list(dict.fromkeys([*chosen[: most - 1], *spread, *range(n)]))[:most]
-    return Batch(whole.pick(indices))
-
-
-def _telling(labels: torch.Tensor) -> list[int]:
-    """A sample of the rarest label, of the least (ignored ones are negative), and two that share theirs."""
-    kind, count = labels.unique(return_inverse=True, return_counts=True)[1:]  # type: ignore[no-untyped-call]
-    alike = (kind == count.argmax()).nonzero().reshape(-1)[:2].tolist()
-    return list(dict.fromkeys([int((kind == count.argmin()).int().argmax()), int(labels.argmin()), *alike]))
-
-
 def _some(values: torch.Tensor | None) -> torch.Tensor:
     """A copy of a gradient or buffer, thinned out where it is large; empty without one."""
     if values is None:
@@ -277,55 +243,6 @@ def _some(values: torch.Tensor | None) -> torch.Tensor:
     flat = (values.to_dense() if values.layout != torch.strided else values).reshape(-1)
     stride = max(1, flat.numel() // _KEPT)
     return flat[::stride].clone()
-
-
-class _Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes random operations constant: masks of the whole and of the parts can never be the same otherwise."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.tolerance = min(_TOLERANCE.values())
-        """Of the coarsest numbers that were computed with."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            made = func(*args, **kwargs)
-            if isinstance(made, torch.Tensor) and made.is_floating_point():
-                self.tolerance = max(self.tolerance, _TOLERANCE.get(made.dtype, 0.0))
-            return made
-        name = func._schema.name
-        if name == "aten::native_dropout":
-            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        args = list(args)
-        for number, argument in enumerate(func._schema.arguments):
-            if argument.name in ("dropout_p", "dropout"):
-                if number < len(args):
-                    args[number] = 0.0
-                elif argument.name in kwargs:
-                    kwargs = {**kwargs, argument.name: 0.0}
-        made = func(*args, **kwargs)
-        if isinstance(made, torch.Tensor) and made.is_floating_point():
-            made.fill_(1.0 if "bernoulli" in name else 0.0 if "norm" in name or "randn" in name else 0.5)
-        return made
-
-
-def _same_random(loss_fn: LossFunction) -> LossFunction:
-    def same(part: Any) -> Any:
-        random.seed(0)
-        torch.manual_seed(0)
-        numpy: Any = sys.modules.get("numpy")
-        if numpy is not None:
-            numpy.random.seed(0)
-        return loss_fn(part)
-
-    return same
-
-
-def _eager() -> Any:
-    """A compiled model is asked as it was before compilation: no new shapes are compiled for a probe."""
-    compiled = "torch._dynamo" in sys.modules  # whose import takes seconds
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def _names(modules: list[torch.nn.Module], wanted: list[Any]) -> list[str]:

@@ -13,12 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from buoy.microbatch.rounding import TIMES
 from buoy.microbatch.split import Batch
-
-NUDGES = 4
-_TIMES = 6  # of the largest example of rounding: a parameter of one number may show next to none by chance
-LARGE_ROUNDING = 1e-2
-"""Of the gradient: beyond, nothing is told by a comparison."""
 
 
 class Nudged(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -57,7 +53,7 @@ def alike(
         if one.shape != other.shape:
             return False
         rounding = max((_distance(one, again[number]) for again in rounded), default=0.0)
-        allowed = tolerance * (float(one.double().norm()) + 1e-3 * norm) + _TIMES * rounding
+        allowed = tolerance * (float(one.double().norm()) + 1e-3 * norm) + TIMES * rounding
         if not _distance(one, other) <= allowed:
             return False
     return True
