@@ -36,6 +36,14 @@ class Tally:
         self.failures.append(f"{what}: {words}")
 
 
+def must_bite(found: Tally, what: str) -> Tally:
+    """A replay of what lacks its fsyncs has to be caught: where it is not, the replay proves nothing."""
+    tally = Tally(tried=found.tried)
+    if found.good:
+        tally.fail("unequal", f"{what} passed: the replay proves nothing")
+    return tally
+
+
 @dataclass(frozen=True)
 class Kind:
     """A way to die. `run` gets a number (how thorough), chance, and a folder of its own."""

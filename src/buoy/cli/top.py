@@ -18,8 +18,6 @@ _DESCRIPTION = (
     "Show where a run is: step rate, RAM, VRAM, disk and time against their limits, checkpoints, warnings."
 )
 _LIVE_SECONDS, _PLAIN_SECONDS = 1.0, 15.0
-_MOST_LOOKS = 8
-"""Attempts before the last that are looked at."""
 _BESIDE_BAR = 58
 """Columns of a line that are not the bar: name, figures, and the time that is left."""
 _FIGURES = 41
@@ -51,30 +49,9 @@ def execute(arguments: list[str]) -> int:
 def _now(run: str | None) -> dict[str, Any]:
     """Looked up each time: a restart is a new attempt."""
     from buoy.verdict.asked import asked_for
-    from buoy.view.now import state
+    from buoy.view.now import state_of
 
-    asked = asked_for(run)
-    now = state(asked.attempt, None if asked.of_process else asked.run)
-    return now if asked.of_process else _last_trained(now, asked.attempt)
-
-
-def _last_trained(now: dict[str, Any], newest: Attempt) -> dict[str, Any]:
-    """The last attempt that did a step of this run, as `buoy runs` and `buoy why` have it: one that only opened it
-    again ended nothing."""
-    from buoy.flight.attempt import attempts_of, read_json
-    from buoy.verdict.going_on import NOT_BEGUN
-    from buoy.verdict.own_story import STORIES
-    from buoy.view.liveness import is_alive
-    from buoy.view.now import state
-
-    idle = STORIES[NOT_BEGUN]
-    if now["status"] != idle or is_alive(read_json(os.path.join(newest.folder, "attempt.json")) or {}):
-        return now
-    for other in reversed([each for each in attempts_of(now["run"]) if each != newest][-_MOST_LOOKS:]):
-        before = state(other, now["run"])
-        if before["status"] != idle:
-            return {**before, "beside": f"attempt {now['attempt']} opened it again and did no step of it"}
-    return now
+    return state_of(asked_for(run))
 
 
 def _follow_live(run: str | None) -> None:

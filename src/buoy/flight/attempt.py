@@ -219,13 +219,10 @@ def _is_meant(pointer: dict, attempt: Attempt, run_folder: str) -> bool:  # type
     if "wall" in both:
         return all(pointer[key] == about[key] for key in both)
     # Written before pointers said more than a number, or attempt.json is lost: the recording must name the run.
-    from buoy.flight.log import read_lines
+    from buoy.flight.log import read_events
     from buoy.flight.trainings import training_of
 
-    events = [
-        line for line in read_lines(os.path.join(attempt.folder, "events.jsonl")) if isinstance(line, dict)
-    ]
-    own = training_of(events, attempt.run_folder, run_folder)
+    own = training_of(read_events(attempt.folder), attempt.run_folder, run_folder)
     return own.opened or own.began
 
 

@@ -129,9 +129,8 @@ def show_until(error: KeyboardInterrupt, place: str) -> None:
     Whoever sees those takes buoy for what stopped the training.
     """
     error._buoy_frames = place  # type: ignore[attr-defined]
-    if (
-        "IPython" in sys.modules
-    ):  # it does not call `sys.excepthook`, and shows the last frame however it is marked
+    # IPython does not call `sys.excepthook`, and shows the last frame however it is marked.
+    if "IPython" in sys.modules:
         error._render_traceback_ = lambda: _rendered(error)  # type: ignore[attr-defined]
 
 

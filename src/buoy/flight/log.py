@@ -162,6 +162,11 @@ def read_lines(path: str, most: int = 64 << 20) -> list:  # type: ignore[type-ar
     return values
 
 
+def read_events(folder: str) -> list[dict]:  # type: ignore[type-arg]
+    """The events of an attempt, oldest first."""
+    return [line for line in read_lines(os.path.join(folder, "events.jsonl")) if isinstance(line, dict)]
+
+
 def read_samples(folder: str) -> list[dict]:  # type: ignore[type-arg]
     """The samples at full rate, oldest first, as dicts by field name."""
     try:

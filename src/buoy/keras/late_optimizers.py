@@ -20,9 +20,8 @@ def load_when_built(optimizer: Any, stored: Mapping[str, Any], load: Callable[[]
 
     def build(variables: Any) -> None:
         own.pop("build", None)
-        with (
-            tf.init_scope()
-        ):  # the step may be traced just now: this is done once, and is no part of the step
+        # The step may be traced just now: this is done once, and is no part of the step.
+        with tf.init_scope():
             original(variables)
             load()
 

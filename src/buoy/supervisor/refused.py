@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 from buoy.flight.attempt import Attempt, discard
-from buoy.flight.log import read_lines
+from buoy.flight.log import read_events
 
 REFUSED = "refused"
 """The event by which a process says that another one trains the run it asked for."""
@@ -14,8 +12,7 @@ _WORK = ("opened", "training", "save", "loop")
 
 def is_refused(attempt: Attempt) -> bool:
     """Whether all that this attempt did was to ask for a run that another process trains."""
-    lines = read_lines(os.path.join(attempt.folder, "events.jsonl"))
-    kinds = {line.get("kind") for line in lines if isinstance(line, dict)}
+    kinds = {event.get("kind") for event in read_events(attempt.folder)}
     return REFUSED in kinds and not kinds.intersection(_WORK)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from buoy.errors import RunFolderError
 from buoy.flight.attempt import Attempt, discard, new_attempt, write_json
-from buoy.flight.log import EventLog, read_lines
+from buoy.flight.log import EventLog, read_events
 from buoy.supervisor.launch import Child, Terminal
 from buoy.supervisor.refused import forget, is_refused
 from buoy.supervisor.start import describe_attempt, start_sidecar, write_attempt
@@ -127,8 +127,7 @@ def _last_step(outcome: Outcome) -> int | None:
 
 def saved_something(attempt: Attempt) -> bool:
     """Whether the script was seen to save during this attempt."""
-    events = read_lines(os.path.join(attempt.folder, "events.jsonl"))
-    return any(event.get("kind") == "save" for event in events if isinstance(event, dict))
+    return any(event.get("kind") == "save" for event in read_events(attempt.folder))
 
 
 def exit_code(status: int) -> int:

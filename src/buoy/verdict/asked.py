@@ -9,7 +9,7 @@ from typing import NamedTuple
 from buoy.errors import RunFolderError
 from buoy.flight.attempt import Attempt, find_attempt, find_run, is_kernel, is_run, read_json
 from buoy.flight.beacon import read_beacon
-from buoy.flight.log import read_lines
+from buoy.flight.log import read_events
 from buoy.flight.trainings import Training, training_of
 from buoy.verdict.going_on import FINISHED, LEFT, UNSAVED
 from buoy.verdict.own_story import IDLE, what_became
@@ -61,7 +61,7 @@ def concerned(attempt: Attempt) -> str:
     after the end of the last training are those of a loop without a run: then it is the recording's own folder.
     """
     about = read_json(os.path.join(attempt.folder, "attempt.json")) or {}
-    events = _events(attempt)
+    events = read_events(attempt.folder)
     beacon = read_beacon(os.path.join(attempt.folder, f"process-{about.get('pid')}", "beacon"))
     count = beacon.step if beacon is not None else None
     was_idle = beacon is not None and beacon.phase == IDLE
@@ -83,7 +83,7 @@ def concerned(attempt: Attempt) -> str:
 
 def trained_last(attempt: Attempt) -> str | None:
     """The folder of the run that trained last in this attempt; the recording's own of a loop without a run; or None."""
-    told = [event for event in _events(attempt) if event.get("kind") in ("training", "loop")]
+    told = [event for event in read_events(attempt.folder) if event.get("kind") in ("training", "loop")]
     if told and told[-1].get("kind") == "training":
         folder = os.path.normpath(os.path.join(attempt.run_folder, str(told[-1].get("run"))))
         return folder if os.path.isdir(folder) else None
@@ -108,10 +108,5 @@ def _names_one(run: str | None) -> bool:
 
 
 def _took_part(attempt: Attempt, folder: str) -> bool:
-    own = training_of(_events(attempt), attempt.run_folder, folder)
+    own = training_of(read_events(attempt.folder), attempt.run_folder, folder)
     return own.opened or own.began
-
-
-def _events(attempt: Attempt) -> list[dict[str, object]]:
-    lines = read_lines(os.path.join(attempt.folder, "events.jsonl"))
-    return [line for line in lines if isinstance(line, dict)]

@@ -17,7 +17,7 @@ from buoy.verdict.own_story import of_run
 from buoy.verdict.saved import from_here
 from buoy.verdict.values import mapping, number, printable, text
 
-_MOST = 8
+MOST_LOOKS = 8
 """Attempts that are looked at, newest first."""
 _NO_NEWS = ("clean-exit", "still-running", FINISHED, LEFT, NOT_BEGUN)
 
@@ -60,7 +60,7 @@ def beside(verdict: Verdict, asked: Asked) -> Verdict:
         )
     return replace(
         verdict,
-        beside=_lived_beside(verdict, asked.attempt, [other.attempt for other in others[-_MOST:]], run),
+        beside=_lived_beside(verdict, asked.attempt, [other.attempt for other in others[-MOST_LOOKS:]], run),
     )
 
 
@@ -76,11 +76,16 @@ def _before(running: Verdict, others: list[Asked]) -> Verdict | None:
 
 def _last_trained(idle: Verdict, others: list[Asked]) -> Verdict:
     """The end of the last attempt that did a step of this run: one that only opened it again ended nothing."""
-    for other in reversed(others[-_MOST:]):
+    for other in reversed(others[-MOST_LOOKS:]):
         verdict = tell(other)
         if verdict.cause.id != NOT_BEGUN:
-            return replace(verdict, beside=f"attempt {idle.attempt} opened it again and did no step of it")
+            return replace(verdict, beside=opened_again(idle.attempt))
     return idle
+
+
+def opened_again(attempt: int) -> str:
+    """Of a later attempt that ended nothing."""
+    return f"attempt {attempt} opened it again and did no step of it"
 
 
 def _lived_beside(verdict: Verdict, found: Attempt, others: list[Attempt], run: str) -> str | None:

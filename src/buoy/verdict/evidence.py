@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from buoy.flight.attempt import read_json
 from buoy.flight.beacon import read_beacon
-from buoy.flight.log import read_lines
+from buoy.flight.log import read_events
 from buoy.verdict.lost_child import lost_child
 from buoy.verdict.now import Now, observe
 from buoy.verdict.status import Status, make_status
@@ -299,7 +299,7 @@ def load(folder: str) -> Evidence:
     """Read an attempt folder."""
     attempt = read_json(os.path.join(folder, "attempt.json")) or {}
     pid = count(attempt.get("pid"))
-    events = [event for event in read_lines(os.path.join(folder, "events.jsonl")) if isinstance(event, dict)]
+    events = read_events(folder)
     return Evidence(
         folder=os.path.abspath(folder),
         attempt=attempt,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from buoy.flight.attempt import attempts_of, is_kernel
-from buoy.flight.log import read_lines
+from buoy.flight.log import read_events
 from buoy.flight.trainings import Training, training_of
 from buoy.units import format_duration
 from buoy.verdict.model import Verdict
@@ -146,9 +146,7 @@ def finished_since(evidence: Evidence, run_folder: str) -> str | None:
     here = [os.path.realpath(attempt.folder) for attempt in known]
     mine = os.path.realpath(evidence.folder)
     for attempt in reversed(known[here.index(mine) + 1 :] if mine in here else ()):
-        lines = read_lines(os.path.join(attempt.folder, "events.jsonl"))
-        events = [line for line in lines if isinstance(line, dict)]
-        later = training_of(events, attempt.run_folder, run_folder)
+        later = training_of(read_events(attempt.folder), attempt.run_folder, run_folder)
         if later.finished:
             is_other = os.path.realpath(attempt.run_folder) != os.path.dirname(os.path.dirname(mine))
             of = f" of {printable(os.path.basename(attempt.run_folder), 40)}" if is_other else ""

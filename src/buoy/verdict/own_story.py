@@ -73,7 +73,7 @@ def of_run(verdict: Verdict, evidence: Evidence, run_folder: str, whole: bool = 
     return replace(
         verdict,
         run=run_folder,
-        mechanism=Claim(_mechanism(story, evidence), "certain"),
+        mechanism=Claim(_mechanism(evidence), "certain"),
         cause=Cause(story, Claim(words, grade_of(story, own), (reading,) if reading else ()), next=(hint,)),
         where=Where(step=own.step),
         holders=(),
@@ -175,7 +175,7 @@ def grade_of(story: str, own: Training) -> Grade:
     return "likely" if story == LEFT and own.ended.get("kind") == "trained" else "certain"
 
 
-def _mechanism(story: str, evidence: Evidence) -> str:
+def _mechanism(evidence: Evidence) -> str:
     return "none of its own" if evidence.is_dead else "none: its process is alive"
 
 

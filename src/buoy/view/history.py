@@ -10,7 +10,7 @@ from typing import Any
 
 from buoy.flight.attempt import Attempt, attempt_numbers, attempts_of, is_kernel, missing_of, read_json
 from buoy.flight.beacon import read_beacon
-from buoy.flight.log import read_lines
+from buoy.flight.log import read_events, read_lines
 from buoy.flight.trainings import training_of
 from buoy.verdict.own_story import IDLE, what_became
 from buoy.view.liveness import is_alive
@@ -167,9 +167,7 @@ def read_life(attempt: Attempt, every: int = 1) -> Life:
     life = Life(number, about or {})
     if about is None:
         life.missing.append("attempt.json: what was known at the start")
-    life.events = [
-        line for line in read_lines(os.path.join(folder, "events.jsonl")) if isinstance(line, dict)
-    ]
+    life.events = read_events(folder)
     life.verdict = read_json(os.path.join(folder, "verdict.json"))
     life.alive = not life.ended and is_alive(life.about)
     samples = list(_samples(folder, life, every))

@@ -8,18 +8,20 @@ from typing import Any
 
 from buoy.checkpoint.store import Store
 from buoy.errors import in_notebook
-from buoy.flight.attempt import Attempt, is_kernel
+from buoy.flight.attempt import Attempt, attempts_of, is_kernel, read_json
 from buoy.flight.beacon import read_beacon
 from buoy.flight.forecast import Forecast
 from buoy.flight.trainings import training_of
 from buoy.units import format_bytes, format_duration
-from buoy.verdict.asked import concerned
+from buoy.verdict.asked import Asked, concerned
+from buoy.verdict.beside import MOST_LOOKS, opened_again
+from buoy.verdict.going_on import NOT_BEGUN
 from buoy.verdict.now import waits_for_us
 from buoy.verdict.own_story import IDLE, STORIES
 from buoy.verdict.values import count, printable, typed
 from buoy.view.changes import sizes, words
 from buoy.view.history import Life, Point, of_its_own, own_events, read_life, saved_in
-from buoy.view.liveness import NOT_SEEN, is_out_of_sight, recorder_lives
+from buoy.view.liveness import NOT_SEEN, is_alive, is_out_of_sight, recorder_lives
 
 SCHEMA = "buoy.top/1"
 _FOLLOWED_SECONDS = 180.0
@@ -31,6 +33,24 @@ LIVES = ("running", "idle", "no sample yet")
 _NO_DEATH = (*LIVES, NOT_SEEN, "not known", "clean-exit", *STORIES.values())
 _MOST_EVENTS = 20
 _BAR = 24
+
+
+def state_of(asked: Asked) -> dict[str, Any]:
+    """The state of what is asked for: of a run, that of the last attempt that did a step of it, as `why` has it."""
+    now = state(asked.attempt, None if asked.of_process else asked.run)
+    idle = STORIES[NOT_BEGUN]
+    if asked.of_process or now["status"] != idle or is_alive(_about(asked.attempt)):
+        return now
+    others = [each for each in attempts_of(asked.run) if each != asked.attempt]
+    for other in reversed(others[-MOST_LOOKS:]):
+        before = state(other, asked.run)
+        if before["status"] != idle:
+            return {**before, "beside": opened_again(now["attempt"])}
+    return now
+
+
+def _about(attempt: Attempt) -> dict[str, Any]:
+    return read_json(os.path.join(attempt.folder, "attempt.json")) or {}
 
 
 def state(attempt: Attempt, run: str | None = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from buoy.checkpoint.store import Store
 from buoy.flight.attempt import Attempt, attempts_of, is_kernel, is_run, missing_of, read_json
 from buoy.flight.beacon import read_beacon
-from buoy.flight.log import read_lines
+from buoy.flight.log import read_events
 from buoy.flight.trainings import Training, training_of
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.evidence import load
@@ -78,8 +78,8 @@ def recorded_in(run: str) -> list[str]:
     """The other runs that attempts of this one recorded, as long as they are there and point to it."""
     run, found = os.path.abspath(run), list[str]()
     for attempt in [each for each in attempts_of(run) if each.run_folder == run]:
-        for event in read_lines(os.path.join(attempt.folder, "events.jsonl")):
-            name = event.get("run") if isinstance(event, dict) and event.get("kind") == "opened" else None
+        for event in read_events(attempt.folder):
+            name = event.get("run") if event.get("kind") == "opened" else None
             other = os.path.normpath(os.path.join(attempt.run_folder, name)) if isinstance(name, str) else run
             if other not in (*found, run) and attempt in attempts_of(other):
                 found.append(other)
@@ -143,9 +143,7 @@ def _last_of(attempts: list[Attempt], run: str) -> _Words:
 def _last_words(attempt: Attempt, run: str) -> _Words:
     """How the run stands, by the last attempt that recorded it: the run's own story before its process's."""
     about = read_json(os.path.join(attempt.folder, "attempt.json")) or {}
-    events = [
-        event for event in read_lines(os.path.join(attempt.folder, "events.jsonl")) if isinstance(event, dict)
-    ]
+    events = read_events(attempt.folder)
     own = training_of(events, attempt.run_folder, run)
     is_other = os.path.realpath(run) != os.path.realpath(attempt.run_folder)
     beacon = read_beacon(os.path.join(attempt.folder, f"process-{about.get('pid')}", "beacon"))
