@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_recorded_after_a_test() -> Iterator[None]:
+    """A test that lets buoy record the very process of the tests changes what `buoy why` says to all that follow."""
+    yield
+    module = sys.modules.get("buoy.flight.recorder")
+    recorder = module.current() if module is not None else None
+    if recorder is not None and recorder.attempt is not None:
+        module._forget()  # type: ignore[union-attr]
+        pytest.fail(f"this test's process is still recorded in {recorder.folder}")
 
 
 @pytest.fixture

@@ -125,8 +125,11 @@ def test_a_lightning_guard_keeps_what_its_training_took(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lightning = pytest.importorskip("lightning")
+    from buoy.flight import recorder
     from buoy.lightning import Guard
     from buoy.torch import real_peak
+
+    monkeypatch.setattr(recorder, "_current", recorder.Recorder(None))
 
     class Line(lightning.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
