@@ -29,7 +29,8 @@ from torch import nn  # noqa: E402
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions  # noqa: E402
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType  # noqa: E402
 
-from buoy.checkpoint.store import Saver, Store  # noqa: E402
+from buoy.checkpoint.saver import Saver  # noqa: E402
+from buoy.checkpoint.store import Store  # noqa: E402
 from buoy.torch.tensors import as_tensor  # noqa: E402
 
 WIDTH = int(os.environ.get("BENCH_WIDTH", "832"))

@@ -56,3 +56,10 @@ def test_help_loads_no_verb() -> None:
     assert not any(
         name.startswith(("buoy.supervisor", "buoy.verdict", "buoy.machine", "argparse")) for name in modules
     )
+
+
+def test_a_live_view_loads_neither_judge_nor_writer() -> None:
+    """`buoy top` is asked again and again; what it does not need would be half of its time."""
+    modules = loaded_by("import buoy.view.now")
+
+    assert not modules & {"buoy.verdict.judge", "buoy.checkpoint.saver", "logging", "socket", "ctypes"}

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from buoy.checkpoint.reader import StoredTensor
+from buoy.checkpoint.saver import Saver
 from buoy.checkpoint.state import Tensor
-from buoy.checkpoint.store import Checkpoint, Receipt, Saver, Store
+from buoy.checkpoint.store import Checkpoint, Receipt, Store
 
 ROOT = Path(__file__).parents[2]
 

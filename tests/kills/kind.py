@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from buoy.checkpoint.store import Checkpoint, Saver, Store
+from buoy.checkpoint.saver import Saver
+from buoy.checkpoint.store import Checkpoint, Store
 from tests.checkpoint.ground import about, as_tensor, contents, open_saver, state
 
 

@@ -13,7 +13,6 @@ import os
 import stat
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -233,6 +232,10 @@ def _verify(
 
     if len(blocks) < _THREADS:
         return check()
+    from concurrent.futures import (
+        ThreadPoolExecutor,  # with all of `logging`: a list of checkpoints needs none
+    )
+
     with ThreadPoolExecutor(_THREADS) as pool:
         asked = [pool.submit(check) for _ in range(_THREADS)]
         found = [at for at in (one.result() for one in asked) if at is not None]

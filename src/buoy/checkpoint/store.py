@@ -7,6 +7,7 @@ import re
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from buoy.checkpoint import lock
 from buoy.checkpoint.commit import remove_folder, remove_leftovers, sync_folder
@@ -23,13 +24,14 @@ from buoy.checkpoint.reader import (
     sizes_fit,
 )
 from buoy.checkpoint.receipt import Receipt
-from buoy.checkpoint.saver import Saver
 from buoy.errors import BuoyError, RunFolderError
 from buoy.machine import disk
 
+if TYPE_CHECKING:
+    from buoy.checkpoint.saver import Saver
+
 __all__ = [
-    "Checkpoint", "DamagedCheckpoint", "Entry", "NewerCheckpoint", "Receipt", "Saver", "Store", "StoredTensor",
-    "WriterBusy",
+    "Checkpoint", "DamagedCheckpoint", "Entry", "NewerCheckpoint", "Receipt", "Store", "StoredTensor", "WriterBusy",
 ]  # fmt: skip
 
 DAMAGED = "damaged"
@@ -130,6 +132,8 @@ class Store:
                 hint="give the Run another folder",
             ) from error
         remove_leftovers(self.checkpoints)
+        from buoy.checkpoint.saver import Saver  # with its writer: looking at checkpoints needs none
+
         saver = Saver(self.checkpoints, held, say, event, self.trust)
         _open_savers[self.checkpoints] = saver
         return saver

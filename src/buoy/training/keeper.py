@@ -18,9 +18,10 @@ from subprocess import SubprocessError
 from buoy.checkpoint import schedule
 from buoy.checkpoint.mirror import Mirror
 from buoy.checkpoint.retention import Keep, as_keep
+from buoy.checkpoint.saver import Saver
 from buoy.checkpoint.search import newest_good
 from buoy.checkpoint.state import AsTensor
-from buoy.checkpoint.store import Checkpoint, Receipt, Saver, Store, WriterBusy
+from buoy.checkpoint.store import Checkpoint, Receipt, Store, WriterBusy
 from buoy.errors import BuoyError, UsageError
 from buoy.planner import rehearsal
 from buoy.supervisor.start import limit_seconds

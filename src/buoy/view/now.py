@@ -14,7 +14,6 @@ from buoy.flight.forecast import Forecast
 from buoy.flight.trainings import training_of
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.asked import Asked, concerned
-from buoy.verdict.beside import MOST_LOOKS, opened_again
 from buoy.verdict.going_on import NOT_BEGUN
 from buoy.verdict.now import waits_for_us
 from buoy.verdict.own_story import IDLE, STORIES
@@ -41,6 +40,8 @@ def state_of(asked: Asked) -> dict[str, Any]:
     idle = STORIES[NOT_BEGUN]
     if asked.of_process or now["status"] != idle or is_alive(_about(asked.attempt)):
         return now
+    from buoy.verdict.beside import MOST_LOOKS, opened_again  # every cause with it: a live view needs none
+
     others = [each for each in attempts_of(asked.run) if each != asked.attempt]
     for other in reversed(others[-MOST_LOOKS:]):
         before = state(other, asked.run)
@@ -240,7 +241,7 @@ def _events(life: Life, events: list[dict[str, Any]], name: str) -> list[dict[st
         text = event.get("text") if event.get("kind") == "warning" else words(event)
         if event.get("kind") == "save" and event.get("step") is not None:
             of = saved_in(event)
-            text = f"checkpoint{'' if of == name else f' of {of}'} at step {event['step']}"
+            text = f"checkpoint{'' if of in ('', name) else f' of {of}'} at step {event['step']}"
             told = [each for each in told if each is not saved]
         if text:
             told.append({"at": life.since_start(event), "text": printable(str(text), 160)})
