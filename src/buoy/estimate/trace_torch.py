@@ -40,11 +40,13 @@ def trace_request(request: Request) -> Trace:
     from buoy.estimate.trace_build import batch_size, build
     from buoy.estimate.trace_compiler import has_come_in, leave_out_the_compiler
     from buoy.estimate.trace_real import trace_small_steps
+    from buoy.estimate.trace_symbols import leave_out_the_symbols
     from buoy.estimate.trace_tape import Device
     from buoy.estimate.trace_values import ordinary_values
 
     torch.set_num_threads(1)
     leave_out_the_compiler()
+    leave_out_the_symbols()
     row = by_id(request.device)
     device = Device(row.capability, row.memory or 0, row.workspace, row.multiprocessors, row.threads)
     job = None
