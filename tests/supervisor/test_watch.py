@@ -136,6 +136,13 @@ def test_the_mirror_gets_the_tail_and_the_verdict(tmp_path: Path) -> None:
     assert told.returncode == 0 and "ZeroDivisionError" in told.stdout
 
 
+def test_a_store_as_the_logs_mirror_is_refused_and_no_folder_of_its_name_is_made(tmp_path: Path) -> None:
+    done = python("import buoy; buoy.watch('r', mirror='s3://bucket/runs')", tmp_path)
+
+    assert done.returncode == 1 and "received: mirror='s3://bucket/runs'" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_mirror_that_cannot_be_written_costs_one_warning(tmp_path: Path) -> None:
     (tmp_path / "drive").write_text("not a folder")
     done = python(

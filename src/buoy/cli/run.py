@@ -49,7 +49,7 @@ def _without_dashes(arguments: list[str]) -> str | None:
 
 def _run(options: argparse.Namespace, command: list[str]) -> int:
     from buoy.supervisor.run import Order, supervise
-    from buoy.supervisor.start import default_run_folder, limit_seconds
+    from buoy.supervisor.start import default_run_folder, limit_seconds, log_home
 
     if not command:
         raise UsageError(
@@ -60,14 +60,6 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
     if options.run == "":
         raise UsageError(
             "an empty run folder", received="--run ''", expected="a folder", hint="`--run runs/train`"
-        )
-    mirror = _mirror(options.mirror)
-    if mirror is not None and "://" in mirror:
-        raise UsageError(
-            "a store as the log's second home",
-            received=f"--mirror {options.mirror}",
-            expected="a folder: the recorder needs no package, and stores need one",
-            hint=f'`buoy.Run("runs/cats", mirror="{options.mirror}")` in the script copies checkpoints and log there',
         )
     if options.restart < 0:
         raise UsageError(
@@ -80,7 +72,7 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
         Order(
             command,
             os.path.expanduser(options.run) if options.run else default_run_folder(command),
-            mirror=mirror,
+            mirror=log_home(options.mirror, f"--mirror {options.mirror}"),
             time_limit=limit_seconds(options.time_limit),
             restart=options.restart,
             say=_say,
@@ -101,14 +93,6 @@ def _check_hang_seconds() -> None:
         expected="seconds, more than 0",
         hint="BUOY_HANG_SECONDS=60",
     )
-
-
-def _mirror(given: str | None) -> str | None:
-    if not given:
-        return None  # and nothing is loaded for it
-    from buoy.checkpoint.mirror_place import place_of
-
-    return place_of(given)
 
 
 def _check_command(name: str) -> None:

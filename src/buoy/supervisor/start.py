@@ -65,6 +65,25 @@ def limit_seconds(limit: str | float | None) -> float | None:
     return seconds
 
 
+def log_home(mirror: str | None, received: str) -> str | None:
+    """The folder that the log is copied to; a store is refused, as it would become a folder of that name."""
+    if not mirror:
+        return None  # and nothing is loaded for it
+    from buoy.checkpoint.mirror_place import place_of
+
+    place = place_of(mirror)
+    if "://" in place:
+        from buoy.errors import UsageError
+
+        raise UsageError(
+            "a store as the log's second home",
+            received=received,
+            expected="a folder: the recorder needs no package, and stores need one",
+            hint=f'`buoy.Run("runs/cats", mirror="{mirror}")` in the script copies checkpoints and log there',
+        )
+    return place
+
+
 def describe_attempt(
     attempt: Attempt, mode: str, pid: int, command: list[str], mirror: str | None, time_limit: float | None
 ) -> dict[str, object]:
@@ -99,7 +118,7 @@ def describe_attempt(
         "session_started": session_started or time.time(),
         "platform": limits.platform,
         "limits": limits.to_json(),
-        "mirror": os.path.abspath(mirror) if mirror else None,
+        "mirror": mirror,
         "buoy": __version__,
         "python": sys.version.split()[0],
         "kernel": host.kernel_release(),

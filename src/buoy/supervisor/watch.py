@@ -16,6 +16,7 @@ from buoy.supervisor.start import (
     default_run_folder,
     describe_attempt,
     limit_seconds,
+    log_home,
     write_attempt,
 )
 from buoy.supervisor.upkeep import Upkeep, forget
@@ -47,7 +48,7 @@ def watch(
         if there.attempt is None and folder is not None:  # what is usual cannot be written: this one may be
             _upkeep.look(os.path.expanduser(folder))
     attempt = there.attempt if there is not None else recorder.attempt_of_environment()
-    seconds = limit_seconds(time_limit)
+    seconds, home = limit_seconds(time_limit), log_home(mirror, f"mirror={mirror!r}")
     if attempt is not None:
         is_here = folder is None or os.path.realpath(folder) == os.path.realpath(attempt.run_folder)
         if folder is not None and not is_here and not was_nowhere:
@@ -55,7 +56,7 @@ def watch(
 
             _say(f"already recording into {printable(attempt.run_folder)}; {printable(folder)} is not used")
         return _join(attempt)
-    return _begin(folder, mirror, seconds) if there is None or _upkeep is None else there
+    return _begin(folder, home, seconds) if there is None or _upkeep is None else there
 
 
 def _begin(folder: str | None, mirror: str | None, seconds: float | None) -> Recorder:
