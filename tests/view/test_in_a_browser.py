@@ -94,6 +94,30 @@ def test_dragging_zooms_and_a_double_click_shows_all_again(browser: Browser) -> 
     assert browser.value("document.querySelector('#whole').classList.contains('zoomed')") is False
 
 
+def test_a_chart_is_read_and_zoomed_by_keyboard(browser: Browser) -> None:
+    reading = f"{CHART}.closest('figure').querySelector('span').textContent"
+    transform = f"{CHART}.querySelector('g').getAttribute('transform')"
+
+    def press(*keys: str) -> str:
+        for key in keys:
+            browser.send("Input.dispatchKeyEvent", type="keyDown", key=key, text=key if len(key) == 1 else "")
+            browser.send("Input.dispatchKeyEvent", type="keyUp", key=key)
+        return str(browser.value(reading))
+
+    browser.value(f"{CHART}.focus()")
+    browser.screenshot(SCREENS / "report-keyboard.png")
+
+    last = press("ArrowLeft")
+    assert "attempt 2, 29 min" in last and "kernel-oom" in last  # it begins at the end, where people look
+    assert "attempt 2, 29 min" in press("ArrowLeft") != last
+    assert "attempt 1, 0 s" in press("Home")
+    second = press("ArrowRight")
+    assert press("+", "+") == second
+    assert "scale(4" in browser.value(transform)
+    assert press("Escape").startswith("highest ")
+    assert "scale(1" in browser.value(transform)
+
+
 def test_dark_is_dark_and_a_phone_needs_no_sideways_scrolling(browser: Browser) -> None:
     light = browser.value("getComputedStyle(document.body).backgroundColor")
     browser.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])

@@ -1,5 +1,6 @@
 "use strict";
 // Hover shows the values under the pointer in every chart of a group; dragging zooms; a double click shows all again.
+// By keyboard: arrows (with Shift faster), Home and End move the reading, + and - zoom around it, Escape shows all.
 // Without this script the page is a still picture that says the same.
 (() => {
   const groups = JSON.parse(document.getElementById("data").textContent);
@@ -20,7 +21,7 @@
   for (const [id, group] of Object.entries(groups)) {
     const root = document.getElementById(id);
     const wide = 1000, high = 150, all = [0, group.buckets];
-    let view = all, from = null;
+    let view = all, from = null, read = null;
     const where = (bucket) => group.lives.find((l) => bucket >= l.first && bucket < l.first + l.count);
     const moment = (bucket) => {
       const life = where(bucket);
@@ -48,6 +49,7 @@
         cursor.setAttribute("x1", -9);
         cursor.setAttribute("x2", -9);
         say.textContent = still;
+        read = null;
         // One transform stretches the still picture: strokes do not scale, so it stays sharp.
         svg.querySelector("g").setAttribute("transform", "translate(" + -view[0] * share + ",0) scale(" + group.buckets / (view[1] - view[0]) + ",1)");
       }
@@ -60,6 +62,7 @@
       return Math.floor(view[0] + share * (view[1] - view[0]));
     };
     const show = (bucket) => {
+      read = bucket;
       for (const { chart, cursor, say } of panes) {
         const x = place(bucket + 0.5);
         cursor.setAttribute("x1", x);
@@ -70,7 +73,28 @@
         say.textContent = value + " · " + moment(bucket) + (mark ? " · " + mark : "");
       }
     };
-    for (const { svg, chosen } of panes) {
+    const zoom = (factor) => {
+      const centre = read, wanted = Math.max(4, Math.round((view[1] - view[0]) * factor));
+      const first = Math.max(0, Math.min(group.buckets - wanted, Math.round(centre - wanted / 2)));
+      view = wanted >= group.buckets ? all : [first, first + wanted];
+      draw();
+      show(centre);
+    };
+    const typed = (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      const stride = event.shiftKey ? Math.max(1, Math.round((view[1] - view[0]) / 20)) : 1;
+      const at = read === null ? view[1] - 1 : read;
+      const to = { ArrowLeft: at - (read === null ? 0 : stride), ArrowRight: at + stride, Home: view[0], End: view[1] - 1 }[event.key];
+      if (to !== undefined) show(Math.min(view[1] - 1, Math.max(view[0], to)));
+      else if ("+=-_".includes(event.key)) { if (read === null) show(at); zoom("+=".includes(event.key) ? 0.5 : 2); }
+      else if (event.key === "Escape") { view = all; draw(); }
+      else return;
+      event.preventDefault();
+    };
+    for (const { svg, say, chosen } of panes) {
+      svg.setAttribute("tabindex", "0");
+      say.setAttribute("aria-live", "polite");
+      svg.addEventListener("keydown", typed);
       svg.addEventListener("pointermove", (event) => {
         const bucket = bucketAt(event, svg);
         show(bucket);
