@@ -195,7 +195,8 @@ def _group(key: str, title: str, axis: timeline.Axis) -> str:
     )
     return (
         f'<section id="{key}"><h2>{escape(title)}</h2><p class="key soft">{legend}</p>{figures}{_lives(axis)}'
-        '<p class="soft">Drag to zoom, double-click to see all again. By keyboard: arrows, + and -, Escape.</p></section>'
+        '<p class="soft">Drag to zoom, double-click to see all again. By keyboard: arrows, + and -, Escape.</p>'
+        "</section>"
     )
 
 
