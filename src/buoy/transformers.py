@@ -167,6 +167,7 @@ class _Training:
                 "_load_rng_state",
             ):
                 self._replace(name, _nothing)
+            self._replace("_load_callback_state", self._name_callbacks)
             if hasattr(trainer, "_init_training_state"):
                 self._replace("_init_training_state", self._place)
             skips = trainer.args.ignore_data_skip
@@ -248,6 +249,15 @@ class _Training:
         )
         self._replace("log", _nothing)  # what `train` would log is of no step
         return sys.maxsize, 0
+
+    def _name_callbacks(self, original: Callable[..., Any]) -> None:
+        """The callbacks of this start, whose states the trainer's own saves look up by name; ours come later."""
+        trainer = self._trainer
+        everybody = [*trainer.callback_handler.callbacks, trainer.control]
+        exportable = [each for each in everybody if isinstance(each, _trainer.ExportableState)]
+        trainer.state.stateful_callbacks = _trainer.TrainerState(
+            stateful_callbacks=exportable
+        ).stateful_callbacks
 
     def _output_of_then(self, made: Any) -> Any:
         """What `train` returned when the run was finished."""

@@ -122,17 +122,24 @@ def _end(stage: Stage, trainer: Any) -> None:
 
 
 def everything(stage: Stage) -> None:
-    """Dropout, augmentation in workers whose number changes, accumulation with a rest, evaluation, early stopping."""
+    """Dropout, augmentation in workers whose number changes, accumulation with a rest, evaluation.
+
+    The Trainer saves too, brings its best model back, and is stopped early: only a whole count finds that step.
+    """
     transformers.set_seed(3)
     args = arguments(
         stage.folder, num_train_epochs=3, eval_strategy="steps", eval_steps=3, lr_scheduler_type="cosine",
         warmup_steps=2, dataloader_num_workers=stage.life % 2 * 2, metric_for_best_model="eval_loss",
+        save_strategy="steps", save_steps=3, load_best_model_at_end=True,
     )  # fmt: skip
-    callbacks = [Guard(stage.folder, save=1), EarlyStoppingCallback(99), Watch(stage)]
+    never_enough = EarlyStoppingCallback(2, early_stopping_threshold=99.0)
+    callbacks = [Guard(stage.folder, save=1), never_enough, Watch(stage)]
     trainer = Trainer(
         causal(), args, train_dataset=Texts(), eval_dataset=Texts(noisy=False), callbacks=callbacks
     )
     trainer.train()
+    state = trainer.state
+    stage.log("own", state.global_step, state.best_global_step, state.stateful_callbacks)
     _end(stage, trainer)
 
 
