@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import struct
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from folders import GIB, PID, Attempt, exited, note
@@ -128,6 +131,55 @@ def test_torch_saves_word_for_a_full_disk_needs_a_full_disk(attempt: Attempt) ->
 
     attempt.raises("builtins.RuntimeError", words, RUNTIME, disk_free=50 * GIB)
     assert said(attempt) == ("python-exception", "certain")
+
+
+TORCH_WRITES = (
+    "[enforce fail at inline_container.cc:672] . unexpected pos 896 vs 790",
+    "[enforce fail at inline_container.cc:858] . PytorchStreamWriter failed writing file data/3: file write failed",
+)
+
+
+@pytest.mark.parametrize("words", TORCH_WRITES)
+def test_torch_save_on_a_disk_of_the_run_that_was_full_is_a_full_disk(attempt: Attempt, words: str) -> None:
+    """The working directory has room; three readings tell of the disk that is full, each enough by itself."""
+    run = str(attempt.folder.parent.parent)
+    attempt.raises("builtins.RuntimeError", words, RUNTIME)
+    assert said(attempt) == ("python-exception", "certain")
+    assert "df -h" in attempt.verdict().cause.next[0]
+
+    attempt.event("warning", 0.2, alarm="disk-full", text="disk: it is full", values={"path": run})
+    assert said(attempt) == ("disk-full", "likely")
+    attempt.events[-1]["t"] -= 300
+    assert said(attempt) == ("python-exception", "certain")
+
+    for row in attempt.samples:
+        row["disk_free"] = 4096
+    assert said(attempt) == ("disk-full", "likely")
+    for row in attempt.samples:
+        row["disk_free"] = 50 * GIB
+
+    attempt.raises("builtins.RuntimeError", words, RUNTIME, run_disk_free=0)
+    verdict = attempt.verdict()
+    assert (verdict.cause.id, verdict.cause.claim.grade) == ("disk-full", "likely")
+    assert "the disk that holds " in verdict.cause.claim.text
+    assert "/home/me" not in verdict.cause.next[0]
+
+
+def test_the_disk_that_is_full_is_named_and_not_the_working_directorys(
+    attempt: Attempt, make_disk: Callable[[str], Path]
+) -> None:
+    small = str(make_disk("64k"))
+    attempt.event("disk", 60, path=f"{small}/runs/cats")
+    os.makedirs(f"{small}/runs/cats")
+    for row in attempt.samples:
+        row["disk_free"] = 0
+    attempt.raises("builtins.OSError", "[Errno 28] No space left on device", OS, errno=28)
+    verdict = attempt.verdict()
+
+    assert (verdict.cause.id, verdict.cause.claim.grade) == ("disk-full", "likely")
+    assert small in verdict.cause.claim.text
+    assert f"`du -xh {small} |" in verdict.cause.next[0]
+    assert f"`df -h {small}`" in verdict.cause.next[0]
 
 
 def test_no_space_on_a_disk_with_room_is_likely_at_most(attempt: Attempt) -> None:

@@ -98,7 +98,8 @@ class LastWords:
         try:
             # Before it calls the hook the interpreter puts an uncaught exception here; whoever only shows one does not.
             uncaught = error is (getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
-            self._note = {**describe(error), "uncaught": uncaught}
+            room = _room(self._folder)["disk_free"]  # the script may save elsewhere than it works
+            self._note = {**describe(error), "run_disk_free": room, "uncaught": uncaught}
             self._beacon.note(self._note)
         except Exception:  # noqa: BLE001 - a failing recorder must not hide the user's own traceback
             pass

@@ -96,15 +96,19 @@ class _Link(NamedTuple):
     """Where it was raised."""
     free: int | None
     starting_process: bool
+    on_full_disk: bool = False
 
 
-def classify(note: dict[str, Any]) -> ExceptionFinding:
-    """The kind of an exception note; its own words before those of its chain."""
-    outer = _link(note)
+def classify(note: dict[str, Any], disk_was_full: bool = False) -> ExceptionFinding:
+    """The kind of an exception note; its own words before those of its chain.
+
+    `disk_was_full`: whether another disk of this training, than the one that the note tells of, had no room.
+    """
+    outer = _link(note)._replace(on_full_disk=disk_was_full or _is_full(count(note.get("disk_free"))))
     chosen, found = outer, _kind(outer)
     if found is None:
         for link in map(_link, mappings(note.get("chain"))):
-            inner = _kind(link._replace(free=outer.free))
+            inner = _kind(link._replace(on_full_disk=outer.on_full_disk))
             if inner is not None:
                 chosen, found = link, (inner[0], "possible" if inner[1] == "possible" else "likely")
                 break
@@ -171,7 +175,7 @@ def _system_kind(link: _Link) -> _Kind | None:
         errno is None
         and " requested and " in link.message
         and " written" in link.message
-        and _is_full(link.free)
+        and link.on_full_disk
     ):
         return "disk-full", "likely"  # numpy's words for a short write
     return (_ERRNO_KINDS[errno], "certain") if errno in _ERRNO_KINDS else None
@@ -187,12 +191,20 @@ def _library_kind(link: _Link, is_library: bool) -> _Kind | None:
             return kind, "certain" if is_library or message in common else "likely"
     if link.type == words.TENSORFLOW_TYPE or (is_library and "RESOURCE_EXHAUSTED" in message):
         return "memory-error" if "device:CPU" in message else "gpu-oom", "certain"
-    writing = (
-        "inline_container.cc" in message and "unexpected pos" in message
-    ) or "iostream error" in message
-    if writing and _is_full(link.free):  # torch.save's words for a disk that filled up
+    if link.on_full_disk and (is_failed_write(message) or "iostream error" in message):
         return "disk-full", "likely"
     return None
+
+
+def is_failed_write(message: str) -> bool:
+    """Whether these are torch.save's words for a write that failed: it does not say why, a full disk is the usual one.
+
+    >>> is_failed_write("[enforce fail at inline_container.cc:672] . unexpected pos 896 vs 790")
+    True
+    """
+    if "PytorchStreamWriter failed writing" in message:
+        return True
+    return "inline_container.cc" in message and "unexpected pos" in message
 
 
 def _is_full(free: int | None) -> bool:

@@ -10,12 +10,11 @@ from buoy.verdict.evidence import Evidence, ProcessDeath, ProcessNotes
 from buoy.verdict.exceptions import ExceptionFinding, classify
 from buoy.verdict.lost_child import LostChild, lost_child
 from buoy.verdict.model import Claim, Grade, Reading
+from buoy.verdict.room import NO_FILE, full_disk
 from buoy.verdict.status import signal_name
 from buoy.verdict.values import count, integer, mapping, number, printable, text
 
 _ORDER: tuple[Grade, ...] = ("possible", "likely", "certain")
-ABOUT_FULL = 1 << 20
-"""A file system with less than this free takes no further page of a mapped file."""
 
 
 def weaker(*grades: Grade) -> Grade:
@@ -95,7 +94,7 @@ def raised(evidence: Evidence) -> Raised | None:
     status = evidence.status
     if speaker is None or note is None or status.signal is not None or status.exit_code == 0:
         return None
-    finding = classify(note)
+    finding = classify(note, full_disk(evidence, NO_FILE) is not None)
     launcher = lost_child(evidence.main.exception or {}) if evidence.main else None
     named = launcher.pids if launcher else ()
     followed = speaker.pid in (evidence.pid, *named, *(death.pid for death in evidence.child_deaths))
@@ -179,15 +178,6 @@ def shm_free(evidence: Evidence) -> int | None:
     seen = [count(mapping(mapping(evidence.death.get("disks")).get("shm")).get("free"))]
     seen += [count(row.get("shm_free")) for row in evidence.samples[-10:]]
     return min((value for value in seen if value is not None), default=None)
-
-
-def full_disk(evidence: Evidence) -> str | None:
-    """A disk of this attempt that has no room left, if any."""
-    for disk in mapping(evidence.death.get("disks")).values():
-        free, path = count(mapping(disk).get("free")), text(mapping(disk).get("path"))
-        if free is not None and path and free < ABOUT_FULL and not path.startswith("/dev/shm"):  # noqa: S108
-            return path
-    return None
 
 
 def standing_hang(evidence: Evidence) -> dict[str, object] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from buoy.verdict.causes.common import died_before, raised
 from buoy.verdict.evidence import Evidence
+from buoy.verdict.exceptions import is_failed_write
 from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.values import count, mapping, printable, text
 
@@ -45,6 +46,11 @@ def judge(evidence: Evidence) -> Cause | None:
         hint += "; a new session starts with an empty `/content`"
     if "DataLoader worker" in found.finding.message:
         hint = "run once with `num_workers=0`: the worker's own error then shows where it happens"
+    if is_failed_write(found.finding.message):
+        hint = (
+            "`torch.save` could not write all of it, and does not say why: see with `df -h` whether the disk that it "
+            "writes to is full; if not, mend that line"
+        )
     return Cause(
         id="python-exception",
         claim=Claim(f"An exception that nobody caught: {printable(found.finding.short, 130)}", found.grade,

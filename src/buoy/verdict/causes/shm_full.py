@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from buoy.units import format_bytes
 from buoy.verdict.causes import bus_error
-from buoy.verdict.causes.common import ABOUT_FULL, raised, shm_free
+from buoy.verdict.causes.common import raised, shm_free
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Grade, Reading
+from buoy.verdict.room import NO_PAGE
 from buoy.verdict.values import count, mapping
 
 _GUESS_OF_TORCH = "workers are out of shared memory"
@@ -21,9 +22,9 @@ def judge(evidence: Evidence) -> Cause | None:
         grade, readings, cascade = found.grade, found.evidence, found.cascade
         free = found.finding.shm_free if free is None else free
     elif found and _GUESS_OF_TORCH in found.finding.message:  # torch says this of any SIGBUS in a worker
-        grade = "likely" if free is not None and free < 64 * ABOUT_FULL else "possible"
+        grade = "likely" if free is not None and free < 64 * NO_PAGE else "possible"
         readings, cascade = found.evidence, found.cascade
-    elif bus_error.is_bus_error(evidence) and free is not None and free < ABOUT_FULL:
+    elif bus_error.is_bus_error(evidence) and free is not None and free < NO_PAGE:
         readings, cascade = bus_error.readings(evidence), ()
     else:
         return None
