@@ -209,6 +209,28 @@ def test_a_subprocess_that_was_killed_is_told_by_its_signal(attempt: Attempt) ->
     assert "SIGKILL" in claim(attempt)
 
 
+def test_a_training_that_a_command_of_its_own_ended_is_told_with_its_step(attempt: Attempt) -> None:
+    """A launcher counts no steps; who does is the training, and the line is the one that ran the command."""
+    words = "Command '['python', 'x.py']' died with <Signals.SIGKILL: 9>."
+    attempt.raises("subprocess.CalledProcessError", words)
+    where = attempt.verdict().where
+    assert (where.step, where.epoch, where.file, where.line) == (120, 2, "/home/me/train.py", 31)
+
+    attempt.process(PID, note("subprocess.CalledProcessError", words), step=0)
+    where = attempt.verdict().where
+    assert (where.step, where.file) == (120, None)  # of the last sample
+
+
+def test_an_exception_in_a_command_keeps_the_step_of_the_training_that_ran_it(attempt: Attempt) -> None:
+    attempt.raises("subprocess.CalledProcessError", "Command 'python eval.py' returned non-zero exit status 1.")
+    attempt.process(CHILD, note("builtins.KeyError", "'label'"), step=0)
+    attempt.child_death(exited(1), instrumented=True)
+    verdict = attempt.verdict()
+
+    assert verdict.cause.id == "python-exception"
+    assert verdict.where.step == 120
+
+
 def test_odd_reports_are_read_without_harm() -> None:
     """Whatever stands in a message: an answer, and no status that the words do not give."""
     for message in (

@@ -116,16 +116,26 @@ def _with_history(evidence: Evidence, cause: Cause) -> Cause:
 
 
 def _where(evidence: Evidence, cause: Cause) -> Where:
+    where, main = _told_where(evidence, cause), evidence.main
+    if (
+        where.step is None and main is not None and main.step
+    ):  # a command that it ran counts no steps of its own
+        return replace(where, step=main.step, epoch=main.epoch)
+    return where
+
+
+def _told_where(evidence: Evidence, cause: Cause) -> Where:
     speaker = evidence.speaker
     if speaker is None:
-        return Where(
-            step=count(evidence.last_sample.get("step")) or None,
-            phase=text(evidence.last_sample.get("phase")),
-        )
+        return _last_seen(evidence)
     if speaker.is_messenger:  # a launcher: its own line says nothing, the lost child's step does
         lost = lost_child(speaker.exception or {})
         child = evidence.processes.get(lost.pids[0]) if lost is not None and lost.pids else None
-        return Where(child.step, child.epoch, child.phase, child.cell) if child is not None else Where()
+        if child is not None:
+            return Where(child.step, child.epoch, child.phase, child.cell)
+        if not speaker.step:
+            return _last_seen(evidence)
+        # What counts steps is the training itself, and ran a command in that line.
     where = Where(speaker.step, speaker.epoch, speaker.phase, speaker.cell)
     place = mapping((speaker.exception or {}).get("where"))
     if text(place.get("file")) and evidence.status.signal in (None, 2):
@@ -133,6 +143,11 @@ def _where(evidence: Evidence, cause: Cause) -> Where:
             where, file=place["file"], line=integer(place.get("line")), function=text(place.get("function"))
         )
     return _from_stacks(evidence, speaker, where, cause)
+
+
+def _last_seen(evidence: Evidence) -> Where:
+    last = evidence.last_sample
+    return Where(step=count(last.get("step")) or None, phase=text(last.get("phase")))
 
 
 def _from_stacks(evidence: Evidence, speaker: ProcessNotes, where: Where, cause: Cause) -> Where:
