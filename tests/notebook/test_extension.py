@@ -54,6 +54,23 @@ def test_a_cell_killed_for_memory_is_explained_in_the_next_kernels_first_cell(
     assert "<script" not in card and "http" not in card
 
 
+def test_a_kernel_that_was_recorded_before_the_extension_came_tells_of_the_last_death_too(
+    start: Start, tmp_path: Path
+) -> None:
+    kernel = start()
+    kernel.run("import buoy; watched = buoy.watch('runs/cats')")
+    kernel.start("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    verdict_exists(tmp_path, run="cats")
+    second = start()
+    second.run("import buoy; watched = buoy.watch('runs/cats')")
+
+    shown = second.run("%load_ext buoy")
+
+    assert "SIGKILL" in html(shown)
+    assert not (tmp_path / "runs" / "notebook").exists()
+    assert html(second.run("%reload_ext buoy")) != ""  # asked for again, told again
+
+
 def test_installed_it_loads_by_itself_and_a_notebook_that_trains_nothing_gets_no_folder(
     start: Start, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from buoy.flight import recorder
 from buoy.flight.attempt import Attempt, find_attempt, is_run
 from buoy.flight.imports import after_import
 from buoy.flight.recorder import Recorder
@@ -81,7 +82,9 @@ class Extension:
         """The kernels of this folder that died since one began here: several, where several lived at once."""
         if not is_run(self.folder):
             return
-        known = lives(self.folder)
+        own = recorder.current()
+        here = own.attempt.number if own is not None and own.attempt is not None else None
+        known = [life for life in lives(self.folder) if life.number != here]
         dead = [verdict for life in unseen(known) if (verdict := death(self.folder, life)) is not None]
         for verdict in dead[:_MOST]:
             _tell(verdict, self.folder)
@@ -135,7 +138,11 @@ def is_in_a_cell(shell: Any) -> bool:
 
 
 def run_folder_of(shell: Any) -> str:
-    """`runs/<notebook>` where the front end tells the notebook's name, else `runs/notebook`."""
+    """Where this kernel is recorded already (`buoy.watch()` came first); `runs/<notebook>` where the front end tells the
+    notebook's name; else `runs/notebook`."""
+    own = recorder.current()
+    if own is not None and own.folder is not None:
+        return str(own.folder)
     known = os.environ.get("JPY_SESSION_NAME") or shell.user_ns.get("__vsc_ipynb_file__")
     name = os.path.splitext(os.path.basename(str(known or "")))[0].lstrip(".")[:80]
     return os.path.join("runs", name or "notebook")
