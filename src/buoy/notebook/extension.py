@@ -138,8 +138,8 @@ def is_in_a_cell(shell: Any) -> bool:
 
 
 def run_folder_of(shell: Any) -> str:
-    """Where this kernel is recorded already (`buoy.watch()` came first); `runs/<notebook>` where the front end tells the
-    notebook's name; else `runs/notebook`."""
+    """Where this kernel is recorded already (`buoy.watch()` came first); `runs/<notebook>` if the front end tells its
+    name; else `runs/notebook`."""
     own = recorder.current()
     if own is not None and own.folder is not None:
         return str(own.folder)
