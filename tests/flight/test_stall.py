@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+
 import pytest
 
-from buoy.flight.stall import Hang, HangOver, StallWatch, sentence
+from buoy.flight.stall import Hang, HangOver, StallWatch, is_stopped, sentence
+from buoy.machine import procfs
 
 
 class Training:
@@ -194,3 +200,22 @@ def test_the_line_says_where_and_what_and_is_short(idle: bool, step: int) -> Non
     assert len(line) <= 200
     assert "1 h 6 min" in line and "checkpoint" in line and "`buoy why`" in line
     assert ("blocked" in line) is idle
+
+
+def test_a_stopped_process_is_told_how_it_goes_on_and_not_that_it_is_blocked() -> None:
+    """Its states are read from a process that is stopped."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        assert not is_stopped(procfs.thread_states(child.pid))
+        os.kill(child.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        assert is_stopped(procfs.thread_states(child.pid))
+    finally:
+        child.kill()
+        child.wait()
+    assert not is_stopped([])
+
+    line = sentence(Hang(True, 31.0, 30.0, 0.0, 150, "train", 0.01), stopped_pid=77)
+    assert "stopped" in line
+    assert "`kill -CONT 77`" in line
+    assert "blocked" not in line

@@ -41,7 +41,9 @@ def test_a_script_that_gets_no_further_is_not_started_for_ever(tmp_path: Path) -
     assert "not restarted: it got no further than step 1 of the attempt before" in done.stderr
 
 
-def test_a_training_that_a_killed_command_ends_at_the_same_step_is_not_started_for_ever(tmp_path: Path) -> None:
+def test_a_training_that_a_killed_command_ends_at_the_same_step_is_not_started_for_ever(
+    tmp_path: Path,
+) -> None:
     code = (
         "import buoy, subprocess; w = buoy.watch(); w.step()\n"
         "subprocess.run(['sh', '-c', 'sleep 0.3; kill -9 $$'], check=True)"

@@ -241,9 +241,53 @@ def test_a_hang_is_certain_and_its_reason_likely(attempt: Attempt) -> None:
 
 
 def test_a_busy_hang_may_be_computing(attempt: Attempt) -> None:
-    hang(attempt, RECV.replace("recv", "work"), cpu_share=0.99)
+    """It may as well be at a long evaluation: that no step came is certain, that it hangs is not."""
+    hang(attempt, RECV.replace("recv", "work"), cpu_share=0.38, idle=False)
+    cause = attempt.verdict().cause
 
-    assert attempt.verdict().cause.actor.grade == "possible"
+    assert (cause.id, cause.claim.grade) == ("hang", "possible")
+    assert (cause.cascade[0].text, cause.cascade[0].grade) == ("no step since step 120", "certain")
+    assert cause.actor.grade == "possible"
+    assert "a long evaluation, or an endless loop" in cause.actor.text
+    assert "blocked" not in str(attempt.verdict())
+    assert cause.next[0].startswith("wait, if this is an evaluation")
+
+
+def test_what_computed_without_a_step_is_not_said_to_have_hung(attempt: Attempt) -> None:
+    attempt.event("hang", 5.0, step=120, age=45.0, cpu_share=0.9, threads=[], idle=False)
+
+    assert "no step had come since step 120" in attempt.verdict().cause.cascade[0].text
+
+
+def test_a_hanging_cell_is_interrupted_before_its_kernel_is_ended(attempt: Attempt) -> None:
+    hang(attempt, RECV)
+    attempt.attempt["command"] = ["python", "-m", "ipykernel_launcher", "-f", "kernel-1.json"]
+    first, second, *_ = attempt.verdict().cause.next
+
+    assert "interrupt the cell" in first
+    assert "variables stay" in first
+    assert "kill -TERM" in second
+    assert "lost" in second
+
+
+@pytest.mark.parametrize(
+    ("values", "step", "word"),
+    [({}, 120, "hangs"), ({"idle": False}, 120, "may hang"), ({}, 121, "running")],
+)
+def test_the_lists_of_runs_say_that_it_hangs(
+    attempt: Attempt, values: dict[str, object], step: int, word: str
+) -> None:
+    """As long as no step came since: a recorder that is gone cannot call a hang over."""
+    hang(attempt, **values)
+    attempt.process(os.getpid(), step=step)
+    for row in attempt.samples:
+        row.update(step=step, wall=time.time())
+    run = attempt.write().parent.parent
+
+    assert describe(str(run))["status"] == word
+    now = state(find_attempt(str(run)))
+    assert now["status"] == word
+    assert may_change(now)
 
 
 def test_a_stopped_process_is_told_from_a_deadlock(attempt: Attempt) -> None:

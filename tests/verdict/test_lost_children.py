@@ -222,7 +222,9 @@ def test_a_training_that_a_command_of_its_own_ended_is_told_with_its_step(attemp
 
 
 def test_an_exception_in_a_command_keeps_the_step_of_the_training_that_ran_it(attempt: Attempt) -> None:
-    attempt.raises("subprocess.CalledProcessError", "Command 'python eval.py' returned non-zero exit status 1.")
+    attempt.raises(
+        "subprocess.CalledProcessError", "Command 'python eval.py' returned non-zero exit status 1."
+    )
     attempt.process(CHILD, note("builtins.KeyError", "'label'"), step=0)
     attempt.child_death(exited(1), instrumented=True)
     verdict = attempt.verdict()

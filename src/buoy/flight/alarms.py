@@ -128,8 +128,10 @@ class Alarms:
         if isinstance(change, stall.HangOver):
             self._events.append(("hang-over", change.values()))
             return []
-        self._events.append(("hang", {**change.values(), "threads": procfs.thread_states(self._sampler.pid)}))
-        return [Warning("hang", stall.sentence(change), change.values())]
+        pid, threads = self._sampler.pid, procfs.thread_states(self._sampler.pid)
+        self._events.append(("hang", {**change.values(), "threads": threads}))
+        stopped = pid if stall.is_stopped(threads) else None
+        return [Warning("hang", stall.sentence(change, stopped), change.values())]
 
 
 def _hang_seconds() -> float | None:

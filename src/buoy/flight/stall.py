@@ -11,6 +11,11 @@ does not count.
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
 _IDLE_FLOOR = 30.0
 _FIRST_STEP_FLOOR = 120.0
 _BUSY_FLOOR = 300.0
@@ -181,8 +186,31 @@ class StallWatch:
         return floor if self._floor is None else self._floor
 
 
-def sentence(hang: Hang) -> str:
-    """The alarm as the one line that people see.
+def is_stopped(threads: object) -> bool:
+    """Whether the thread states that were read show a process that is stopped: by Ctrl-Z, SIGSTOP or a debugger."""
+    found = threads if isinstance(threads, list) else []
+    states = [thread.get("state") for thread in found if isinstance(thread, dict)]
+    return bool(states) and all(state in ("T", "t") for state in states)
+
+
+def standing(events: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+    """The last event of a hang that no later one calls over; None where there is none."""
+    hang = None
+    for event in events:
+        if event.get("kind") == "hang":
+            hang = event
+        elif event.get("kind") == "hang-over":
+            hang = None
+    return hang
+
+
+def is_busy(event: dict[str, object]) -> bool:
+    """Whether a hang that was recorded computes: then it may be a long evaluation as well."""
+    return event.get("idle") is False
+
+
+def sentence(hang: Hang, stopped_pid: int | None = None) -> str:
+    """The alarm as the one line that people see; `stopped_pid`: of a process that a signal has stopped.
 
     >>> sentence(Hang(True, 95.0, 30.0, 0.0, 1200, "train", 0.25))[:90]
     'No step for 1 min 35 s after step 1200 (usually 0.25 s): no CPU, no I/O, so it is blocked.'
@@ -193,6 +221,11 @@ def sentence(hang: Hang) -> str:
     usual = f" (usually {format_duration(hang.step_seconds)})" if hang.step and hang.step_seconds else ""
     place = f"after step {hang.step}{usual}" if hang.step else "before the first step"
     phase = f", in phase {hang.phase}" if hang.phase in ("eval", "checkpoint", "data") else ""
+    if stopped_pid is not None:
+        return (
+            f"No step for {format_duration(round(hang.age))} {place}{phase}: it is stopped (Ctrl-Z, SIGSTOP or a "
+            f"debugger). `kill -CONT {stopped_pid}` lets it go on."
+        )
     if hang.idle:
         what = "no CPU, no I/O, so it is blocked"
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from buoy.flight.stall import is_busy, is_stopped
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.causes import IN_ORDER, unknown
 from buoy.verdict.causes.common import recent_signal, standing_hang, status_reading, step_of
@@ -87,6 +88,10 @@ def _with_history(evidence: Evidence, cause: Cause) -> Cause:
         total = age + max(0.0, end - t) if age is not None and t is not None and end is not None else age
         reading = Reading(f"no step for {format_duration(age)}", "events.jsonl", number(hang.get("wall")))
         words = f"it had hung since {step_of(hang)}, for {format_duration(total)}"
+        if is_busy(hang):
+            words = f"no step had come since {step_of(hang)}, for {format_duration(total)}, while it computed"
+        elif is_stopped(hang.get("threads")):
+            words = f"it had been stopped by a signal: no step since {step_of(hang)}, for {format_duration(total)}"
         before.append(Claim(words, "certain", (reading,)))
     if cause.id in ("killed", "hang", "terminated", "unknown", "recorder-lost"):
         slow = standing_thrashing(evidence)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from buoy.flight import stall
 from buoy.verdict.now import observe
 
 if TYPE_CHECKING:
     from buoy.verdict.evidence import Evidence
     from buoy.verdict.model import Cause
 
+RUNNING, STOPPED, HANGS, MAY_HANG = "running", "stopped", "hangs", "may hang"
+"""A process that lives: the last two took no step for far too long, and of those the last one computes."""
 NOT_SEEN = "not seen from here"
 """The state of an attempt without an end that was recorded on another machine: it may live there, or not."""
 
@@ -17,6 +20,19 @@ NOT_SEEN = "not seen from here"
 def is_alive(about: dict[str, Any]) -> bool:
     """Whether the process that attempt.json tells of lives here."""
     return observe(about).alive
+
+
+def state_of_living(about: dict[str, Any], events: list[dict[str, Any]], step: int | None) -> str:
+    """`running`, unless it is stopped, or a hang was noticed and no step came since.
+
+    The judge's own words would say the same, and cost a live view all of its causes.
+    """
+    if observe(about).stopped:
+        return STOPPED
+    hang = stall.standing(events)
+    if hang is None or (hang.get("step") or 0) != (step or 0):
+        return RUNNING
+    return MAY_HANG if stall.is_busy(hang) else HANGS
 
 
 def is_out_of_sight(evidence: Evidence, cause: Cause) -> bool:

@@ -20,14 +20,24 @@ from buoy.verdict.own_story import IDLE, STORIES
 from buoy.verdict.values import count, printable, typed
 from buoy.view.changes import sizes, words
 from buoy.view.history import Life, Point, of_its_own, own_events, read_life, saved_in
-from buoy.view.liveness import NOT_SEEN, is_alive, is_out_of_sight, recorder_lives
+from buoy.view.liveness import (
+    HANGS,
+    MAY_HANG,
+    NOT_SEEN,
+    RUNNING,
+    STOPPED,
+    is_alive,
+    is_out_of_sight,
+    recorder_lives,
+    state_of_living,
+)
 
 SCHEMA = "buoy.top/1"
 _FOLLOWED_SECONDS = 180.0
 """A recording on another machine is followed as long as its last reading is younger; mirrors are written rarely."""
 _STALE_SECONDS = 5.0
 """A reading this old is no longer shown as the present one: the recorder takes several in a second."""
-LIVES = ("running", "idle", "no sample yet")
+LIVES = (RUNNING, STOPPED, HANGS, MAY_HANG, "idle", "no sample yet")
 """What may yet change."""
 _NO_DEATH = (*LIVES, NOT_SEEN, "not known", "clean-exit", *STORIES.values())
 _MOST_EVENTS = 20
@@ -79,6 +89,7 @@ def state(attempt: Attempt, run: str | None = None) -> dict[str, Any]:
         "unrecorded": unrecorded,
         "seconds": life.seconds if last else None,
         "step": (own.step or 0) if story is not None or own.is_beside else _number(last.get("step")),
+        "last_step": own.length if story is None and not own.is_beside else None,
         "phase": last.get("phase") if story is None else None,
         "step_seconds": _step_seconds(life) if story is None else None,
         "resources": _resources(life, forecast=unrecorded is None),
@@ -122,7 +133,9 @@ def _status(life: Life, attempt: Attempt) -> str:
     if life.alive:
         waits = life.last.get("phase") == IDLE or waits_for_us(count(life.about.get("pid")))
         idle = waits and is_kernel(life.about.get("command"))
-        return "no sample yet" if not life.last.get("wall") else "idle" if idle else "running"
+        if idle or not life.last.get("wall"):
+            return "idle" if life.last.get("wall") else "no sample yet"
+        return state_of_living(life.about, life.events, count(life.last.get("step")))
     return _judged(attempt)
 
 
@@ -296,7 +309,9 @@ def _silence(now: dict[str, Any]) -> list[str]:
 
 
 def _pace(now: dict[str, Any]) -> str:
-    parts = [f"step {now['step']:.0f}" if now["step"] else "no step yet"]
+    left = max(0.0, now["last_step"] - now["step"]) if now["last_step"] and now["step"] else None
+    of = f" of {now['last_step']}" if left else ""
+    parts = [f"step {now['step']:.0f}{of}" if now["step"] else "no step yet"]
     if now["phase"] and now["phase"] not in ("start", "train", IDLE):
         parts.append(str(now["phase"]))
     each = now["step_seconds"]
@@ -304,8 +319,12 @@ def _pace(now: dict[str, Any]) -> str:
         parts.append(f"{1 / each:.3g} steps/s" if each < 1 else f"{format_duration(each)} a step")
     if now["micro_batch"] is not None:
         parts.append(f"micro-batch {now['micro_batch']}")
-    if each and now["time"] is not None and now["status"] == "running":
-        parts.append(f"about {_rough(now['time']['left'] / each)} more before the time is up")
+    if each and now["status"] == "running":
+        time_left = now["time"]["left"] if now["time"] is not None else None
+        if left and (time_left is None or left * each <= time_left):
+            parts.append(f"about {format_duration(left * each)} to go")
+        elif time_left is not None:
+            parts.append(f"about {_rough(time_left / each)} more before the time is up")
     return " · ".join(parts)
 
 

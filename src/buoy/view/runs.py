@@ -19,7 +19,7 @@ from buoy.verdict.judge import judge
 from buoy.verdict.now import waits_for_us
 from buoy.verdict.own_story import IDLE, STORIES, what_became
 from buoy.verdict.values import count, mapping, number, printable
-from buoy.view.liveness import NOT_SEEN, is_alive, is_out_of_sight
+from buoy.view.liveness import NOT_SEEN, is_alive, is_out_of_sight, state_of_living
 
 SCHEMA = "buoy.runs/1"
 
@@ -161,7 +161,7 @@ def _last_words(attempt: Attempt, run: str) -> _Words:
     if alive:
         step = beacon.step or None if beacon is not None else None
         idle = in_kernel and (was_idle or waits_for_us(count(about.get("pid"))))
-        status = "idle" if idle else "running"
+        status = "idle" if idle else state_of_living(about, events, step)
     else:
         unseen = False
         if verdict is None:  # nobody was left to judge it

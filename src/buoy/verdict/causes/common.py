@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from buoy.flight import stall
 from buoy.flight.attempt import is_kernel
 from buoy.units import format_duration
 from buoy.verdict.evidence import Evidence, ProcessDeath, ProcessNotes
@@ -182,13 +183,7 @@ def shm_free(evidence: Evidence) -> int | None:
 
 def standing_hang(evidence: Evidence) -> dict[str, object] | None:
     """The hang that had not ended when the record does."""
-    hang = None
-    for event in evidence.events:
-        if event.get("kind") == "hang":
-            hang = event
-        elif event.get("kind") == "hang-over":
-            hang = None
-    return hang
+    return stall.standing(evidence.events)
 
 
 def step_of(event: dict[str, object]) -> str:
