@@ -108,7 +108,13 @@ class Guard(_pl.Callback):  # type: ignore[misc]
         """The order of an epoch's data depends on its number."""
         if self._fit is not None and self._fit.loader is not None:
             self._fit.loader.epoch = trainer.current_epoch
-            self._fit.guarding.keeper.recorder.epoch(trainer.current_epoch)
+            batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+            self._fit.guarding.keeper.epoch_begins(
+                trainer.current_epoch,
+                trainer.max_epochs if (trainer.max_epochs or 0) > 0 and trainer.max_steps < 0 else None,
+                trainer.global_step,
+                is_whole=not batches,
+            )
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Figures by which the best checkpoint is kept."""

@@ -109,7 +109,10 @@ class Guard(transformers.TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """For the flight log."""
         if self._training is not None:
-            self._training.guarding.keeper.recorder.epoch(int(state.epoch or 0))
+            epoch = float(state.epoch or 0.0)
+            self._training.guarding.keeper.epoch_begins(
+                int(epoch), state.num_train_epochs, state.global_step, is_whole=epoch.is_integer()
+            )
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Figures by which the best checkpoint is kept."""

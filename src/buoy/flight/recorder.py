@@ -225,6 +225,10 @@ class Recorder:
             self.event("trained", run=self._seen_from_here(folder), step=step, finished=finished, **unsaved)
             self._listen()
 
+    def lasts(self, folder: str, step: int) -> None:
+        """The training of the run in this folder will end at this step, as far as is known."""
+        self.event("length", run=self._seen_from_here(folder), step=step)
+
     def _seen_from_here(self, folder: str) -> str:
         """Relative, so that folders that were moved together still find each other."""
         return os.path.relpath(folder, self.folder) if self.folder is not None else folder

@@ -15,6 +15,8 @@ class Training(NamedTuple):
     step: int | None = None
     """The last step that is known of it, None before the first; of one that goes on the beacon knows more."""
     began: bool = False
+    length: int | None = None
+    """The step that it will end at, as far as its epochs told."""
     is_last: bool = False
     """Whether it is the one that trained last: the recording's own step is its."""
     is_newest: bool = False
@@ -73,14 +75,14 @@ def training_of(events: Iterable[dict[str, Any]], recording: str, run: str) -> T
         newest = of if kind in ("opened", "training") else newest
         is_under_way = found.began and found.ended is None and (last == name or last in in_turns)
         if kind == "opened" and of == name:
-            found = found._replace(opened=True, counted=_count(event.get("counted")) or 0)
+            found = found._replace(opened=True, counted=_count(event.get("counted")) or 0, length=None)
         elif kind == "training" and of == name:
             if event.get("together") is True:
                 in_turns.add(last)
             elif last not in in_turns:
                 in_turns = set()
             last, is_alone = name, False
-            found = Training(True, _count(event.get("step")) or found.step, True)
+            found = Training(True, _count(event.get("step")) or found.step, True, found.length)
         elif kind == "training":
             left = _count(event.get("left"))
             if last == name and found.ended is None:
@@ -99,6 +101,8 @@ def training_of(events: Iterable[dict[str, Any]], recording: str, run: str) -> T
                 found = found._replace(ended=event, step=at or found.step)
             found = found._replace(stepped_unseen=found.stepped_unseen or found.counted is not None)
             last, is_alone = None, True
+        elif kind == "length" and of == name:
+            found = found._replace(length=_count(event.get("step")))
         elif kind == "trained" and of == name:
             if found.error is None or event.get("finished") is True:
                 finished = event.get("finished") is True

@@ -118,6 +118,10 @@ class GuardedFit:
 
     def epoch_begins(self) -> None:
         """In the middle of an epoch everything is loaded once more: metrics were reset, schedules may have acted."""
+        position = self.adapter.position
+        self._keeper.epoch_begins(
+            position.epoch, self._arguments["epochs"], position.step, is_whole=not self._resume_inside
+        )
         if self._resume_inside:
             self._resume_inside = False
             self._load_state()

@@ -35,6 +35,10 @@ class Follower:
         finally:
             self._signals.disarm()
 
+    def epoch_begins(self, epoch: int, of: int | None, step: int, *, is_whole: bool = True) -> None:
+        """Rank 0 tells how long the training will be."""
+        self.recorder.epoch(epoch)
+
     def due(self, step: int) -> str | None:
         """Only a signal can make a rank that does not write ask for a save."""
         return self._signals.asked

@@ -27,6 +27,7 @@ from buoy.planner import rehearsal
 from buoy.supervisor.start import limit_seconds
 from buoy.training import deadline
 from buoy.training.alarms import Alarms
+from buoy.training.length import Length
 from buoy.training.recording import record, refused
 from buoy.training.rhythm import Interval, Pace
 from buoy.training.saying import say
@@ -98,6 +99,7 @@ class Keeper:
         self._troubles: dict[str, float] = {}
         self._told_deadline = self._told_lost = False
         self._loops = 0
+        self._length = Length()
         self._alarm = self._stopped = self._ending = self._finished = False
         attempt = self.recorder.attempt
         for doubt in self._mirror.doubts if self._mirror is not None else ():
@@ -145,6 +147,13 @@ class Keeper:
             if not self._loops:
                 self.recorder.pauses(self.folder)
                 self._signals.disarm()
+
+    def epoch_begins(self, epoch: int, of: int | None, step: int, *, is_whole: bool = True) -> None:
+        """For the flight log: where the training is, and how long it will be."""
+        self.recorder.epoch(epoch)
+        end = self._length.epoch_begins(epoch, of=of, step=step, is_whole=is_whole)
+        if end is not None:
+            self.recorder.lasts(self.folder, end)
 
     def due(self, step: int) -> str | None:
         """The reason to save now, between two steps, or None. Costs less than a microsecond when there is none."""

@@ -202,7 +202,8 @@ class Run:
             for epoch in to_train:
                 self._position.begin_epoch(epoch)
                 if self._keeper is not None:
-                    self._keeper.recorder.epoch(epoch)
+                    whole = not self._position.is_returning
+                    self._keeper.epoch_begins(epoch, before + count, self.step, is_whole=whole)
                 if self._position.is_returning:
                     self._random.return_to_way()
                 else:
