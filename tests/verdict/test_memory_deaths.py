@@ -327,6 +327,30 @@ def test_a_shell_passes_on_the_oom_kill_of_its_command(attempt: Attempt) -> None
     assert "`bash` passed that on" in attempt.verdict().cause.claim.text
 
 
+def test_what_a_shell_ran_is_the_training_and_is_advised_as_such(attempt: Attempt) -> None:
+    """No worker died: the batch counts, and the Python that held the memory is in the list."""
+    shell(attempt, 137)
+    attempt.process(CHILD)
+    attempt.child_death(
+        9, name="python train.py", kernel_log=[oom_line(CHILD)], instrumented=True, rss=2 * GIB
+    )
+    attempt.death["processes"] = [{"pid": PID, "name": "bash train.sh", "role": "main", "rss": 3 << 20}]
+    verdict = attempt.verdict()
+    words = " ".join(verdict.cause.next)
+
+    assert "halve it" in words
+    assert "changes little" not in words
+    assert "num_workers" not in words
+    assert (verdict.holders[0].pid, verdict.holders[0].bytes) == (CHILD, 2 * GIB)
+
+
+def test_a_neighbour_whose_size_is_not_known_is_no_holder(attempt: Attempt) -> None:
+    attempt.oom_killed()
+    attempt.death["cgroup"]["foreign"] = [{"pid": 9, "name": None, "role": None, "rss": None}]
+
+    assert [holder.pid for holder in attempt.verdict().holders] == [PID]
+
+
 def test_a_shells_137_without_a_recorded_death_is_likely_at_most(attempt: Attempt) -> None:
     shell(attempt, 137)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from folders import DIED_T, GIB, PID, Attempt, exited, note
+from folders import CHILD, DIED_T, GIB, PID, Attempt, exited, note
 
 STACK = 'Current thread 0x00007f (most recent call first):\n  File "/home/me/train.py", line 12 in forward\n'
 SEGFAULT = "Fatal Python error: Segmentation fault\n\n" + STACK
@@ -327,3 +328,42 @@ def test_a_command_with_a_path_can_be_pasted(tmp_path: Path) -> None:
 
     shown = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=10)
     assert shown.stdout == SEGFAULT
+
+
+def test_a_crash_that_a_shell_passed_on_is_told_with_its_line_and_stack(attempt: Attempt) -> None:
+    """What `bash -c 'python train.py; exit $?'` ran is the training: it has no workers to advise about."""
+    attempt.attempt["command"] = ["bash", "-c", "python train.py; exit $?"]
+    shutil.rmtree(attempt.folder / f"process-{PID}")
+    attempt.process(CHILD, fault=(SEGFAULT, 0.0))
+    ends(attempt, exited(139))
+    silent = attempt.verdict()  # nobody saw the child die
+    attempt.child_death(11, before=0.0, name="python train.py", instrumented=True)
+    verdict = attempt.verdict()
+
+    assert (silent.cause.id, silent.cause.claim.grade) == ("worker-killed", "likely")
+    assert said(attempt) == ("worker-killed", "certain")
+    for each in (silent, verdict):
+        assert f"process-{CHILD}/fault.txt`" in each.cause.next[0]
+        assert "num_workers" not in " ".join(each.cause.next)
+        assert (each.where.file, each.where.line) == ("/home/me/train.py", 12)
+    assert any("train.py:12" in reading.text for reading in verdict.cause.claim.evidence)
+    assert "died at the end" in verdict.cause.cascade[0].text
+
+
+def test_what_timeout_ended_is_advised_about_its_time(attempt: Attempt) -> None:
+    attempt.attempt["command"] = ["timeout", "-k", "5", "10m", "python", "train.py"]
+    shutil.rmtree(attempt.folder / f"process-{PID}")
+    attempt.process(CHILD)
+    cause = ends(attempt, exited(124)).verdict().cause
+
+    assert (cause.id, cause.claim.grade) == ("exit-code", "likely")
+    assert "timeout 10m" in cause.claim.text
+    assert "give `timeout` more than 10m" in cause.next[1]
+    assert "--time-limit 600s" in cause.next[2]
+
+    cause = ends(attempt, 9).verdict().cause
+    assert (cause.id, cause.actor.grade) == ("killed", "likely")
+    assert "timeout" in cause.actor.text
+
+    attempt.attempt["command"][3] = "30m"  # its time was not over
+    assert "timeout" not in ends(attempt, 9).verdict().cause.actor.text

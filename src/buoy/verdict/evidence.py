@@ -12,6 +12,7 @@ from buoy.flight.log import read_events
 from buoy.verdict.lost_child import lost_child
 from buoy.verdict.now import Now, observe
 from buoy.verdict.status import Status, make_status
+from buoy.verdict.traces import headline, signal_of
 from buoy.verdict.values import count, integer, mapping, number, text
 
 Mode = Literal["no-kernel-log", "old-kernel", "notes-only"]
@@ -231,8 +232,11 @@ class Evidence(NamedTuple):
 
     def _unfollowed_child(self) -> ProcessNotes | None:
         """The one Python of a shell that failed and whose death nobody saw, if its last words fit the exit code."""
-        failed = self.unfinished
-        is_it = len(failed) == 1 and failed[0].exception and self.status.exit_code == 1
+        failed, code = self.unfinished, self.status.exit_code or 0
+        if len(failed) != 1:
+            return None
+        crashed = signal_of(headline(failed[0].fault.text) or "")
+        is_it = (failed[0].exception and code == 1) or (crashed is not None and code == 128 + crashed)
         return failed[0] if is_it else None
 
     @property

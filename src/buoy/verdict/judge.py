@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 from buoy.flight.stall import is_busy, is_stopped
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.causes import IN_ORDER, unknown
-from buoy.verdict.causes.common import recent_signal, standing_hang, status_reading, step_of
+from buoy.verdict.causes.common import died_before, recent_signal, standing_hang, status_reading, step_of
 from buoy.verdict.causes.parent_lost import parent_name
 from buoy.verdict.causes.thrashing import standing as standing_thrashing
 from buoy.verdict.evidence import Evidence, ProcessNotes
@@ -25,6 +26,8 @@ _MEMORY_CAUSES = ("kernel-oom", "worker-killed", "memory-error", "gpu-oom", "thr
 _SHARED = "RSS: with shared and file pages that the limit does not count"
 _PARENT_SECONDS = 10.0
 """A parent that ended longer before has nothing to do with it: whoever logs out leaves trainings behind."""
+_JUST_BEFORE = 5.0
+"""Seconds before the end in which a child held its memory beside the others."""
 _ALIVE = ("still-running", "hang", "thrashing")
 
 
@@ -159,7 +162,10 @@ def _from_stacks(evidence: Evidence, speaker: ProcessNotes, where: Where, cause:
     """The innermost user frame of the newest stack text, and how old that is unless the death itself wrote it."""
     if cause.id in ("clean-exit", "exit-code"):
         return where
-    fatal = evidence.status.signal in (4, 5, 6, 7, 8, 11) or not evidence.status.known
+    signal = evidence.status.signal
+    if speaker.pid != evidence.pid and signal is None:  # what ran it passed its end on
+        signal = (evidence.status.exit_code or 0) - 128
+    fatal = signal in (4, 5, 6, 7, 8, 11) or not evidence.status.known
     dumps = [(speaker.fault, True)] if fatal else []
     dumps += [(dump, False) for _, dump in speaker.signals if dump.text]
     dumps.append((speaker.stacks, False))
@@ -185,7 +191,7 @@ def _holders(evidence: Evidence) -> tuple[Holder, ...]:
         found.append(
             Holder("the allocation that failed", asked, None, f"asked for {format_bytes(asked)} at once")
         )
-    processes = mappings(evidence.death.get("processes"))[:4]
+    processes = _held_by(evidence)[:4]
     limit, _ = describe_limit(evidence)
     beyond = bool(limit and sum(count(process.get("rss")) or 0 for process in processes) > limit)
     for process in processes:
@@ -195,9 +201,25 @@ def _holders(evidence: Evidence) -> tuple[Holder, ...]:
             detail, beyond = f"{detail}; {_SHARED}" if detail else _SHARED, False
         found.append(Holder(name, count(process.get("rss")), count(process.get("pid")), detail))
     for process in mappings(mapping(evidence.death.get("cgroup")).get("foreign"))[:2]:
+        if count(process.get("rss")) is None:
+            continue
         name = printable(text(process.get("name")) or "process", 60)
         role = text(process.get("role")) or "not part of this run"
         found.append(Holder(name, count(process.get("rss")), count(process.get("pid")), role))
     if not found and (rss := count(evidence.last_sample.get("tree_rss"))) is not None:
         found.append(Holder("all its processes, last seen", rss))
     return tuple(found)
+
+
+def _held_by(evidence: Evidence) -> list[dict[str, Any]]:
+    """Who held memory at the end, the largest first: with the children that were killed just before it."""
+    listed = mappings(evidence.death.get("processes"))
+    seen = {process.get("pid") for process in listed}
+    killed = [
+        {"pid": child.pid, "name": child.name, "rss": child.rss, "role": "until it was killed"}
+        for child in evidence.child_deaths
+        if child.rss and child.status.signal == 9 and died_before(evidence, child, _JUST_BEFORE) is not None
+        and child.pid not in seen
+    ]  # fmt: skip
+    known = [process for process in (*listed, *killed) if count(process.get("rss")) is not None]
+    return sorted(known, key=lambda process: -(count(process.get("rss")) or 0))

@@ -17,6 +17,7 @@ from buoy.verdict.evidence import Evidence, ProcessDeath
 from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.status import signal_name
+from buoy.verdict.time_command import TimeCommand, time_command
 from buoy.verdict.values import printable
 
 _SHELLS = (
@@ -62,13 +63,31 @@ def judge(evidence: Evidence) -> Cause | None:
     elif code == 124 and program == "timeout":
         grade = "likely"
         words = "`timeout` ended it: its time was over (exit code 124)"
+        limit = time_command(evidence.attempt.get("command"))
+        if limit is not None:
+            words = f"`timeout {limit.word}` ended it: its time was over (exit code 124)"
+        return Cause(
+            "exit-code", Claim(words, grade, (status_reading(evidence),)), next=after_timeout(evidence, limit)
+        )
     elif code in (126, 127) and program in _SHELLS:
         grade = "likely"
         words = f"`{program}` could not {'run' if code == 126 else 'find'} a command (exit code {code})"
     return Cause(
         "exit-code",
         Claim(words, grade, (status_reading(evidence),)),
-        next=_next(evidence, code, evidence.main is None),
+        next=_next(evidence, code, evidence.main is None and not evidence.processes),
+    )
+
+
+def after_timeout(evidence: Evidence, limit: TimeCommand | None) -> tuple[str, ...]:
+    """What to do about a time that `timeout` had set."""
+    more = f"give `timeout` more than {limit.word}, or leave it out" if limit else "give `timeout` more time"
+    word = f"{limit.seconds:g}s" if limit else "12h"
+    return (
+        go_on(evidence),
+        more,
+        f"to save before the time is over, let buoy know of it: `buoy run --time-limit {word} -- ...`, "
+        f'or `buoy.Run(time_limit="{word}")`',
     )
 
 

@@ -74,11 +74,14 @@ def _colab(evidence: Evidence) -> list[Reading]:
 
 
 def _next(evidence: Evidence, limit: int | None, peak: int | None) -> tuple[str, ...]:
-    return (*_remedies(evidence, limit, peak)[:2], go_on(evidence))
+    return (*remedies(evidence, limit, peak)[:2], go_on(evidence))
 
 
-def _remedies(evidence: Evidence, limit: int | None, peak: int | None) -> list[str]:
-    """What would lower the memory, as the readings point to it: the best first."""
+def remedies(evidence: Evidence, limit: int | None, peak: int | None, has_workers: bool = True) -> list[str]:
+    """What would lower the memory, as the readings point to it: the best first.
+
+    `has_workers`: whether children of the watched process are its workers; a shell's child is the training itself.
+    """
     steps = []
     has_steps = bool(count(evidence.last_sample.get("step")))
     growth = bytes_per_step(evidence, limit) if has_steps else bytes_per_second(evidence, limit)
@@ -94,7 +97,7 @@ def _remedies(evidence: Evidence, limit: int | None, peak: int | None) -> list[s
         )
     children = [p for p in mappings(evidence.death.get("processes")) if p.get("role") == "child"]
     held = sum(count(child.get("rss")) or 0 for child in children)
-    if children and limit and held > 0.2 * limit:
+    if has_workers and children and limit and held > 0.2 * limit:
         steps.append(
             f"lower `num_workers`: {len(children)} child processes held {format_bytes(held)} beside the main one; "
             "each copies the Python objects of the data set"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from buoy.units import format_bytes
 from buoy.verdict.causes.common import status_reading
+from buoy.verdict.causes.exit_code import after_timeout
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim
 from buoy.verdict.oom import describe_limit, examine
+from buoy.verdict.time_command import time_command
 
 SIGKILL = 9
 
@@ -28,10 +30,18 @@ def judge(evidence: Evidence) -> Cause | None:
         if limit and peak and peak > 0.8 * limit
         else ""
     )
+    claim = Claim(
+        f"Somebody killed it with SIGKILL{done}; it was no kernel OOM kill{high}",
+        finding.grade,
+        (status_reading(evidence), *finding.evidence),
+    )
+    timer = time_command(evidence.attempt.get("command"))
+    if timer is not None and timer.kills and (evidence.ran_for or 0.0) >= timer.seconds:
+        actor = Claim(f"`timeout` itself: its time, {timer.word}, was over", "likely")
+        return Cause("killed", claim, actor, next=after_timeout(evidence, timer), survivable=True)
     return Cause(
         id="killed",
-        claim=Claim(f"Somebody killed it with SIGKILL{done}; it was no kernel OOM kill{high}", finding.grade,
-                    (status_reading(evidence), *finding.evidence)),
+        claim=claim,
         actor=Claim("not recorded: `kill -9`, a notebook's restart, a scheduler, an out-of-memory daemon in user space",
                     "possible"),
         next=(go_on(evidence), "if it was not you: look for a scheduler's or platform's message at that time"),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from buoy.machine.kernel_log import parse_segfault
 from buoy.verdict.causes.common import status_reading
-from buoy.verdict.evidence import Evidence
+from buoy.verdict.evidence import Evidence, ProcessNotes
 from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.status import signal_name
 from buoy.verdict.traces import headline, is_recursion, last_stack, signal_of, user_frame
 from buoy.verdict.values import printable, typed
 
-_WORDS = {
+WORDS = {
     11: "a bad memory access in native code (SIGSEGV)",
     6: "native code gave up (SIGABRT: a failed assertion, a C++ exception, damaged memory)",
     8: "an impossible calculation in native code (SIGFPE: integer division by zero)",
@@ -27,7 +27,7 @@ def judge(evidence: Evidence) -> Cause | None:
     fault = speaker.fault.text if speaker else ""
     if not evidence.status.known:
         signal = signal_of(headline(fault) or "")
-    if signal not in _WORDS:
+    if signal not in WORDS:
         return None
     readings = [status_reading(evidence)] if evidence.status.known else []
     grade: Grade = "likely"
@@ -35,14 +35,8 @@ def judge(evidence: Evidence) -> Cause | None:
     if logged:
         grade = "certain"
         readings.insert(0, Reading(logged, "kernel log"))
-    if speaker and fault:
-        place = user_frame(fault) or next(iter(last_stack(fault)), None)
-        words = headline(fault) or "stack written at the crash"
-        at = f", at {place}" if place else ""
-        readings.append(
-            Reading(printable(words + at, 160), f"process-{speaker.pid}/fault.txt", speaker.fault.wall)
-        )
-    words = _WORDS[signal]
+    readings += stack_reading(speaker)
+    words = WORDS[signal]
     if is_recursion(fault):
         words = f"the stack ran over ({signal_name(signal)}): a function calls itself without end"
     when = ", while the interpreter was shutting down" if speaker and speaker.left_in_order else ""
@@ -52,7 +46,17 @@ def judge(evidence: Evidence) -> Cause | None:
             f"the code itself; a {signal_name(signal)} sent with `kill` would look the same", "likely"
         )
     return Cause("native-crash", Claim(f"It crashed{when}: {words}", grade, tuple(readings)), doubt, (),
-                 _next(evidence, signal, is_recursion(fault)), survivable=True)  # fmt: skip
+                 advice(evidence, speaker, signal), survivable=True)  # fmt: skip
+
+
+def stack_reading(speaker: ProcessNotes | None) -> list[Reading]:
+    """Where a process crashed, by its own last word."""
+    if speaker is None or not speaker.fault.text:
+        return []
+    fault = speaker.fault.text
+    place = user_frame(fault) or next(iter(last_stack(fault)), None)
+    words = (headline(fault) or "stack written at the crash") + (f", at {place}" if place else "")
+    return [Reading(printable(words, 160), f"process-{speaker.pid}/fault.txt", speaker.fault.wall)]
 
 
 def _logged(evidence: Evidence) -> str | None:
@@ -65,10 +69,10 @@ def _logged(evidence: Evidence) -> str | None:
     return None
 
 
-def _next(evidence: Evidence, signal: int, recursion: bool) -> tuple[str, ...]:
-    speaker = evidence.speaker
+def advice(evidence: Evidence, speaker: ProcessNotes | None, signal: int) -> tuple[str, ...]:
+    """What to do about a crash, with the last words of the process that crashed."""
     steps = []
-    if recursion:
+    if speaker and is_recursion(speaker.fault.text):
         steps.append(
             "end the recursion that the stack shows; raising `sys.setrecursionlimit` only moves the crash"
         )

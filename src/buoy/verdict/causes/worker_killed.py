@@ -6,6 +6,7 @@ import os
 from typing import Literal
 
 from buoy.units import format_bytes, format_duration
+from buoy.verdict.causes import kernel_oom, native_crash
 from buoy.verdict.causes.common import Raised, died_before, raised, status_reading, weaker
 from buoy.verdict.evidence import Evidence, ProcessDeath
 from buoy.verdict.exceptions import ExceptionFinding
@@ -59,10 +60,14 @@ def judge(evidence: Evidence) -> Cause | None:
     cascade: tuple[Claim, ...] = ()
     if age is not None:
         reading = Reading(str(child.status), child.source, child.wall)
-        words = f"pid {child.pid} died {format_duration(age)} before the end: {child.status}"
+        when = "at the end" if age < 0.1 else f"{format_duration(round(age, 1))} before the end"
+        words = f"pid {child.pid} died {when}: {child.status}"
         cascade = (Claim(words, "certain", (reading,)),)
     actor = Claim("the Linux kernel", grade) if oom and oom.answer == "oom" else None
-    return Cause("worker-killed", claim, actor, cascade, _next(evidence, child, oom), survivable=True)
+    steps = _next(evidence, child, oom)
+    if link in ("passed on", "silent"):
+        steps = _next_of_itself(evidence, child, oom)
+    return Cause("worker-killed", claim, actor, cascade, steps, survivable=True)
 
 
 _Found = tuple[ProcessDeath, Link, float | None, OomFinding | None]
@@ -215,11 +220,14 @@ def _effect(evidence: Evidence, link: Link) -> str:
 def _readings(evidence: Evidence, child: ProcessDeath, oom: OomFinding | None) -> tuple[Reading, ...]:
     ended = raised(evidence)
     own = Reading(ended.finding.short, ended.evidence[0].source) if ended else status_reading(evidence)
+    signal = child.status.signal
+    notes = evidence.processes.get(child.pid or 0) if signal in native_crash.WORDS else None
     return (
         *(oom.evidence if oom else ()),
         Reading(
             f"{f'pid {child.pid}' if child.pid else child.name}: {child.status}", child.source, child.wall
         ),
+        *native_crash.stack_reading(notes),
         own,
     )
 
@@ -228,19 +236,23 @@ def _next(evidence: Evidence, child: ProcessDeath, oom: OomFinding | None) -> tu
     if oom is None or oom.answer == "not-oom":
         return (_see_its_error(evidence), go_on(evidence))
     limit, _ = describe_limit(evidence)
-    steps = []
-    children = evidence.main is not None
-    if children:
-        held = f" (this one held {format_bytes(child.rss)})" if child.rss else ""
-        steps.append(f"lower `num_workers`{held}: all workers share the limit of {format_bytes(limit)}")
-        steps.append(
-            "keep the data set out of Python lists: arrays or memory-mapped files are not copied per worker"
-        )
-    else:
-        steps.append(
-            "keep the data set out of RAM: read it in pieces or memory-map it; a smaller batch changes little here"
-        )
-    return (*steps, go_on(evidence))
+    held = f" (this one held {format_bytes(child.rss)})" if child.rss else ""
+    return (
+        f"lower `num_workers`{held}: all workers share the limit of {format_bytes(limit)}",
+        "keep the data set out of Python lists: arrays or memory-mapped files are not copied per worker",
+        go_on(evidence),
+    )
+
+
+def _next_of_itself(evidence: Evidence, child: ProcessDeath, oom: OomFinding | None) -> tuple[str, ...]:
+    """What a shell ran is the training itself, and no worker of one."""
+    signal = child.status.signal
+    if signal in native_crash.WORDS:
+        return native_crash.advice(evidence, evidence.processes.get(child.pid or 0), signal)
+    if oom is not None and oom.answer == "oom":
+        limit, peak = describe_limit(evidence)
+        return (*kernel_oom.remedies(evidence, limit, peak, has_workers=False)[:2], go_on(evidence))
+    return (go_on(evidence), "if it was not you: look for a scheduler's or platform's message at that time")
 
 
 def _see_its_error(evidence: Evidence) -> str:
