@@ -133,6 +133,47 @@ def test_torch_saves_word_for_a_full_disk_needs_a_full_disk(attempt: Attempt) ->
     assert said(attempt) == ("python-exception", "certain")
 
 
+def test_shared_memory_with_room_is_too_small_and_not_full(attempt: Attempt) -> None:
+    attempt.death["disks"]["shm"] = {"path": "/dev/shm", "free": 3 << 20, "total": 3 << 20}
+    for row in attempt.samples:
+        row["shm_free"] = 3 << 20
+    attempt.raises("builtins.RuntimeError", SHM, RUNTIME)
+    assert said(attempt) == ("shm-full", "certain")
+    assert "(3.0 MiB) is too small for what was asked" in attempt.verdict().cause.claim.text
+
+    attempt.samples[-2]["shm_free"] = 4096
+    assert "(3.0 MiB) is full" in attempt.verdict().cause.claim.text
+
+
+def test_a_memory_error_of_a_worker_is_not_that_of_the_line_that_waits(attempt: Attempt) -> None:
+    words = "Caught MemoryError in DataLoader worker process 0.\nOriginal Traceback ..."
+    attempt.raises("builtins.MemoryError", words)
+
+    assert said(attempt) == ("memory-error", "certain")
+    assert "num_workers=0" in attempt.verdict().cause.next[0]
+    assert "that line" not in " ".join(attempt.verdict().cause.next)
+
+
+def test_a_limit_on_memory_is_only_lifted_where_one_was_set(attempt: Attempt) -> None:
+    attempt.raises("builtins.MemoryError", memory_limit=None)
+    free = attempt.verdict().cause
+    attempt.raises("builtins.MemoryError", memory_limit=4 * GIB)
+    limited = attempt.verdict().cause
+
+    assert "ulimit" not in " ".join(free.next)
+    assert "1.0 GiB were available" in free.actor.text
+    assert "ulimit -v unlimited" in limited.next[0]
+    assert "4.0 GiB" in limited.actor.text
+
+
+def test_a_run_that_left_with_a_code_is_told_its_checkpoint(attempt: Attempt) -> None:
+    attempt.event("save", 5.0, what="torch", path="/home/me/ck/step-100.pt", step=100)
+    attempt.death["status"]["raw"] = exited(137)
+
+    assert said(attempt) == ("exit-code", "certain")
+    assert "go on from step 100" in attempt.verdict().cause.next[-1]
+
+
 TORCH_WRITES = (
     "[enforce fail at inline_container.cc:672] . unexpected pos 896 vs 790",
     "[enforce fail at inline_container.cc:858] . PytorchStreamWriter failed writing file data/3: file write failed",

@@ -233,6 +233,20 @@ def test_an_exception_in_a_command_keeps_the_step_of_the_training_that_ran_it(at
     assert verdict.where.step == 120
 
 
+@pytest.mark.parametrize(("signal", "advised"), [(9, False), (15, False), (11, True)])
+def test_a_worker_that_somebody_ended_has_no_error_to_be_shown(
+    attempt: Attempt, signal: int, advised: bool
+) -> None:
+    name = {9: "Killed", 15: "Terminated", 11: "Segmentation fault"}[signal]
+    attempt.raises(
+        "builtins.RuntimeError", f"DataLoader worker (pid {CHILD}) is killed by signal: {name}.", RUNTIME
+    )
+    attempt.child_death(signal)
+
+    assert said(attempt) == ("worker-killed", "certain")
+    assert ("own error then shows" in attempt.verdict().cause.next[0]) is advised
+
+
 def test_odd_reports_are_read_without_harm() -> None:
     """Whatever stands in a message: an answer, and no status that the words do not give."""
     for message in (

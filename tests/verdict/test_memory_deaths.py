@@ -265,7 +265,10 @@ def test_torchs_words_alone_accuse_nobody(attempt: Attempt) -> None:
     attempt.raises("builtins.RuntimeError", WORKER.format(CHILD), ("builtins.RuntimeError",))
 
     assert said(attempt) == ("worker-killed", "likely")
-    assert "how is not known" in attempt.verdict().cause.claim.text
+    told = attempt.verdict().cause
+    assert "exit code 0, or ended too soon to be watched" in told.claim.text
+    assert "killed" not in told.claim.text
+    assert "os._exit" in told.next[0]
     assert attempt.verdict().cause.actor is None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -86,6 +87,12 @@ def staged(attempt: Attempt, cause: str) -> Verdict:
     return attempt.verdict()
 
 
+def fits(line: str, width: int) -> bool:
+    """Whether a line keeps to the width; a command that is longer is not broken, as it could not be pasted then."""
+    words = line.strip().removeprefix("next").strip().removeprefix("hint:").strip().lstrip("123. ")
+    return len(line) <= width or (words.startswith("`") and line.count("`") % 2 == 0)
+
+
 @pytest.mark.parametrize("cause", CAUSES)
 def test_every_cause_fits_its_lines_and_says_what_to_do(attempt: Attempt, cause: str) -> None:
     verdict = staged(attempt, cause)
@@ -94,7 +101,7 @@ def test_every_cause_fits_its_lines_and_says_what_to_do(attempt: Attempt, cause:
     assert verdict.cause.id == cause
     assert len(full.splitlines()) <= FULL_LINES
     assert len(concise.splitlines()) <= CONCISE_LINES
-    assert max(map(len, [*full.splitlines(), *concise.splitlines()])) <= 100
+    assert all(fits(line, 100) for line in [*full.splitlines(), *concise.splitlines()])
     assert concise.count("`") % 2 == 0
     assert f"[{verdict.cause.claim.grade}]" in full
     assert cause in full.splitlines()[0]
@@ -113,7 +120,7 @@ def test_every_cause_fits_a_narrow_terminal(attempt: Attempt, cause: str, width:
 
     assert len(full.splitlines()) <= FULL_LINES
     assert len(concise.splitlines()) <= CONCISE_LINES
-    assert max(map(len, [*full.splitlines(), *concise.splitlines()])) <= width
+    assert all(fits(line, width) for line in [*full.splitlines(), *concise.splitlines()])
     assert cause == "clean-exit" or "next " in full
 
 
@@ -127,6 +134,27 @@ def test_a_command_that_fits_a_line_is_on_one_line_and_whole(attempt: Attempt, s
 
     for width in (84, 100):
         assert command in render(attempt.verdict(), style, width=width)  # type: ignore[arg-type]
+
+
+def test_a_command_that_is_longer_than_a_line_is_not_broken(attempt: Attempt) -> None:
+    """What the terminal wraps can be pasted; a line break of ours cannot."""
+    attempt.alive()
+    attempt.folder = attempt.folder.rename(attempt.folder.with_name("0" * 90 + "1"))
+    attempt.process(os.getpid(), stacks=("Thread 0x1 (most recent call first):\n", 0.0))
+    attempt.event("hang", step=120, age=45.0, cpu_share=0.0, threads=[], idle=True)
+    command = f"`cat {attempt.folder}/process-{os.getpid()}/stacks.txt`"
+
+    assert any(line.endswith(command) for line in render(attempt.verdict(), width=80).splitlines())
+
+
+def test_a_path_below_the_working_directory_is_shown_from_there(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt.process(PID, fault=("Fatal Python error: Segmentation fault\n", 0.0))
+    attempt.death["status"]["raw"] = 11
+    monkeypatch.chdir(attempt.folder.parents[3])
+
+    assert f"`cat runs/train/attempts/0001/process-{PID}/fault.txt`" in render(attempt.verdict())
 
 
 def test_a_command_too_long_for_the_rest_of_the_advice_stands_alone(attempt: Attempt) -> None:

@@ -99,7 +99,8 @@ class LastWords:
             # Before it calls the hook the interpreter puts an uncaught exception here; whoever only shows one does not.
             uncaught = error is (getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
             room = _room(self._folder)["disk_free"]  # the script may save elsewhere than it works
-            self._note = {**describe(error), "run_disk_free": room, "uncaught": uncaught}
+            more = {"run_disk_free": room, "memory_limit": _memory_limit(), "uncaught": uncaught}
+            self._note = {**describe(error), **more}
             self._beacon.note(self._note)
         except Exception:  # noqa: BLE001 - a failing recorder must not hide the user's own traceback
             pass
@@ -242,6 +243,12 @@ def is_user_file(path: str) -> bool:
     if "site-packages" in path or "dist-packages" in path:
         return False
     return not path.startswith((_STANDARD_LIBRARY, OURS))
+
+
+def _memory_limit() -> int | None:
+    """The least that this process's own memory may grow to (`ulimit -v`, `ulimit -d`); None without such a limit."""
+    soft = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+    return min((limit for limit in soft if limit != resource.RLIM_INFINITY), default=None)
 
 
 def _room(folder: str) -> dict[str, int | None]:

@@ -196,6 +196,11 @@ def _library_kind(link: _Link, is_library: bool) -> _Kind | None:
     return None
 
 
+def is_in_a_worker(finding: ExceptionFinding) -> bool:
+    """Whether a DataLoader worker raised it, and the main process only passes it on."""
+    return "DataLoader worker" in finding.message
+
+
 def is_failed_write(message: str) -> bool:
     """Whether these are torch.save's words for a write that failed: it does not say why, a full disk is the usual one.
 

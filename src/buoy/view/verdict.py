@@ -203,13 +203,28 @@ class _Page:
 
 
 def _folded(text: str, room: int) -> list[str]:
-    """Lines of at most so many columns; a command in backticks stays on one line if one can hold it."""
-    parts = printable(text, WIDEST * 3).split("`")
+    """Lines of at most so many columns. A command in backticks is never broken: a longer one has a line for itself."""
+    lines: list[str] = []
+    for word in _words(printable(text, WIDEST * 3)):
+        begins = (
+            bool(lines) and len(lines[-1]) <= _LABEL
+        )  # a number or a label, which would stand there alone
+        if lines and (len(lines[-1]) + 1 + len(word) <= room or ("`" in word and begins)):
+            lines[-1] += f" {word}"
+        elif "`" in word or len(word) <= room:
+            lines.append(word)
+        else:
+            lines += textwrap.wrap(word, room, break_on_hyphens=False)
+    return lines
+
+
+def _words(text: str) -> list[str]:
+    """What may stand on one line each: words, and commands in backticks with the signs that touch them."""
+    parts = text.split("`")
+    here = os.getcwd().rstrip("/") + "/"
     for place in range(1, len(parts) - 1, 2):
-        if len(parts[place]) + 3 <= room:  # the backticks, and a comma after them
-            parts[place] = parts[place].replace(" ", "\xa0")
-    lines = textwrap.wrap("`".join(parts), room, break_long_words=True, break_on_hyphens=False)
-    return [line.replace("\xa0", " ") for line in lines]
+        parts[place] = parts[place].replace(f" {here}", " ").replace(" ", "\xa0")
+    return [word.replace("\xa0", " ") for word in "`".join(parts).split(" ") if word]
 
 
 def _run_name(verdict: Verdict) -> str:

@@ -16,6 +16,7 @@ from buoy.verdict.causes.common import (
 from buoy.verdict.evidence import Evidence, ProcessDeath
 from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim, Grade, Reading
+from buoy.verdict.saved import last_save
 from buoy.verdict.status import signal_name
 from buoy.verdict.time_command import TimeCommand, time_command
 from buoy.verdict.values import printable
@@ -147,4 +148,6 @@ def _next(evidence: Evidence, code: int, silent: bool = False) -> tuple[str, ...
         )
     else:
         steps.append("look for `sys.exit`, `os._exit` or `exit` with this code")
+    if evidence.events_of("training") or evidence.events_of("opened") or last_save(evidence) is not None:
+        steps.append(go_on(evidence))
     return tuple(steps)

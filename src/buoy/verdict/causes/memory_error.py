@@ -5,6 +5,7 @@ from __future__ import annotations
 from buoy.units import format_bytes
 from buoy.verdict.causes.common import raised_as
 from buoy.verdict.evidence import Evidence
+from buoy.verdict.exceptions import is_in_a_worker
 from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.oom import describe_limit
 from buoy.verdict.values import count
@@ -30,27 +31,51 @@ def judge(evidence: Evidence) -> Cause | None:
     return Cause(
         id="memory-error",
         claim=Claim(what, found.grade, tuple(readings)),
-        actor=_reason(asked, available, limit),
+        actor=_reason(evidence, asked, available, limit),
         cascade=found.cascade,
-        next=_next(asked, available, limit),
+        next=_in_a_worker() if is_in_a_worker(found.finding) else _next(evidence, asked, available, limit),
     )
 
 
-def _reason(asked: int | None, available: int | None, limit: int | None) -> Claim:
+def _reason(evidence: Evidence, asked: int | None, available: int | None, limit: int | None) -> Claim:
     room = min((value for value in (available, limit) if value is not None), default=None)
     if asked is not None and room is not None and asked > room:
         return Claim(f"it asked for more than there is ({format_bytes(room)})", "likely")
+    was_read, ceiling = _ceiling(evidence)
+    if ceiling is not None:
+        words = (
+            f"a limit on the memory of a process was set: {format_bytes(ceiling)} (`ulimit -v`, `ulimit -d`)"
+        )
+        return Claim(words, "likely")
+    if was_read:
+        left = f": {format_bytes(available)} were available" if available is not None else ""
+        return Claim(f"it asked at once for more than the machine can give{left}", "possible")
     return Claim("a limit on address space (`ulimit -v`), or memory that is in use by others", "possible")
 
 
-def _next(asked: int | None, available: int | None, limit: int | None) -> tuple[str, ...]:
+def _next(evidence: Evidence, asked: int | None, available: int | None, limit: int | None) -> tuple[str, ...]:
     room = min((value for value in (available, limit) if value is not None), default=None)
     if asked is not None and room is not None and asked > room:
         return (
             f"make it smaller or build it in pieces: {format_bytes(asked)} never fits into {format_bytes(room)}",
             "for data: `numpy.memmap` or a reader that yields batches instead of one array",
         )
+    was_read, ceiling = _ceiling(evidence)
+    pieces = "build or load the object of that line in pieces"
+    if was_read and ceiling is None:
+        return (f"{pieces}; check the size that it works out to: no limit on address space was set",)
+    return ("`ulimit -v` shows a limit on address space; `ulimit -v unlimited` lifts it", pieces)
+
+
+def _ceiling(evidence: Evidence) -> tuple[bool, int | None]:
+    """Whether the limits on this process's own memory were read, and the least of them if there is one."""
+    note = (evidence.speaker.exception if evidence.speaker else None) or {}
+    return "memory_limit" in note, count(note.get("memory_limit"))
+
+
+def _in_a_worker() -> tuple[str, ...]:
+    """The line that the main process stands in only waits for its workers."""
     return (
-        "`ulimit -v` shows a limit on address space; `ulimit -v unlimited` lifts it",
-        "build or load the object of that line in pieces",
+        "run once with `num_workers=0`: the line of the data set that asks for the memory then shows",
+        "fewer workers, a lower `prefetch_factor` or smaller batches need less: each worker holds its own",
     )

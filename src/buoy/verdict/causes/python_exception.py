@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from buoy.verdict.causes.common import died_before, raised
 from buoy.verdict.evidence import Evidence
-from buoy.verdict.exceptions import is_failed_write
+from buoy.verdict.exceptions import is_failed_write, is_in_a_worker
 from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.values import count, mapping, printable, text
 
@@ -44,7 +44,7 @@ def judge(evidence: Evidence) -> Cause | None:
     hint = _HINTS.get(name, "mend that line; the traceback on stderr shows how it got there")
     if name == "FileNotFoundError" and str(evidence.attempt.get("platform")).startswith("colab"):
         hint += "; a new session starts with an empty `/content`"
-    if "DataLoader worker" in found.finding.message:
+    if is_in_a_worker(found.finding):
         hint = "run once with `num_workers=0`: the worker's own error then shows where it happens"
     if is_failed_write(found.finding.message):
         hint = (

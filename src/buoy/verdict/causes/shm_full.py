@@ -33,9 +33,15 @@ def judge(evidence: Evidence) -> Cause | None:
         room = f"{format_bytes(free)} free in /dev/shm of {format_bytes(total)}"
         readings = (*readings, Reading(room, "samples", evidence.last_wall))
     size = f" ({format_bytes(total)})" if total else ""
+    state = "is full"
+    if free is not None and free >= NO_PAGE:  # "full" beside this much room would be a contradiction
+        is_small = total is not None and free > total / 2
+        state = (
+            "is too small for what was asked" if is_small else "had too little room left for what was asked"
+        )
     return Cause(
         id="shm-full",
-        claim=Claim(f"The shared memory in /dev/shm{size} is full", grade, readings),
+        claim=Claim(f"The shared memory in /dev/shm{size} {state}", grade, readings),
         cascade=cascade,
         next=(
             "fewer workers, a lower `prefetch_factor` or smaller batches need less; `num_workers=0` needs none",

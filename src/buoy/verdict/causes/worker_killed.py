@@ -47,7 +47,7 @@ def judge(evidence: Evidence) -> Cause | None:
     if found is None:
         return None
     child, link, age, oom = found
-    how, grade = _how(child, oom)
+    how, grade = _how(evidence, child, oom)
     if link in ("broken line", "silent", "words"):
         grade = weaker(grade, "likely")
     name = ended.lost.who if ended is not None and ended.lost is not None and ended.lost.pids else child.name
@@ -198,9 +198,14 @@ def _reports_loss(finding: ExceptionFinding) -> bool:
     return any(word in finding.message for word in _REPORTS)
 
 
-def _how(child: ProcessDeath, oom: OomFinding | None) -> tuple[str, Grade]:
+def _how(evidence: Evidence, child: ProcessDeath, oom: OomFinding | None) -> tuple[str, Grade]:
     if oom is not None and oom.answer == "oom":
         return "was killed by the kernel's OOM killer", oom.grade
+    if _left_unseen(evidence, child):
+        return (
+            "was gone, its death not seen: it left by itself with exit code 0, or ended too soon to be watched",
+            "likely",
+        )
     if child.status.signal is None:
         return "ended, and how is not known", "likely"
     if child.status.signal == 9:
@@ -208,6 +213,11 @@ def _how(child: ProcessDeath, oom: OomFinding | None) -> tuple[str, Grade]:
             return "was killed with SIGKILL by someone, not by the kernel's OOM killer", oom.grade
         return "was killed with SIGKILL, by the kernel's OOM killer or by someone", "likely"
     return f"died of {child.status}", "certain"
+
+
+def _left_unseen(evidence: Evidence, child: ProcessDeath) -> bool:
+    """Whether a recorder that was there saw no death: it notes every one that it can follow, but those with code 0."""
+    return bool(evidence.death) and child.source != "events.jsonl" and not child.status.known
 
 
 def _effect(evidence: Evidence, link: Link) -> str:
@@ -234,7 +244,7 @@ def _readings(evidence: Evidence, child: ProcessDeath, oom: OomFinding | None) -
 
 def _next(evidence: Evidence, child: ProcessDeath, oom: OomFinding | None) -> tuple[str, ...]:
     if oom is None or oom.answer == "not-oom":
-        return (_see_its_error(evidence), go_on(evidence))
+        return (_see_its_error(evidence, child), go_on(evidence))
     limit, _ = describe_limit(evidence)
     held = f" (this one held {format_bytes(child.rss)})" if child.rss else ""
     return (
@@ -255,12 +265,16 @@ def _next_of_itself(evidence: Evidence, child: ProcessDeath, oom: OomFinding | N
     return (go_on(evidence), "if it was not you: look for a scheduler's or platform's message at that time")
 
 
-def _see_its_error(evidence: Evidence) -> str:
+def _see_its_error(evidence: Evidence, child: ProcessDeath) -> str:
     """How the lost child's own last words can be seen."""
     ended = raised(evidence)
     who = ended.lost.who if ended is not None and ended.lost is not None else ""
     if who.startswith(("rank", "a rank", "process ", "the command", "a spawned")):
         return f"read what {who} itself printed last; its parent only passes its end on"
+    if child.status.signal in (9, *_AT_SHUTDOWN):
+        return "it had no error of its own; if it was not you who ended it: look for who else may send signals here"
+    if who == "DataLoader worker" and _left_unseen(evidence, child):
+        return "look in the data set's code for what ends a process (`os._exit`, `exit`); then run with `num_workers=0`"
     if "pool" in who:
         return "call the function once without the pool, in the main process: its own error then shows"
     return "run once with `num_workers=0` (no child processes): the worker's own error then shows"
