@@ -108,7 +108,14 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 3))
 
 
-def plain_loop(stage: Stage, loader: Any, epochs: int = 2, **tracked: Any) -> None:
+def plain_loop(
+    stage: Stage,
+    loader: Any,
+    epochs: int = 2,
+    noise: torch.Generator | None = None,
+    save_epochs: bool = False,
+    **tracked: Any,
+) -> None:
     """The loop most people write."""
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -119,11 +126,15 @@ def plain_loop(stage: Stage, loader: Any, epochs: int = 2, **tracked: Any) -> No
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
         for x, y in run.batches(loader):
+            if noise is not None:
+                x = x + torch.randn(6, generator=noise)
             optimizer.zero_grad()
             loss = functional.cross_entropy(model(x), y)
             loss.backward()
             optimizer.step()
             stage.step(run.step, loss.item(), x)
+        if save_epochs:
+            run.save()
     stage.end(model, optimizer)
 
 
@@ -275,13 +286,24 @@ class OwnGenerator(Sampler[list[int]]):
 
 @training
 def own_generators(stage: Stage) -> None:
-    plain_loop(stage, DataLoader(Augmented(), batch_sampler=OwnGenerator()))
+    plain_loop(stage, DataLoader(Augmented(), batch_sampler=OwnGenerator()), save_epochs=True)
 
 
 @training
 def loader_generator(stage: Stage) -> None:
+    """The loop draws from it too, and workers ask the sampler ahead of that."""
     generator = torch.Generator().manual_seed(5)
-    plain_loop(stage, DataLoader(Augmented(), batch_size=8, shuffle=True, generator=generator), epochs=3)
+    loader = DataLoader(Augmented(), batch_size=8, shuffle=True, generator=generator, num_workers=1)
+    plain_loop(stage, loader, epochs=3, noise=generator, save_epochs=True)
+
+
+@training
+def tracked_generator(stage: Stage) -> None:
+    """The same one, named; drawn from along the way by a sampler that is asked for more than there is."""
+    generator = torch.Generator().manual_seed(5)
+    sampler = RandomSampler(Augmented(), generator=generator)
+    loader = DataLoader(Augmented(), batch_size=8, sampler=sampler, generator=generator)
+    plain_loop(stage, loader, epochs=3, noise=generator, generator=generator)
 
 
 @training

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -85,6 +85,15 @@ class Feeds:
         opened.extent = extent
         return opened
 
+    def between_passes(self, loader: Any) -> dict[str, Any] | None:
+        """What a loader's sampler keeps from pass to pass; None: nothing, or it is not known."""
+        return self._twin(loader)[1].memory.between_passes() if _is_by_index(loader) else None
+
+    def put_between_passes(self, loader: Any, state: dict[str, Any], tracked: Collection[int]) -> None:
+        """Give it back, in another process; except to those objects (by id) that the run restores by itself."""
+        if _is_by_index(loader):
+            self._twin(loader)[1].memory.put_between_passes(state, tracked)
+
     def _open(self, loader: Any, place: Place, state: dict[str, Any] | None) -> Pass:
         if _is_by_index(loader):
             return _IndexPass(*self._twin(loader), place, state)
@@ -93,17 +102,18 @@ class Feeds:
         if isinstance(loader, Sequence):
             return _SequencePass(loader, state)
         stream = Stream(place.number("stream"))
-        if is_loader(loader) and loader.num_workers and isinstance(loader.dataset, IterableDataset):
-            if not _iterates_plainly(loader) or isinstance(loader.dataset, IterDataPipe):
+        if is_loader(loader) and isinstance(loader.dataset, IterableDataset):
+            if not loader.num_workers:
+                loader = _without_generator(loader)
+            elif not _iterates_plainly(loader) or isinstance(loader.dataset, IterDataPipe):
                 self._tell_of_staying_workers(loader)
             elif loader.persistent_workers:
                 loader, passes = self._staying_twin(loader)
                 passes.begin(place.number("stream"))
                 # Whichever pass a process begins with, its workers are started alike.
                 stream = Stream(mix(place.seed, "workers"))
-            elif loader.generator is not None:  # it seeds the workers, and is not what it was after a death
-                loader = copy.copy(loader)
-                loader.generator = None
+            else:
+                loader = _without_generator(loader)
         return _ReplayPass(loader, stream, state, self._say)
 
     def _tell_of_staying_workers(self, loader: DataLoader[Any]) -> None:
@@ -169,12 +179,14 @@ class _IndexPass:
         self.samples = int(state.get("samples", 0))
         self.batches = int(state.get("batches", 0))
         self._course = Course(place.number("order"), place.number("items"), self.samples)
-        self._memory = order.begin(self._course, state.get("sampler"))
+        self._order, self._memory = order, order.begin(self._course, state.get("sampler"))
+        self._course.catch_up(order.memory, state.get("generators"))
         self._apart = (
             twin.num_workers == 0
         )  # items are made in this process: mind the training's random state
         with Stream(place.number("workers")):  # a new iterator draws a seed for its workers
             self._iterator = iter(twin)
+        self._course.begin()
 
     def __next__(self) -> Any:
         if self._apart:
@@ -191,8 +203,11 @@ class _IndexPass:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        place = {"samples": self.samples, "batches": self.batches, "extent": self.extent}
-        return {**place, "sampler": self._memory}
+        place: dict[str, Any] = {"samples": self.samples, "batches": self.batches, "extent": self.extent}
+        place["sampler"] = self._memory
+        if (generators := self._course.describe(self._order.memory)) is not None:
+            place["generators"] = generators
+        return place
 
 
 class _StatefulPass:
@@ -346,6 +361,15 @@ class _Watched(IterableDataset[Any]):
         """Go on there."""
         self._exhausted = bool(state["exhausted"])
         self._dataset.load_state_dict(state["own"])
+
+
+def _without_generator(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Its generator only seeds workers, and is not what it was after a death; the training may draw from it too."""
+    if loader.generator is None or not _iterates_plainly(loader):
+        return loader
+    loader = copy.copy(loader)
+    loader.generator = None
+    return loader
 
 
 def _has_state(thing: object) -> bool:

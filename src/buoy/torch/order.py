@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -43,7 +44,7 @@ class Order:
     def __init__(self, loader: Any) -> None:
         self._batched = loader.batch_sampler is not None
         self._sampler = loader.batch_sampler if self._batched else loader.sampler
-        self._memory = SamplerMemory(loader)
+        self.memory = SamplerMemory(loader)
         self._next = Course(0, 0, 0)
 
     def __len__(self) -> int:
@@ -55,9 +56,9 @@ class Order:
         Returns that state: with it the pass can be begun again.
         """
         if memory is not None:
-            self._memory.put_back(memory)
+            self.memory.put_back(memory)
         self._next = course
-        return self._memory.now()
+        return self.memory.now()
 
     def __iter__(self) -> Iterator[list[Key] | Key]:
         return self._keys(self._next)
@@ -71,23 +72,24 @@ class Order:
                 for offset, index in enumerate(indices)
             ]
             place += len(indices)
+            course.drawn = place
             yield keys if self._batched else keys[0]
 
     def _singles(self, course: Course) -> Iterator[list[Any]]:
-        for index in _drawn(self._sampler, course.skip, course.stream):
+        for index in _drawn(self._sampler, course.skip, course):
             yield [index]
 
     def _batches(self, course: Course) -> Iterator[list[Any]]:
         sampler = self._sampler
         if type(sampler) is BatchSampler or _is_torchdatas(sampler, "BatchSampler"):
-            indices = _drawn(sampler.sampler, course.skip, course.stream)
+            indices = _drawn(sampler.sampler, course.skip, course)
             while batch := list(islice(indices, sampler.batch_size)):
                 if len(batch) < sampler.batch_size and sampler.drop_last:
                     return
                 yield batch
             return
         left_out = 0
-        for batch in _drawn(sampler, 0, course.stream):
+        for batch in _drawn(sampler, 0, course, len):
             batch = list(batch)
             if left_out >= course.skip:
                 yield batch
@@ -106,29 +108,106 @@ class Course:
         self.skip = skip
         self.sizes: deque[int] = deque()
         """Of the batches that were drawn and not handed out yet: workers load ahead."""
+        self.drawn = 0
+        """How many samples the sampler has chosen."""
+        self.exhausted = False
+        """It was asked for more than it has: torch's own draw once more then."""
+        self._catching_up: CatchingUp | None = None
+
+    def describe(self, memory: SamplerMemory) -> dict[str, Any] | None:
+        """Where the generators of loader and sampler are, and what the sampler has drawn from them."""
+        states = memory.generators()
+        if not states:
+            return None
+        drawn, exhausted = self._catching_up.goal if self._catching_up is not None else (0, False)
+        return {
+            "drawn": max(drawn, self.drawn),
+            "exhausted": exhausted or self.exhausted,
+            "states": states,
+        }
+
+    def catch_up(self, memory: SamplerMemory, described: dict[str, Any] | None) -> None:
+        """The pass is resumed from there; before the sampler draws anything."""
+        if described and (described["drawn"] or described["exhausted"]):
+            self._catching_up = CatchingUp(memory, described)
+
+    def begin(self) -> None:
+        """The loader has drawn what it draws for itself: from now on its generators are the training's, as saved."""
+        if self._catching_up is not None:
+            self._catching_up.begin()
+
+    def is_behind(self, given: int) -> bool:
+        """The sampler had drawn more than for so many samples before the checkpoint."""
+        if self._catching_up is None:
+            return False
+        drawn, exhausted = self._catching_up.goal
+        return exhausted or given < drawn
+
+    @contextmanager
+    def drawing(self, given: int, *, seeded: bool = True) -> Iterator[None]:
+        """The sampler may draw: with random state of its own if it is `seeded`, and nothing twice from generators."""
+        again = self._catching_up if self.is_behind(given) else None
+        with self.stream if seeded else nullcontext(), again.apart() if again else nullcontext():
+            yield
 
 
-def _drawn(sampler: Any, skip: int, stream: Stream) -> Iterator[Any]:
+class CatchingUp:
+    """A loader's own generators in a pass that is resumed; the training may draw from them as well.
+
+    What the sampler had drawn before the checkpoint is behind their saved state. To find its order it draws that
+    again: from where the pass began, while the training sees the saved state.
+    """
+
+    def __init__(self, memory: SamplerMemory, described: dict[str, Any]) -> None:
+        self._memory, self._saved = memory, described["states"]
+        self._samplers: dict[str, Any] | None = None
+        self.goal = int(described["drawn"]), bool(described["exhausted"])
+
+    def begin(self) -> None:
+        """Once: from now on there are two states."""
+        if self._samplers is None:
+            self._samplers = self._memory.generators()
+            self._memory.put_generators(self._saved)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """As the sampler has to see them."""
+        trainings = self._memory.generators()
+        self._memory.put_generators(self._samplers or {})
+        try:
+            yield
+        finally:
+            self._samplers = self._memory.generators()
+            self._memory.put_generators(trainings)
+
+
+def _one(index: Any) -> int:
+    return 1
+
+
+def _drawn(sampler: Any, skip: int, course: Course, size: Callable[[Any], int] = _one) -> Iterator[Any]:
     """What the sampler yields, drawn with random state of its own."""
+    course.begin()
     if type(sampler) is SequentialSampler:
         yield from range(skip, len(sampler))
         return
-    nothing = object()
-    with stream:
+    nothing, given = object(), skip
+    draws_once = type(sampler) in _DRAW_ONCE or _is_torchdatas(sampler, "RandomSampler")
+    with course.drawing(0):
         source = iter(sampler)
-        item = next(source, nothing)
-        if skip and item is not nothing:
+        if skip and next(source, nothing) is not nothing:
             _leave_out(source, skip - 1)
+    while True:
+        with course.drawing(given, seeded=not given or not draws_once):
             item = next(source, nothing)
-    if type(sampler) in _DRAW_ONCE or _is_torchdatas(sampler, "RandomSampler"):
-        if item is not nothing:
-            yield item
-            yield from source
-        return
-    while item is not nothing:
+        if item is nothing:
+            break
+        given += size(item)
         yield item
-        with stream:
-            item = next(source, nothing)
+        if draws_once and not course.is_behind(given):
+            yield from source
+            break
+    course.exhausted = True
 
 
 def _leave_out(source: Any, count: int) -> None:
@@ -152,8 +231,32 @@ class SamplerMemory:
     def now(self) -> dict[str, Any]:
         """What differs from a newly built sampler."""
         changed = {name: value for name, value in self._plain_values().items() if value != self._first[name]}
-        generators = {name: generator_state(owner) for name, owner in self._generators().items()}
-        return {"values": changed, "generators": generators}
+        return {"values": changed, "generators": self.generators()}
+
+    def between_passes(self) -> dict[str, Any] | None:
+        """What the next pass depends on; None: nothing."""
+        state = self.now()
+        if not state["values"] and not state["generators"]:
+            return None
+        return {**state, "first": {name: self._first.get(name) for name in state["values"]}}
+
+    def put_between_passes(self, state: dict[str, Any], tracked: Collection[int]) -> None:
+        """Give that back before the first pass of a process; what the script has set or tracks itself stays."""
+        here = self._plain_values()
+        untouched = {
+            name: value
+            for name, value in state["values"].items()
+            if name in here and here[name] == state["first"][name]
+        }
+        mine = {name for name, owner in self._generators().items() if id(owner) not in tracked}
+        generators = {name: value for name, value in state["generators"].items() if name in mine}
+        self.put_back({"values": untouched, "generators": generators})
+
+    def generators(self) -> dict[str, Any]:
+        """Where each generator is; one that has several names is read, and stored, once."""
+        found = self._generators()
+        states = {id(owner): generator_state(owner) for owner in found.values()}
+        return {name: states[id(owner)] for name, owner in found.items()}
 
     def put_back(self, state: dict[str, Any]) -> None:
         """Make the sampler what it was at that time."""
@@ -162,8 +265,12 @@ class SamplerMemory:
             owner, _, attribute = name.rpartition(".")
             if owner in owners:
                 setattr(owners[owner], attribute, value)
+        self.put_generators(state["generators"])
+
+    def put_generators(self, states: dict[str, Any]) -> None:
+        """Have those that are there go on from these states."""
         generators = self._generators()
-        for name, value in state["generators"].items():
+        for name, value in states.items():
             if name in generators:
                 set_generator_state(generators[name], value)
 

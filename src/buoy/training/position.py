@@ -222,6 +222,11 @@ class Position:
         """Some iteration over batches is under way."""
         return bool(self._open)
 
+    @property
+    def under_way(self) -> set[int]:
+        """The loaders whose places are in `describe`."""
+        return {loop.owner for loop in self._open.values() if loop.place is not None}
+
     def _leave_body(self, loop: Loop) -> None:
         if loop.in_body and not loop.trains and not self._settled and self._training:
             self._settled = loop.settled_before  # it only reads: an evaluation between two epochs

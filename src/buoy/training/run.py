@@ -16,6 +16,7 @@ from buoy.training.again import Again
 from buoy.training.batches import Batches
 from buoy.training.follower import Follower
 from buoy.training.keeper import Keeper
+from buoy.training.loaders import Loaders
 from buoy.training.micro_batches import MicroBatches
 from buoy.training.position import Loop, Position, Way
 from buoy.training.randomness import Randomness
@@ -99,6 +100,7 @@ class Run:
             self._from.announce()
         self._random = Randomness(self._from, seed, self._say)
         self._feeds = data.Feeds(self._say)
+        self._loaders = Loaders(self._feeds, self._from.mine.get("loaders"))
         self._tracking = Tracking(self._from, self._on_step, self._on_other_step)
         self._micro = MicroBatches(
             self.folder,
@@ -323,6 +325,7 @@ class Run:
         """What a run keeps about itself, of this rank."""
         return {
             "position": self._position.describe(epoch_done=epoch_done),
+            "loaders": self._loaders.state(self._position.under_way),
             **self._random.state(),
             "micro_batch": self._micro.state(),
         }
@@ -388,6 +391,7 @@ class Run:
         return self._walk(loader, self._position.begin_loop(id(loader)))
 
     def _walk(self, loader: Any, loop: Loop) -> Iterator[Any]:
+        self._loaders.begin(loop, loader, self._tracking.objects.values())
         if loop.done:
             self._random.return_to_way()
             return
