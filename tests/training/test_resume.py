@@ -16,6 +16,7 @@ KILLS = {
     "accumulation": [4, 7],
     "own_randomness": [5, 8],
     "lazy_sampler": [5],
+    "buffers_beside_the_state_dict": [8],
     "own_generators": [9, 13],
     "loader_generator": [7, 14],
     "tracked_generator": [9],

@@ -14,6 +14,7 @@ from buoy.checkpoint.state import CannotSave, Tensor
 from buoy.checkpoint.store import StoredTensor
 from buoy.errors import BuoyError
 from buoy.torch.data import is_loader
+from buoy.torch.loose_buffers import LooseBuffers
 from buoy.torch.rng import generator_state, set_generator_state
 from buoy.torch.tensors import WORDS, kept, lent, no_bytes
 
@@ -175,6 +176,7 @@ class _Module:
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self._module = unwrapped(module)
+        self.loose = LooseBuffers(self._module)
         if _holds_values_back(self._module):
             self._module.persistent(True)  # type: ignore[operator]
         for key, value in [*self._module.named_parameters(), *self._module.named_buffers()]:

@@ -143,11 +143,14 @@ class Guarding:
     def _save(
         self, step: int, epoch: int, place: dict[str, Any], *, finished: bool = False, **about: Any
     ) -> Receipt | None:
+        from buoy.torch.loose_buffers import buffers_of
+
         mine = {
             "library": self._library,
             "rng": self._rng.capture(),
             "seed": self.seed,
             "finished": finished,
+            "buffers": buffers_of(self._things),
             "micro_batch": self.micro.state(),
             **place,
         }

@@ -25,6 +25,8 @@ class Resumption:
         from buoy.torch.distributed import world
 
         self._say = say
+        self.is_kept = keeper is not None
+        """Whether anything is saved at all."""
         self._rank, self._world = world()
         self._checkpoint = self._find(keeper)
         self._announced = False
@@ -70,10 +72,12 @@ class Resumption:
         checkpoint = self._checkpoint
         if checkpoint is None:
             return
+        from buoy.torch.loose_buffers import load_buffers
         from buoy.torch.state import load_all
 
         there = {name: thing for name, thing in things.items() if name in checkpoint.names}
         load_all({name: checkpoint.value(name, thing.tensor) for name, thing in there.items()}, there)
+        load_buffers(there, self.mine.get("buffers", {}), self._say)
         for name in things:
             if name not in there and name not in self._told_new:
                 self._told_new.add(name)

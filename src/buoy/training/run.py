@@ -323,9 +323,12 @@ class Run:
 
     def _own_state(self, *, epoch_done: bool = False) -> dict[str, Any]:
         """What a run keeps about itself, of this rank."""
+        from buoy.torch.loose_buffers import buffers_of
+
         return {
             "position": self._position.describe(epoch_done=epoch_done),
             "loaders": self._loaders.state(self._position.under_way),
+            "buffers": buffers_of(self._tracking.things),
             **self._random.state(),
             "micro_batch": self._micro.state(),
         }
