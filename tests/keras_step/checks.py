@@ -21,6 +21,7 @@ from buoy.keras.tape import gradients
 from buoy.keras.transaction import install
 from buoy.microbatch.errors import BadLoss, CannotSplit, OutOfMemory
 from buoy.testing import shim
+from tests.keras_step import kinds as kinds
 from tests.keras_step import refusals as refusals
 from tests.keras_step.device import Small
 from tests.keras_step.gradients import TIMES, double_precision, error, order_error, silent

@@ -1,4 +1,4 @@
-"""The Keras step as a transaction: see checks.py and refusals.py for what each name means."""
+"""The Keras step as a transaction: see checks.py, refusals.py and kinds.py for what each name means."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def names() -> list[str]:
-    sources = [(Path(__file__).parent / name).read_text() for name in ("checks.py", "refusals.py")]
+    sources = [
+        (Path(__file__).parent / name).read_text() for name in ("checks.py", "refusals.py", "kinds.py")
+    ]
     functions = [one for source in sources for one in ast.parse(source).body]
     return [one.name for one in functions if isinstance(one, ast.FunctionDef) and one.decorator_list]
 

@@ -34,6 +34,26 @@ def few_of(data: Any) -> Any:
     return map_leaves(lambda leaf: _spread(leaf) if id(leaf) in inputs else leaf, few)
 
 
+def most_of(data: Any, count: int) -> Any:
+    """As many samples as are computed at once where a batch is cut so."""
+    rows = -(-len(keras.tree.flatten(data)[0]) // count)
+    return _rows(map_leaves(tf.convert_to_tensor, data), list(range(rows)))
+
+
+def repeated(few: Any) -> list[Any]:
+    """Samples of these, some of them in both parts: as many as before, so that they need no other graph.
+
+    A sum that is divided by the number of positives, or of boxes, looks like a sum as long as there is one of them.
+    """
+    rows = len(keras.tree.flatten(few)[0])
+    first, rest = list(range(rows // 2)), list(range(rows - rows // 2))
+    chosen = [first + rest]
+    if rows > FEWEST:
+        last = list(range(rows))[::-1]
+        chosen.append(last[: len(first)] + last[: len(rest)])
+    return [_rows(few, each) for each in chosen]
+
+
 def are_copies(few: Any, first: int = SAMPLES) -> bool:
     """Whether all the first samples have the same input."""
     inputs = _inputs(few)
@@ -64,15 +84,16 @@ def _telling_rows(whole: Any) -> list[int]:
 
 def _rows_by_label(leaf: Any) -> list[int]:
     """One label per sample: the rarest, the most frequent twice, the least. Many: the most and the least padded."""
-    if leaf.dtype.is_integer and leaf.shape.rank > 1 and leaf.shape[1] != 1:
-        tokens = leaf.numpy().reshape(len(leaf), -1)
-        padding = (tokens == tokens.min()).sum(axis=1)
+    first = leaf[0].numpy()  # of pictures, one is enough to see that they are no labels
+    if first.dtype.kind not in "iub" and not (first.dtype.kind == "f" and (first == first.round()).all()):
+        return []
+    labels = leaf.numpy().reshape(len(leaf), -1)
+    if labels.dtype.kind == "f" and not (labels == labels.round()).all():
+        return []
+    if labels.shape[1] != 1:
+        padding = (labels == labels.min()).sum(axis=1)
         return [int(padding.argmax()), int(padding.argmin())] if padding.min() < padding.max() else []
-    if leaf.shape.rank > 2 or (leaf.shape.rank == 2 and leaf.shape[1] != 1):
-        return []
-    labels = leaf.numpy().reshape(-1)
-    if labels.dtype.kind not in "iub" and not (labels.dtype.kind == "f" and (labels == labels.round()).all()):
-        return []
+    labels = labels.reshape(-1)
     values, counts = numpy.unique(labels, return_counts=True)
     if not 1 < len(values) < len(labels):
         return []

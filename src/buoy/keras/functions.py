@@ -8,13 +8,14 @@ import keras
 import tensorflow as tf
 
 from buoy.keras import batch_norm, rehearsal
-from buoy.keras.few import few_of
+from buoy.keras.few import few_of, most_of
+from buoy.keras.fingerprint import AGAIN, FIRST, Comparisons, kind_of
 from buoy.keras.losses import SCALAR
 from buoy.keras.memory import Memory, memory_of
 from buoy.keras.peak import too_big
-from buoy.keras.probe import Answer, Finding, Try, as_arrays, ask_again, probe
+from buoy.keras.probe import Answer, Finding, Try, as_arrays, ask_later, probe, probe_many
 from buoy.keras.snapshot import Snapshot, variables_of
-from buoy.keras.train_step import UNEVEN, Facts, HoldsNotBack, Sums, TrainStep, unpack
+from buoy.keras.train_step import UNEVEN, Facts, HoldsNotBack, Sums, TrainStep, refuse_own_writes, unpack
 from buoy.microbatch.errors import BadBatch, CannotSplit, OutOfMemory
 
 
@@ -32,7 +33,8 @@ class Functions:
         self._eager = model.run_eagerly
         self._whole = self._compiled(self._step.whole, jit=model.jit_compile)
         self._split: Any = None
-        self._splits = 0
+        self._comparisons = Comparisons()
+        self._many_seen = False
         self._attempt: Try | None = None
         self._facts: Facts | None = None
         self._sums = Sums(tf.constant(False), tf.constant(False))
@@ -63,8 +65,7 @@ class Functions:
             logs = self._for_spec(self._whole)(data, room)
         else:
             self.prepare(data)
-            self._splits += 1
-            ask_again(self._splits, lambda: self._ask(few_of(data), again=True))
+            self._compare_later(data, count)
             logs = self._for_spec(self._split)(data, room, tf.constant(count))
         self._begun += 2
         return logs
@@ -144,8 +145,19 @@ class Functions:
         few = few_of(data)
         self._facts = self._look(few)
         finding = self._ask(few)
+        self._comparisons.made(kind_of(data, self._model))
         self._sums = Sums(tf.constant(finding.scalar_sums), tf.constant(finding.added_sums))
         self._split = self._compiled(self._split_step, jit=False)
+
+    def _compare_later(self, data: Any, count: int) -> None:
+        """Where this batch is of a kind that was not compared before, or not for long."""
+        due = self._comparisons.due(kind_of(data, self._model))
+        if due is None:
+            return
+        ask_later(lambda: self._ask(few_of(data), again=True, first=due == FIRST))
+        if due == AGAIN and not self._many_seen:
+            self._many_seen = True
+            ask_later(lambda: self._ask_many(most_of(data, count)))
 
     def _split_step(self, data: Any, reserve: Any, count: Any) -> Any:
         assert self._facts is not None
@@ -197,43 +209,57 @@ class Functions:
         )
         return found[0]
 
-    def _ask(self, few: Any, *, again: bool = False) -> Finding:
+    def _ask(self, few: Any, *, again: bool = False, first: bool = True) -> Finding:
         """What the probe finds; the second time losses are read as they were found to be the first."""
         step, facts = self._step, self._facts
         assert facts is not None
         unknown = (SCALAR in facts.kinds and not again, facts.added and not again)
         attempt = self._attempt = self._attempt or self._new_attempt()
-        step.scaling = False  # in half precision the scale may still be too large, and overflow shows nothing
-        try:
-            finding = probe(attempt, few, self._model, unknown, again=again)
-        finally:
-            step.scaling = True
-        if step.streamed and not finding.metrics_add_up:
-            step.streamed = False
+        with step.unscaled():
+            finding = probe(attempt, few, self._model, unknown, again=not first)
+        written = step.states.among(facts.shape.carried)
+        restarts = step.states.learn([written[n] for n in sorted(finding.states)])
+        streams = step.streamed and not finding.metrics_add_up
+        if streams or restarts:
+            step.streamed = step.streamed and not streams
             self._facts, self._attempt = self._look(few), None
-            self._split = self._compiled(self._split_step, jit=False)
-        return finding
+            if self._split is not None:
+                self._split = self._compiled(self._split_step, jit=False)
+        # What is carried from part to part is no longer what it was in the comparison.
+        return self._ask(few, again=again, first=first) if restarts else finding
+
+    def _ask_many(self, many: Any) -> None:
+        if self._attempt is None:
+            return
+        with self._step.unscaled():
+            probe_many(self._attempt, many, self._model)
 
     def _new_attempt(self) -> Try:
         facts, step = self._facts, self._step
         assert facts is not None
         metrics = {id(variable) for variable in self._model.metrics_variables}
         measured = [n for n, variable in enumerate(facts.shape.carried) if id(variable) in metrics]
+        states = step.states.among(facts.shape.carried)
 
         def compute(data: Any, count: Any, scalar: Any, added: Any) -> Any:
             whole = step.accumulate(data, count, facts, Sums(scalar, added))
+            refuse_own_writes(self._model.trainable_weights, whole.updates)
             gradients = [g for g in whole.gradients if g is not None]
             dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
-            return dense, [whole.updates[n][1] for n in measured]
+            after = {id(variable): value for variable, value in whole.updates}
+            return dense, [whole.updates[n][1] for n in measured], [after[id(each)] for each in states]
 
         compiled = self._compiled(compute, jit=False)
 
         def attempt(data: Any, count: int, scalar: bool, added: bool) -> Answer:
             known = self._sums
-            gradients, state = compiled(
+            gradients, state, after = compiled(
                 data, tf.constant(count), known.scalar | tf.constant(scalar), known.added | tf.constant(added)
             )
-            return Answer(as_arrays(gradients), as_arrays(state))
+            before = [variable.numpy() for variable in states]
+            return Answer(
+                as_arrays(gradients), as_arrays(state), list(zip(before, as_arrays(after), strict=True))
+            )
 
         return attempt
 

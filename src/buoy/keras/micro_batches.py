@@ -32,6 +32,8 @@ class Shape:
 
     carried: list[Any]
     """Variables that a micro-batch writes and the next one reads: BatchNorm statistics, seeds, metrics."""
+    restarted: frozenset[int]
+    """Which of them (by id) every micro-batch finds as they were before the step: what a step moves once."""
     gradients: list[Any]
     """Per weight: None for no gradient, else the dtype; embeddings give slices."""
     slices: list[bool]
@@ -56,11 +58,12 @@ Compute = Callable[[Any, Iterable[tuple[Any, Any]], Any, Any], Micro]
 """(part of the batch, state from the micro-batch before, its samples, all samples) -> Micro"""
 
 
-def shape_of(micro: Micro, not_carried: Iterable[Any] = ()) -> Shape:
+def shape_of(micro: Micro, not_carried: Iterable[Any] = (), restarted: frozenset[int] = frozenset()) -> Shape:
     """Note what the loop must know."""
     skipped = {id(variable) for variable in not_carried}
     return Shape(
         carried=[variable for key, variable in micro.scope.written.items() if key not in skipped],
+        restarted=restarted,
         gradients=[None if gradient is None else gradient.dtype for gradient in micro.gradients],
         slices=[isinstance(gradient, tf.IndexedSlices) for gradient in micro.gradients],
         values=[value.dtype for value in micro.values],
@@ -105,7 +108,10 @@ def loop(compute: Compute, data: Any, count: Any, shape: Shape, weights: list[An
     def body(now: dict[str, Any]) -> list[dict[str, Any]]:
         index = now["index"]
         first, last = index * rows // count, (index + 1) * rows // count
-        before = list(zip(shape.carried, now["state"], strict=True))
+        states = zip(shape.carried, start["state"], now["state"], strict=True)
+        before = [
+            (variable, first if id(variable) in shape.restarted else last) for variable, first, last in states
+        ]
         micro = compute(cut(data, first, last), before, last - first, rows)
         noted = {id(variable): value for variable, value in micro.scope.updates()}
         return [

@@ -1,4 +1,8 @@
-"""Randomness made the same for every sample, so that a whole batch and its parts can be compared."""
+"""Randomness made the same for every sample, so that a whole batch and its parts can be compared.
+
+A draw decides which way a computation goes (`if uniform(()) < 0.5: mix the samples`): so there are two sides, one with
+draws near the low end of their range and one near the high end, and both are looked at.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +11,177 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 _FIXED = 1
-_SHAPED = ("normal", "uniform", "randint", "truncated_normal", "gamma", "binomial", "beta")
+_NEAR = 0.04
+"""How far from the end of its range a draw may be."""
+_LAST_BITS = {"float64": 2.0**-51, "float32": 2.0**-22, "float16": 2.0**-9, "bfloat16": 2.0**-6}
+_high: Any = None
+"""A variable, so that one graph serves both sides."""
+
+
+@contextmanager
+def on_side(high: bool) -> Iterator[None]:
+    """Within it draws are near the low or the high end of their range."""
+    _side().assign(high)
+    try:
+        yield
+    finally:
+        _side().assign(False)
 
 
 @contextmanager
 def same_for_every_sample() -> Iterator[None]:
-    """Within it Keras's random functions draw one row and repeat it, from seeds that do not depend on the batch."""
+    """Within it Keras's and TensorFlow's random functions draw one row and repeat it, whatever the seed.
+
+    Rows differ by their last bit, the first being the largest: who sorts by them to mix samples, mixes them.
+    """
     from keras.src.backend import random as keras_random
 
-    names = [name for name in (*_SHAPED, "dropout") if hasattr(keras_random, name)]
-    originals = {name: getattr(keras_random, name) for name in names}
-    for name, original in originals.items():
-        setattr(keras_random, name, _dropout(original) if name == "dropout" else _one_row(original))
+    _side()
+    original = {name: getattr(keras_random, name) for name in ("gamma", "binomial", "dropout")}
+    ours: list[tuple[Any, str, Any]] = [
+        (keras_random, "uniform", _keras_uniform),
+        (keras_random, "randint", _randint),
+        (keras_random, "normal", _keras_normal),
+        (keras_random, "truncated_normal", _keras_normal),
+        (keras_random, "beta", lambda shape, alpha, beta, dtype=None, seed=None: _keras_uniform(shape, dtype=dtype)),
+        (keras_random, "gamma", _one_row(original["gamma"])),
+        (keras_random, "binomial", _one_row(original["binomial"])),
+        (keras_random, "dropout", _dropout(original["dropout"])),
+        (keras_random, "categorical", _categorical),
+        (keras_random, "shuffle", _shuffle),
+        (tf.random, "uniform", _tf_uniform),
+        (tf.random, "normal", _tf_normal),
+        (tf.random, "truncated_normal", _tf_normal),
+        (tf.random, "categorical", _categorical),
+        (tf.random, "shuffle", _shuffle),
+        (tf.random, "stateless_uniform", _stateless(_tf_uniform)),
+        (tf.random, "stateless_normal", _stateless(_tf_normal)),
+        (tf.random, "stateless_truncated_normal", _stateless(_tf_normal)),
+        (tf.random, "stateless_categorical", _categorical),
+    ]  # fmt: skip
+    before = [(module, name, getattr(module, name)) for module, name, _ in ours if hasattr(module, name)]
+    for module, name, function in ours:
+        if hasattr(module, name):
+            setattr(module, name, function)
     try:
         yield
     finally:
-        for name, original in originals.items():
-            setattr(keras_random, name, original)
+        for module, name, function in before:
+            setattr(module, name, function)
+
+
+def _side() -> Any:
+    global _high
+    if _high is None:
+        with tf.init_scope():
+            _high = tf.Variable(False, trainable=False, name="buoy_high")
+    return _high
+
+
+def _row(shape: Any, draw: Callable[..., Any]) -> Any:
+    """`draw` of one sample's shape, repeated for all; each a last bit smaller than the one before."""
+    given = isinstance(shape, (list, tuple, tf.TensorShape))
+    dimensions = list(shape) if given else tf.unstack(tf.convert_to_tensor(shape))
+    if not dimensions:
+        return draw(())
+    row = draw((1, *dimensions[1:]))
+    steps = tf.cast(tf.range(dimensions[0]), row.dtype) * tf.cast(_LAST_BITS[row.dtype.name], row.dtype)
+    return row * (1 - tf.reshape(steps, [-1, *[1] * (len(dimensions) - 1)]))
+
+
+_draw_uniform = tf.random.stateless_uniform
+_draw_normal = tf.random.stateless_normal
+
+
+def _unit(shape: Any, dtype: Any) -> Any:
+    """Between 0 and 1, near the end that is looked at."""
+
+    def draw(shape: Any) -> Any:
+        near = _NEAR * _draw_uniform(shape, (_FIXED, _FIXED), dtype=tf.as_dtype(dtype))
+        return tf.where(_side(), 1 - near, near)
+
+    return _row(shape, draw)
+
+
+def _signed(shape: Any, dtype: Any) -> Any:
+    """Of a normal distribution; what is positive on one side is negative on the other."""
+
+    def draw(shape: Any) -> Any:
+        drawn = _draw_normal(shape, (_FIXED, _FIXED), dtype=tf.as_dtype(dtype))
+        return tf.where(_side(), -drawn, drawn)
+
+    return _row(shape, draw)
+
+
+def _keras_uniform(
+    shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None
+) -> Any:
+    dtype = dtype or keras.config.floatx()
+    low, high = tf.cast(minval, dtype), tf.cast(maxval, dtype)
+    return low + (high - low) * _unit(shape, dtype)
+
+
+def _keras_normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None) -> Any:
+    dtype = dtype or keras.config.floatx()
+    return tf.cast(mean, dtype) + tf.cast(stddev, dtype) * _signed(shape, dtype)
+
+
+def _randint(shape: Any, minval: Any, maxval: Any, dtype: Any = "int32", seed: Any = None) -> Any:
+    low, high = tf.cast(minval, "float64"), tf.cast(maxval, "float64")
+    # Rounded up a little: the last bits that tell rows apart must not make another whole number of it.
+    drawn = tf.floor(low + (high - low) * _unit(shape, "float64") + 1e-9)
+    return tf.cast(tf.clip_by_value(drawn, low, high - 1), dtype)
+
+
+def _tf_uniform(
+    shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = tf.float32, seed: Any = None, name: Any = None,
+    **_: Any,
+) -> Any:  # fmt: skip
+    if tf.as_dtype(dtype).is_integer:
+        kind = tf.as_dtype(dtype)
+        whole = minval is None or maxval is None
+        return _randint(shape, kind.min if whole else minval, kind.max if whole else maxval, dtype)
+    return _keras_uniform(shape, minval, 1.0 if maxval is None else maxval, dtype)
+
+
+def _tf_normal(
+    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = tf.float32, seed: Any = None, name: Any = None,
+    **_: Any,
+) -> Any:  # fmt: skip
+    return _keras_normal(shape, mean, stddev, dtype)
+
+
+def _stateless(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The seed comes second there."""
+
+    def drawn(shape: Any, seed: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(shape, *args, **kwargs)
+
+    return drawn
+
+
+def _categorical(logits: Any, num_samples: Any, *_: Any, dtype: Any = None, **__: Any) -> Any:
+    """As the largest of logits with noise that is the same for every sample."""
+    logits = tf.convert_to_tensor(logits)
+    noise = -tf.math.log(-tf.math.log(_unit((1, num_samples, tf.shape(logits)[1]), logits.dtype)))
+    return tf.cast(tf.argmax(logits[:, tf.newaxis] + noise, axis=-1), dtype or tf.int64)
+
+
+def _shuffle(value: Any, *_: Any, axis: int = 0, **__: Any) -> Any:
+    """An order that is another one for the whole than for its parts."""
+    return tf.reverse(tf.convert_to_tensor(value), [axis])
 
 
 def _one_row(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def drawn(shape: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs["seed"] = _FIXED
-        dimensions = (
-            list(shape) if isinstance(shape, (list, tuple)) else tf.unstack(tf.convert_to_tensor(shape))
-        )
+        given = isinstance(shape, (list, tuple))
+        dimensions = list(shape) if given else tf.unstack(tf.convert_to_tensor(shape))
         if not dimensions:
             return original(shape, *args, **kwargs)
         row = original((1, *dimensions[1:]), *args, **kwargs)

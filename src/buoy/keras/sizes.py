@@ -141,6 +141,11 @@ class Sizes:
                 f"{rows} samples at once may not fit, and cannot be computed in parts: {refusal.message}"
             )
             return None
+        except Exception as error:  # not even a few samples fit beside what is held now: the step will say so
+            if not is_oom(error):
+                raise
+            self._measures = False
+            return None
         fit, free = self._sizer.fit, memory.free()
         guess = fit.samples(free, each) if fit is not None and free is not None else rows
         # More than half of a batch is never computed at once, unless it is all of it, which was measured uncut.

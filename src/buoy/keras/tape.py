@@ -6,7 +6,7 @@ The counterpart of `run.backward` in PyTorch; the optimizer's step stays in the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import keras
@@ -15,14 +15,16 @@ import tensorflow as tf
 from buoy.flight import recorder
 from buoy.keras import batch_norm, rehearsal
 from buoy.keras.deferred import Deferred
-from buoy.keras.few import few_of
+from buoy.keras.few import few_of, most_of
+from buoy.keras.fingerprint import AGAIN, Comparisons, kind_of, learning
 from buoy.keras.memory import Memory, memory_of
 from buoy.keras.micro_batches import Micro, Shape, loop, rows_of, shape_of
 from buoy.keras.peak import too_big
-from buoy.keras.probe import Answer, Finding, Try, as_arrays, ask_again, probe
+from buoy.keras.probe import Answer, Finding, Try, as_arrays, ask_later, probe, probe_many
 from buoy.keras.refusals import refuse_backend, refuse_replicas
 from buoy.keras.retry import Retry
 from buoy.keras.snapshot import Snapshot
+from buoy.keras.states import States
 from buoy.keras.train_step import refuse_own_writes
 from buoy.microbatch.errors import BadLoss, OutOfMemory
 
@@ -87,16 +89,22 @@ class _Step:
         self._inexact = inexact
         self._stage = tf.Variable(0, dtype=tf.int64, trainable=False, name="buoy_stage")
         self._begun = 0
-        self._whole = tf.function(self._compute_whole, reduce_retracing=True, autograph=False)
         self._no_room = tf.constant([0, 4096], tf.int32)
-        self._shape: Shape | None = None
         self._memory: Memory | None = None
-        self._built = False
+        self._comparisons = Comparisons()
+        self._many_seen = False
+        self._states = States(model)
+        self._written: list[Any] = []
+        self._learning: Hashable = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Everything that was traced for the weights that are trained."""
+        self._whole = tf.function(self._compute_whole, reduce_retracing=True, autograph=False)
+        self._shape: Shape | None = None
         self._rehearsal = rehearsal.Rehearsal()
         self._split: Any = None
-        self._splits = 0
         self._attempt: Try | None = None
-        self._written: list[Any] = []
 
     def run(self, data: Any, count: int, reserve: bool) -> Any:
         """(loss, gradients)"""
@@ -106,8 +114,7 @@ class _Step:
             result = self._whole(data, self._no_room)
         else:
             self.prepare(data)
-            self._splits += 1
-            ask_again(self._splits, lambda: self._ask(few_of(data), again=True))
+            self._compare_later(data, count)
             result = self._split(data, self._no_room, tf.constant(count))
         self._begun += 2
         return result
@@ -169,45 +176,78 @@ class _Step:
             return
         batch_norm.refuse(self._model, self._inexact)
         few = few_of(data)
+        self._look(few)
+        self._ask(few)
+        self._comparisons.made(kind_of(data, self._model))
+        self._split = tf.function(self._compute_split, reduce_retracing=True, autograph=False)
+
+    def _compare_later(self, data: Any, count: int) -> None:
+        """Where this batch is of a kind that was not compared before, or not for long."""
+        due = self._comparisons.due(kind_of(data, self._model))
+        if due is None:
+            return
+        ask_later(lambda: self._ask(few_of(data), again=due == AGAIN))
+        attempt = self._attempt
+        if due == AGAIN and attempt is not None and not self._many_seen:
+            self._many_seen = True
+            ask_later(lambda: probe_many(attempt, most_of(data, count), self._model))
+
+    def _look(self, few: Any) -> None:
         found: list[Shape] = []
 
         def look(part: Any) -> None:
             rows = rows_of(part)
-            found.append(shape_of(self._micro(part, (), rows, rows)))
+            micro = self._micro(part, (), rows, rows)
+            found.append(shape_of(micro, restarted=self._states.restarted(micro.scope.written.values())))
 
         tf.function(look, autograph=False).get_concrete_function(few)
         self._shape = found[0]
-        self._ask(few)
-        self._split = tf.function(self._compute_split, reduce_retracing=True, autograph=False)
 
     def _ask(self, few: Any, *, again: bool = False) -> Finding:
-        self._attempt = self._attempt or self._new_attempt()
-        return probe(self._attempt, few, self._model, again=again)
+        attempt = self._attempt = self._attempt or self._new_attempt()
+        finding = probe(attempt, few, self._model, again=again)
+        assert self._shape is not None
+        written = self._states.among(self._shape.carried)
+        if not self._states.learn([written[n] for n in sorted(finding.states)]):
+            return finding
+        self._look(few)
+        self._attempt = None
+        if self._split is not None:
+            self._split = tf.function(self._compute_split, reduce_retracing=True, autograph=False)
+        return self._ask(few, again=again)
 
     def _new_attempt(self) -> Try:
         shape = self._shape
         assert shape is not None
+        states = self._states.among(shape.carried)
 
         def computed(data: Any, count: Any) -> Any:
             whole = loop(self._micro, data, count, shape, self._model.trainable_variables)
+            refuse_own_writes(self._model.trainable_variables, whole.updates)
             found = self._divided(whole.values, whole.gradients)[1]
-            return [None if g is None else tf.convert_to_tensor(g) for g in found]
+            after = {id(variable): value for variable, value in whole.updates}
+            dense = [None if g is None else tf.convert_to_tensor(g) for g in found]
+            return dense, [after[id(each)] for each in states]
 
         compiled = tf.function(computed, reduce_retracing=True, autograph=False)
 
         def attempt(data: Any, count: int, scalar: bool, added: bool) -> Answer:
-            return Answer(as_arrays(compiled(data, tf.constant(count))), [])
+            found, after = compiled(data, tf.constant(count))
+            before = [variable.numpy() for variable in states]
+            return Answer(as_arrays(found), [], list(zip(before, as_arrays(after), strict=True)))
 
         return attempt
 
     def _build(self, data: Any) -> None:
-        if self._built:
+        if self._model.built and self._learning == learning(self._model):
             return
         if not self._model.built:
             self._loss_fn(few_of(data))
+        elif self._learning is not None:  # frozen or thawed since: other weights have gradients
+            self._forget()
         cuts = not batch_norm.learning(self._model) or "batchnorm" in self._inexact
         self._memory = memory_of(self._model) if cuts else None
-        self._built = True
+        self._learning = learning(self._model)
 
     def _compute_whole(self, data: Any, room: Any) -> Any:
         rows = rows_of(data)

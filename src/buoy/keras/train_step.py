@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ import tensorflow as tf
 from buoy.keras.deferred import Deferred
 from buoy.keras.losses import AMOUNT, ROWS, SCALAR, SUM, Measured, Tracked, shared, summed
 from buoy.keras.micro_batches import Micro, Shape, Sum, loop, rows_of, shape_of
+from buoy.keras.states import States
 from buoy.microbatch.errors import CannotSplit
 
 RESERVE = 5
@@ -65,6 +67,8 @@ class TrainStep:
         """The user's own `compute_loss`: one number whose parts nobody can see."""
         self.streamed = type(model).compute_metrics is keras.Model.compute_metrics
         """Metrics are updated per micro-batch; else once, with the predictions of all of them put together."""
+        self.states = States(model)
+        """What else the forward pass writes."""
         self.scaling = True
         """Whether the loss is scaled for half precision; the probe does without."""
         self.stage = tf.Variable(0, dtype=tf.int64, trainable=False, name="buoy_stage")
@@ -76,6 +80,15 @@ class TrainStep:
         weights = self.model.trainable_weights
         sizes = [math.prod(weight.shape) * int(tf.as_dtype(weight.dtype).size) for weight in weights]
         return RESERVE * int(sum(sizes))
+
+    @contextmanager
+    def unscaled(self) -> Iterator[None]:
+        """In half precision the scale may still be too large, and overflow shows nothing."""
+        self.scaling = False
+        try:
+            yield
+        finally:
+            self.scaling = True
 
     def whole(self, data: Any, reserve: Any) -> Any:
         """The step on the whole batch, as Keras computes it."""
@@ -124,7 +137,11 @@ class TrainStep:
             *(model._compile_loss.metrics if model._compile_loss is not None else []),
         ]
         return Facts(
-            shape=shape_of(micro, [variable for tracker in trackers for variable in tracker.variables]),
+            shape=shape_of(
+                micro,
+                [variable for tracker in trackers for variable in tracker.variables],
+                self.states.restarted(micro.scope.written.values()),
+            ),
             kinds=[noted[index].kind for index in sorted(noted)],
             added=bool(micro.scope.losses),
             vector=total.elements is not None,

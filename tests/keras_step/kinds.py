@@ -1,0 +1,235 @@
+"""Whole and parts are compared for what is computed, not at a number of the step; run by checks.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.keras_step.kit import check, everything, plain, refusal  # isort: skip
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers, ops
+
+from buoy.keras.tape import gradients
+from buoy.keras.transaction import install
+from buoy.microbatch.errors import CannotSplit
+from tests.keras_step.gradients import silent
+from tests.keras_step.zoo import numbers
+
+
+def token_mean(tokens: Any, logits: Any) -> Any:
+    each = keras.losses.sparse_categorical_crossentropy(tokens, logits, from_logits=True)
+    counted = ops.cast(ops.not_equal(tokens, 0), each.dtype)
+    return ops.sum(each * counted) / ops.sum(counted)
+
+
+@check
+def padding_that_comes_with_a_later_batch_is_compared_there() -> None:
+    full = np.random.default_rng(0).integers(1, 9, (12, 7))
+    padded = full.copy()
+    padded[[2, 3, 8], 3:] = 0
+    model = keras.Sequential([keras.Input((7,), dtype="int32"), layers.Embedding(9, 4), layers.Dense(9)])
+    model.compile("adam", token_mean)
+    install(model, say=silent, event=silent, micro_batch=5)
+    step = gradients(model, lambda batch: token_mean(batch, model(batch)), micro_batch=5)
+    for use in (
+        lambda tokens: model.train_on_batch(tokens, tokens),
+        lambda tokens: step(tf.constant(tokens)),
+    ):
+        for _ in range(2):
+            use(full)
+        before = [variable.numpy() for variable in everything(model)]
+
+        message = refusal(lambda use=use: use(padded), CannotSplit)  # the third one
+
+        assert "another gradient" in message and "(sum, weight)" in message
+        assert all(np.array_equal(a, b.numpy()) for a, b in zip(before, everything(model), strict=True))
+
+
+@check
+def a_sum_over_the_number_of_positives_is_no_sum() -> None:
+    positive = np.zeros((12, 2), "float32")
+    positive[[0, 9]] = 1
+    x = numbers(12, 32)
+
+    def normed(y_true: Any, y_pred: Any) -> Any:
+        return ops.sum(ops.abs(y_true - y_pred)) / ops.maximum(ops.sum(y_true[:, 0]), 1.0)
+
+    def total(y_true: Any, y_pred: Any) -> Any:
+        return ops.sum(ops.abs(y_true - y_pred))
+
+    for loss in (normed, total):
+        model = plain(loss=loss)
+        install(model, say=silent, event=silent, micro_batch=5)
+        fit = lambda model=model: model.train_on_batch(x, positive)  # noqa: E731
+        own = gradients(
+            model, lambda batch, f=loss, m=model: f(batch[1], m(batch[0])), reduction="sum", micro_batch=5
+        )
+        for use in (fit, lambda own=own: own((x, positive))):
+            if loss is total:
+                use()
+            else:
+                assert "number of tokens or of positives" in refusal(use, CannotSplit)
+
+
+class Sometimes(layers.Layer):
+    """Mixes neighbours where a draw falls on one side."""
+
+    def __init__(self, draw: Any) -> None:
+        super().__init__()
+        self._draw, self.seeds = draw, keras.random.SeedGenerator(3)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self._draw(x, self.seeds) if training else x
+
+
+def mixed(x: Any, whether: Any) -> Any:
+    return ops.where(whether, 0.7 * x + 0.3 * ops.roll(x, 1, 0), x)
+
+
+MIXING = {
+    "half": lambda x, seeds: mixed(x, keras.random.uniform((), seed=seeds) < 0.5),
+    "other half": lambda x, seeds: mixed(x, keras.random.uniform((), seed=seeds) > 0.5),
+    "rarely": lambda x, seeds: mixed(x, keras.random.uniform((), seed=seeds) < 0.1),
+    "mostly": lambda x, seeds: mixed(x, keras.random.uniform((), seed=seeds) > 0.9),
+    "normal": lambda x, seeds: mixed(x, keras.random.normal((), seed=seeds) < 0),
+    "of TensorFlow": lambda x, seeds: mixed(x, tf.random.uniform(()) > 0.5),
+    "whole number": lambda x, seeds: mixed(x, keras.random.randint((), 0, 2, seed=seeds) == 1),
+    "shuffled": lambda x, seeds: 0.5 * x + 0.5 * keras.random.shuffle(x, seed=seeds),
+    "sorted": lambda x, seeds: (
+        0.5 * x + 0.5 * ops.take(x, ops.argsort(keras.random.uniform((ops.shape(x)[0],), seed=seeds)), 0)
+    ),
+}
+BY_ITSELF = {
+    "coin per sample": lambda x, seeds: (
+        x * ops.where(keras.random.uniform((ops.shape(x)[0], 1), seed=seeds) < 0.5, 0.5, 2)
+    ),
+    "mask of one's own": lambda x, seeds: (
+        x * ops.cast(keras.random.uniform(ops.shape(x), seed=seeds) > 0.3, x.dtype)
+    ),
+    "steps of diffusion": lambda x, seeds: (
+        x + ops.cast(keras.random.randint((ops.shape(x)[0], 1), 0, 1000, seed=seeds), x.dtype) / 1000
+    ),
+    "of TensorFlow": lambda x, seeds: (
+        x
+        * tf.cast(tf.random.uniform((tf.shape(x)[0], 1), 1, 10, tf.int32), x.dtype)
+        / tf.random.normal(tf.shape(x), 3.0, 0.1)
+    ),
+    "one of several": lambda x, seeds: (
+        x * ops.cast(1 + keras.random.categorical(x[:, :3], 1, seed=seeds), x.dtype)
+    ),
+}
+
+
+@check
+def both_sides_of_a_draw_are_looked_at() -> None:
+    for name, draw in MIXING.items():
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(4), Sometimes(draw), layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=name != "mostly")  # eagerly: no seconds of tracing
+        install(model, say=silent, event=silent, micro_batch=5)
+        step = lambda model=model: model.train_on_batch(numbers(12, 4), numbers(12, 1))  # noqa: E731
+
+        assert "mixes them" in refusal(step, CannotSplit), name
+
+
+@check
+def draws_alone_are_no_reason_to_refuse() -> None:
+    drawing = [part for draw in BY_ITSELF.values() for part in (layers.Dense(4), Sometimes(draw))]
+    model = keras.Sequential([keras.Input((4,)), *drawing, layers.Dense(1)])
+    model.compile("sgd", "mse")
+    install(model, say=silent, event=silent, micro_batch=5)
+
+    model.train_on_batch(numbers(12, 4), numbers(12, 1))
+
+
+class Taught(keras.Model):
+    """A student with a teacher that follows it, both counters, and a statistic of its samples; all inside the loss."""
+
+    def __init__(self, statistic: bool = False) -> None:
+        super().__init__()
+        self.student, self.teacher = layers.Dense(2), layers.Dense(2, trainable=False)
+        self.samples = self.add_weight(shape=(1,), initializer="zeros", trainable=False, name="samples")
+        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
+        self.centre = self.add_weight(shape=(2,), initializer="zeros", trainable=False, name="centre")
+        self.statistic = statistic
+
+    def call(self, x: Any) -> Any:
+        return self.student(x), self.teacher(x)
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        ours, theirs = y_pred
+        for old, new in zip(self.teacher.weights, self.student.weights, strict=True):
+            old.assign(0.9 * old + 0.1 * new)
+        self.samples.assign_add(ops.ones((1,)) * ops.cast(ops.shape(x)[0], "float32"))
+        self.steps.assign_add(1.0)
+        if self.statistic:
+            self.centre.assign(0.9 * self.centre + 0.1 * ops.mean(theirs, axis=0))
+        return ops.mean(ops.square(ours - y)) + ops.mean(ops.square(ours - ops.stop_gradient(theirs)))
+
+
+@check
+def what_the_forward_pass_moves_moves_once_per_step() -> None:
+    x, y = numbers(12, 4), numbers(12, 2)
+    models = []
+    for micro_batch in (None, 5):
+        keras.utils.set_random_seed(0)
+        model = Taught()
+        model.compile(keras.optimizers.SGD(0.1))
+        install(model, say=silent, event=silent, micro_batch=micro_batch)
+        for _ in range(3):
+            model.train_on_batch(x, y)
+        models.append(model)
+
+    whole, parts = models
+    assert float(parts.steps.numpy()) == 3 and float(parts.samples.numpy()[0]) == 36
+    for ours, theirs in zip(parts.variables, whole.variables, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-6)
+
+    model = Taught(statistic=True)
+    model.compile("sgd")
+    install(model, say=silent, event=silent, micro_batch=5)
+    assert "centre" in refusal(lambda: model.train_on_batch(x, y), CannotSplit)
+    assert not model.steps.numpy() and not model.samples.numpy()
+
+    loop = Taught()
+    loop(x)
+    step = gradients(loop, lambda batch: loop.compute_loss(batch[0], batch[1], loop(batch[0])), micro_batch=5)
+    step((x, y))
+    assert float(loop.steps.numpy()) == 1 and float(loop.samples.numpy()[0]) == 12
+
+
+@check
+def the_hardest_samples_of_a_batch_are_seen_with_as_many_as_are_computed_at_once() -> None:
+    """Five samples cannot show it; the second cut step is compared with a whole micro-batch."""
+
+    def hardest(y_true: Any, y_pred: Any) -> Any:
+        each = ops.sum(ops.square(y_true - y_pred), axis=-1)
+        return ops.mean(tf.math.top_k(each, tf.minimum(8, tf.shape(each)[0])).values)
+
+    model = plain(loss=hardest)
+    install(model, say=silent, event=silent, micro_batch=16)
+    step = lambda: model.train_on_batch(numbers(32, 32), numbers(32, 2))  # noqa: E731
+    step()
+
+    assert "another gradient" in refusal(step, CannotSplit)
+
+
+@check
+def a_loop_of_ones_own_follows_what_is_thawed() -> None:
+    model = plain()
+    model.layers[0].trainable = False
+    step = gradients(model, lambda x: ops.mean(ops.square(model(x))), micro_batch=5)
+    step(numbers(12, 32))
+    model.layers[0].trainable = True
+
+    _, found = step(numbers(12, 32))
+
+    assert [tuple(g.shape) for g in found] == [tuple(v.shape) for v in model.trainable_variables]
