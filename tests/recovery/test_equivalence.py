@@ -146,10 +146,10 @@ def test_a_refusal_after_cut_steps_says_that_those_may_be_wrong() -> None:
     transaction = _transaction(model)
 
     def loss(part: Any) -> Any:
-        return torch.nn.functional.cross_entropy(model(part[0]), part[1])
+        return torch.nn.functional.cross_entropy(model(part[0]), part[1], torch.tensor([1.0, 1.0, 20.0]))
 
     x = torch.randn(16, 8)
-    transaction.backward((x, torch.zeros(16, dtype=torch.long)), loss)
+    transaction.backward((x, torch.tensor([0, 1] * 8)), loss)
     with pytest.raises(CannotSplit) as refusal:
-        transaction.backward((x, torch.tensor([0] * 15 + [-100])), loss)
-    assert "cut before this one (1)" in str(refusal.value.hint)
+        transaction.backward((x, torch.tensor([0, 1] * 7 + [0, 2])), loss)
+    assert "that were cut before it (1)" in str(refusal.value.hint)

@@ -187,7 +187,7 @@ def test_every_random_generator_is_put_back() -> None:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return made
 
-    bench.transaction._cutting._asked = True  # the probe draws its own
+    bench.transaction._cutting._is_asked = True  # the probe draws its own
     bench.transaction._cutting.finding = None
     bench.backward(loss, batch=(X[:1], Y[:1]))
 
@@ -412,7 +412,7 @@ def test_checkpointing_by_one_argument_gives_the_same_gradient_and_is_recorded()
     bench.model.load_state_dict(plain.model.state_dict())
     forwards: list[int] = []
     bench.model.layers[0][0].register_forward_hook(lambda *a: forwards.append(1))
-    bench.transaction._cutting._asked = True
+    bench.transaction._cutting._is_asked = True
     bench.backward()
 
     assert ("remedy", {"name": "checkpointing", "blocks": 3}) in bench.events

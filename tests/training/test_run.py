@@ -107,14 +107,15 @@ def test_a_state_that_refuses_half_way_undoes_what_was_loaded(tmp_path: Path) ->
     assert history == [9]
 
 
-def test_what_cannot_be_saved_is_refused_at_once_by_its_path() -> None:
+def test_what_cannot_be_saved_is_refused_at_once_by_its_path(tmp_path: Path) -> None:
     class Odd:
         def state_dict(self) -> dict[str, object]:
             return {"callbacks": [print]}
 
         def load_state_dict(self, state: object) -> None: ...
 
-    run = buoy.Run()
+    buoy.Run().track(odd=Odd())  # keeps nothing
+    run = buoy.Run(tmp_path)
     with pytest.raises(CannotSave, match=r"odd.callbacks\[0\] is a function"):
         run.track(odd=Odd())
     with pytest.raises(CannotSave, match="sparse"):

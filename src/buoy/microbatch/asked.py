@@ -29,12 +29,16 @@ class Asked:
             self._steps[kind] = number
         return number & (number - 1) == 0
 
+    def steps(self, kind: Hashable) -> int:
+        """How many of this kind were cut."""
+        return self._steps.get(self.known_as(kind), 0)
+
     def count(self, kind: Hashable) -> None:
         """A step of this kind is cut."""
         self.is_due(kind, done=True)
 
     def known_as(self, kind: Hashable) -> Hashable:
-        """The kind itself; None, which stands for all others, when there are too many."""
+        """The kind itself; None, which stands for all others, when there are too many of them."""
         return kind if kind in self._steps or len(self._steps) < KINDS else None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from buoy.microbatch.errors import BadLoss
+from buoy.microbatch.errors import BadLoss, CannotSplit
 
 LossFunction = Callable[[Any], Any]
 
@@ -47,7 +47,7 @@ def accumulate(
         size = next_size(samples - start)
         is_first, is_last = start == 0, start + size == samples
         loss, weight = read_loss(loss_fn(take(start, start + size)), reduction)
-        _check(loss, scaler, parameters if is_first else [])
+        _check(loss, scaler, parameters if is_first else [], size if size < samples else None)
         if weight is not None:
             if not (is_first and is_last):
                 weight = _exact(weight)
@@ -107,9 +107,16 @@ def read_loss(made: Any, reduction: str) -> tuple[torch.Tensor, Any]:
     return made if made.dim() == 0 else made.reshape(()), weight
 
 
-def _check(loss: torch.Tensor, scaler: Any, fresh: list[torch.Tensor]) -> None:
+def _check(loss: torch.Tensor, scaler: Any, fresh: list[torch.Tensor], part: int | None) -> None:
+    """`part`: its samples, where it is not the whole batch."""
     # Reading a number from an accelerator would stop its queue at every step.
-    if scaler is None and loss.device.type == "cpu" and math.isnan(loss.item()):
+    if scaler is None and loss.device.type == "cpu" and math.isnan(loss.detach().item()):
+        if part is not None:
+            raise CannotSplit("the loss of a part of this batch is not a number (NaN)",
+                              received=f"{loss.detach()} for {part} samples of it",
+                              expected="a finite loss for every part",
+                              hint="where all labels of a part are ignored, their mean is 0 / 0: return (sum of the "
+                                   "losses, how many); the step was not done, weights are as before it")  # fmt: skip
         raise BadLoss("the loss is not a number (NaN)", received=str(loss.detach()), expected="a finite loss",
                       hint="the step was not done, weights are as before it; look at this batch, lower the learning "
                            "rate, or catch buoy.BuoyError to go on with the next batch")  # fmt: skip

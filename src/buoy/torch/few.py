@@ -21,16 +21,29 @@ def few_of(whole: Batch, most: int) -> Batch:
         return whole.part(0, min(n, most))
     chosen: list[int] = []
     for array in whole.arrays if n > most else []:
-        if isinstance(array, torch.Tensor) and array.dim() and not array.is_floating_point():
+        if isinstance(array, torch.Tensor) and array.dim() and _is_counted(array):
             flat = array.detach().reshape(n, -1)
             if array.dim() >= 2:
                 padded = (flat == flat.min()).sum(dim=1)
                 chosen += [int(padded.argmin()), int(padded.argmax())]
             else:
                 chosen += _telling(flat.reshape(n))
+        elif isinstance(array, torch.Tensor) and array.dim() and array.numel() == n:  # a target, or a weight
+            numbers = array.detach().reshape(n)
+            chosen += [int(numbers.argmax()), int(numbers.argmin())] if not array.is_complex() else []
     spread = [number * n // most for number in range(most)]
     indices = list(dict.fromkeys([*chosen[: most - 1], *spread, *range(n)]))[:most]
     return Batch(whole.pick(indices))
+
+
+def _is_counted(array: torch.Tensor) -> bool:
+    return not array.is_floating_point() and not array.is_complex()
+
+
+def twice(few: Batch) -> Batch:
+    """As many samples, the first half of them two times: what is divided by a count of some of them shows there."""
+    half = list(range(max(1, few.samples // 2)))
+    return Batch(few.pick([*half, *half]))
 
 
 def _telling(labels: torch.Tensor) -> list[int]:

@@ -86,9 +86,12 @@ class _AtomicStep:
     def __call__(self, closure: Callable[[], Any] | None, args: Any, kwargs: Any) -> Any:
         optimizer, guard = self._optimizer, self._guard
         if any(each.inside for each in self._guards):
-            raise BadLoss("the loss function steps the optimizer itself",
-                          received=f"{type(optimizer).__name__}.step() inside the loss function",
-                          expected="only the loss", hint="step after run.backward(...)")  # fmt: skip
+            in_backward = torch._C._current_graph_task_id() != -1
+            raise BadLoss("a gradient hook steps the optimizer inside the backward pass" if in_backward else
+                          "the loss function steps the optimizer itself",
+                          received=f"{type(optimizer).__name__}.step() inside run.backward",
+                          expected="only the gradient" if in_backward else "only the loss",
+                          hint="step after run.backward(...)")  # fmt: skip
         separable = self._separable
         loss = None
         if closure is not None and separable:  # these call it once, at the start

@@ -10,16 +10,18 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from buoy.microbatch.errors import BadLoss, CannotSplit
+from buoy.microbatch.errors import BadLoss, CannotSplit, StepError
 from buoy.microbatch.oom import is_oom
 from buoy.microbatch.rounding import EXAMPLES, LARGE
 from buoy.microbatch.split import Batch
 from buoy.torch.allocations import AllocationWatch
 from buoy.torch.backward import LossFunction, Progress, accumulate
-from buoy.torch.few import FEWEST, SAMPLES, few_of
+from buoy.torch.constant import SHARES, Generators
+from buoy.torch.few import FEWEST, SAMPLES, few_of, twice
 from buoy.torch.quiet import Still, eager, same_random
 from buoy.torch.release import release
 from buoy.torch.rounding import Nudged, alike, disturbed
+from buoy.torch.unmoved import SteppedInside, Unmoved
 
 _KEPT = 1 << 14  # elements compared per parameter
 
@@ -33,6 +35,10 @@ class Finding:
     hint: str | None = None
     bytes_per_sample: float | None = None
     """An upper bound, from a few samples."""
+    moved: tuple[str, ...] = ()
+    """Weights that computing a loss changes; the comparison has put them back."""
+    steps_inside: bool = False
+    """An optimizer steps while gradients are computed."""
 
 
 class Probe:
@@ -52,6 +58,10 @@ class Probe:
         """Buffers that the last computation changed."""
         self._repeats = True
         """Whether the same samples gave the same gradient again."""
+        self._moved: dict[str, bool] = {}
+        """Weights that a computation changed, and whether in its backward pass."""
+        self._moves_on = False
+        """Whether parts leave other weights behind than the whole."""
 
     def ask(
         self,
@@ -62,56 +72,79 @@ class Probe:
     ) -> Finding | None:
         """None when nothing can be told. `attempt` runs a function and puts everything back after it."""
         self.no_room, self.failed, self._repeats = None, None, True
+        self._moved, self._moves_on = {}, False
         if whole.samples < 2 or whole.reason is not None:
             return None
         for most in (SAMPLES, FEWEST):
             try:
-                return self._ask(few_of(whole, most), loss_fn, reduction, attempt)
+                found = self._ask(few_of(whole, most), loss_fn, reduction, attempt)
+                found.moved = tuple(self._moved)
+                return found
+            except SteppedInside:
+                return Finding(
+                    "an optimizer steps inside the backward pass (in a gradient hook): each part would be a step",
+                    "one `optimizer.step()` after run.backward(...); such a step can neither be cut nor undone",
+                    steps_inside=True,
+                )
             except Exception as caught:  # noqa: BLE001 - the step itself will meet it again, where it can be told
                 if not is_oom(caught):
                     self.failed = caught  # a few samples may not do for this loss
                     return None
                 error = caught
             release(error)
+        names = _names(self._modules, self._batchnorms())
+        if names and "batchnorm" not in self._inexact:
+            return Finding(_batchnorm(names), _hint(names))  # needs no comparison
         self.no_room = error
         return None
 
+    def _batchnorms(self) -> list[torch.nn.Module]:
+        """Those that compute over the samples of a batch now."""
+        parts = (part for module in self._modules for part in module.modules())
+        return [part for part in parts if isinstance(part, _BatchNorm) and part.training]
+
     def _ask(self, few: Batch, loss_fn: LossFunction, reduction: str, attempt: Any) -> Finding:
-        watch, still = AllocationWatch(), Still()
+        watch, still, generators = AllocationWatch(), Still(), Generators()
         forward = _LiveAfterForward(watch)
 
-        def gradient(
-            parts: list[int], source: Batch = few, counted: bool = False, nudged: int = 0
-        ) -> list[torch.Tensor]:
+        def gradient(parts: list[int], source: Batch = few, counted: bool = False, nudged: int = 0) -> _Made:
             left = list(parts)
 
-            def work() -> list[torch.Tensor]:
+            def take(start: int, stop: int) -> object:
+                still.begins(start, stop - start)
+                return source.take(start, stop)
+
+            def work() -> _Made:
                 before = self._buffers()
-                with ExitStack() as stack:
-                    if counted:
-                        stack.enter_context(watch)
-                    if nudged:
-                        stack.enter_context(Nudged(self._parameters, nudged))
-                    stack.enter_context(still)
-                    stack.enter_context(eager())
-                    accumulate(
-                        sum(parts), lambda _: left.pop(0), source.take, same_random(loss_fn),
-                        reduction=reduction, scaler=None, parameters=self._parameters,
-                        progress=forward if counted else Progress(),
-                    )  # fmt: skip
+                unmoved = Unmoved(self._modules)
+                try:
+                    with ExitStack() as stack:
+                        if counted:
+                            stack.enter_context(watch)
+                        if nudged:
+                            stack.enter_context(Nudged(self._parameters, nudged))
+                        stack.enter_context(still)
+                        stack.enter_context(unmoved)
+                        stack.enter_context(eager())
+                        accumulate(
+                            sum(parts), lambda _: left.pop(0), take, same_random(loss_fn, generators),
+                            reduction=reduction, scaler=None, parameters=self._parameters,
+                            progress=forward if counted else Progress(),
+                        )  # fmt: skip
+                    self._moved |= unmoved.moved
+                    weights = {name: _some(value) for name, value in unmoved.written().items()}
+                finally:
+                    unmoved.put_back()
                 after = self._buffers()
                 self._written = [name for name in after if not after[name].equal(before[name])]
                 gradients = [_some(parameter.grad) for parameter in self._parameters]
-                return [*gradients, *(after[name] for name in after if after[name].is_floating_point())]
+                return _Made(
+                    [*gradients, *(after[name] for name in after if _is_inexact(after[name]))], weights
+                )
 
             return attempt(work)  # type: ignore[no-any-return]
 
-        training = [
-            m
-            for module in self._modules
-            for m in module.modules()
-            if isinstance(m, _BatchNorm) and m.training
-        ]
+        training = self._batchnorms()
         names = _names(self._modules, training)
         allowed = "batchnorm" in self._inexact
         try:
@@ -132,10 +165,12 @@ class Probe:
                 if same is None and not few.gives_ranges_only:
                     other = disturbed(few)
                     same = self._compared(gradient([n], other), gradient, other, still)
+                if same and reduction == "sum" and not few.gives_ranges_only:
+                    same = self._also(gradient, twice(few), still)
+                if same and (still.drew or generators.drew):
+                    same = self._other_side(gradient, few, still, generators)
             except _PartError as fails:
-                return Finding(
-                    _batchnorm(names) or f"a part of the batch fails: {fails.error}", _hint(names), size
-                )
+                return Finding(_batchnorm(names) or fails.words, _hint(names, fails.error), size)
             if same is None:
                 raise CannotSplit("nothing shows that this batch can be cut with the same gradient",
                                   received="a gradient of a few samples that is mostly rounding",
@@ -150,7 +185,29 @@ class Probe:
             for module in training:
                 module.training = True
 
-    def _compared(self, together: list[torch.Tensor], gradient: Any, few: Batch, still: Still) -> bool | None:
+    def _also(self, gradient: Any, few: Batch, still: Still) -> bool:
+        """Whether it holds here too; where nothing can be told, what was found before stands."""
+        try:
+            together = gradient([few.samples], few)
+        except Exception as error:  # not what the person computes
+            if is_oom(error) or isinstance(error, SteppedInside):
+                raise
+            return True
+        if not all(bool(part.isfinite().all()) for part in together):
+            return True
+        return self._compared(together, gradient, few, still) is not False
+
+    def _other_side(self, gradient: Any, few: Batch, still: Still, generators: Generators) -> bool:
+        """Whether it holds where random draws fall otherwise."""
+        still.other_side = True
+        for share in SHARES[1:]:
+            generators.share, generators.ran_out = share, False
+            same = self._also(gradient, few, still)
+            if same or not generators.ran_out:
+                return same
+        return True
+
+    def _compared(self, together: _Made, gradient: Any, few: Batch, still: Still) -> bool | None:
         """Whether parts have the gradient of the whole; None where rounding is too large to tell."""
         n = few.samples
         half = (n + 1) // 2
@@ -160,7 +217,12 @@ class Probe:
         except Exception as error:  # the whole did not raise it
             if is_oom(error):
                 raise
+            if isinstance(error, SteppedInside):
+                raise
             raise _PartError(error) from None
+        if not together.leaves_as(apart):
+            self._moves_on = True
+            return False
         if alike(together, apart, [], still.tolerance):
             return True
         # An accelerator adds in any order, which alone is a difference near the goal of a training.
@@ -177,6 +239,17 @@ class Probe:
 
     def _explain(self, few: Batch, gradient: Any, reduction: str, tolerance: float) -> tuple[str, str]:
         """Where the other reduction fits, say so; otherwise samples depend on each other."""
+        if self._moves_on:
+            name, inside = next(iter(self._moved.items()))
+            if inside:
+                return (
+                    f"{name} is changed inside the backward pass (in a gradient hook): each part would change it",
+                    "change weights after run.backward(...); what a hook does there can neither be cut nor undone",
+                )
+            return (
+                f"the loss function changes the weight {name}: each part would change it once more",
+                "let a teacher follow after `optimizer.step()`, outside the loss function",
+            )
         n = few.samples
         together = gradient([n])
         most, last = gradient([n - 1], few.part(0, n - 1)), gradient([1], few.part(n - 1, n))
@@ -185,7 +258,9 @@ class Probe:
             a * (share if share == 1.0 else 1 - share) + b * share if a.shape == b.shape else a
             for a, b in zip(most, last, strict=True)
         ]
-        if alike(together, other, [], tolerance):
+        if alike(together, other, [], tolerance) and (
+            reduction == "sum" or _adds_up(gradient, few, tolerance)
+        ):
             right = "sum" if reduction == "mean" else "mean"
             return f"the loss is a {right} over samples, not a {reduction}", f'reduction="{right}"'
         if not self._repeats:
@@ -196,13 +271,15 @@ class Probe:
         if self._written:
             return (
                 f"{self._written[0]} changes with each forward pass: parts see and leave another than the whole",
-                "a smaller batch; or do not change it while training",
+                "track_running_stats=False, whose gradient is the same; or a smaller batch"
+                if self._written[0].endswith(("running_mean", "running_var"))
+                else "a smaller batch; or do not change it while training",
             )
         return (
             "the gradient of the batch is not that of its parts together: samples depend on each other",
-            "a mean over tokens, or over what is not ignored: return (sum of the losses, how many); where the first "
-            "dimension is not the samples (time first): `split=`; a loss that compares the samples of a batch "
-            "(contrastive) cannot be cut: use a smaller batch",
+            "a mean over tokens, over positives or over what is not ignored: return (sum of the losses, how many); "
+            "where the first dimension is not the samples (time first): `split=`; a loss that compares samples of a "
+            "batch (contrastive) cannot be cut: use a smaller batch",
         )
 
     def _buffers(self) -> dict[str, torch.Tensor]:
@@ -216,12 +293,29 @@ class Probe:
         }
 
 
+class _Made(list[torch.Tensor]):
+    """Gradients and buffers, and the weights that were changed on the way."""
+
+    def __init__(self, numbers: list[torch.Tensor], weights: dict[str, torch.Tensor]) -> None:
+        super().__init__(numbers)
+        self._weights = weights
+
+    def leaves_as(self, other: _Made) -> bool:
+        """Whether both left the same weights behind, bit for bit: then a change was one that can be repeated."""
+        mine, theirs = self._weights, other._weights
+        return mine.keys() == theirs.keys() and all(mine[name].equal(theirs[name]) for name in mine)
+
+
 class _PartError(Exception):
     """What a part of the samples raised, and all of them together did not."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
+
+    @property
+    def words(self) -> str:
+        return f"a part of the batch fails: {str(self.error).partition(chr(10))[0]}"
 
 
 class _LiveAfterForward(Progress):
@@ -245,6 +339,19 @@ def _some(values: torch.Tensor | None) -> torch.Tensor:
     return flat[::stride].clone()
 
 
+def _is_inexact(values: torch.Tensor) -> bool:
+    return values.is_floating_point() or values.is_complex()
+
+
+def _adds_up(gradient: Any, few: Batch, tolerance: float) -> bool:
+    """Whether two times the same samples have twice the gradient: of a sum divided by positives they have not."""
+    if few.gives_ranges_only:
+        return True
+    both = twice(few)
+    once = gradient([both.samples // 2], both.part(0, both.samples // 2))
+    return alike(gradient([both.samples], both), [2 * each for each in once], [], tolerance)
+
+
 def _names(modules: list[torch.nn.Module], wanted: list[Any]) -> list[str]:
     ids = {id(module) for module in wanted}
     return [
@@ -256,8 +363,10 @@ def _batchnorm(names: list[str]) -> str | None:
     return f"{names[0]} is BatchNorm, which computes over all samples at once" if names else None
 
 
-def _hint(names: list[str]) -> str:
+def _hint(names: list[str], error: Exception | None = None) -> str:
     if names:
         return 'GroupNorm or LayerNorm in place of BatchNorm, a smaller batch; or inexact=("batchnorm",) to compute ' \
                "statistics over each micro-batch"  # fmt: skip
+    if isinstance(error, StepError) and error.hint:
+        return error.hint
     return "a smaller batch, or `split=` if the samples are not along the first dimension"

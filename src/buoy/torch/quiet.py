@@ -1,18 +1,27 @@
-"""Randomness made the same for every sample, so that a whole batch and its parts can be compared."""
+"""Randomness made the same for every sample, so that a whole batch and its parts can be compared.
+
+Looked at on two sides: a coin that the loss function throws (mixup for every second batch) must be seen to fall both
+ways.
+"""
 
 from __future__ import annotations
 
-import random
 import sys
 from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from buoy.torch.backward import LossFunction
+from buoy.torch.constant import Generators
 
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 1e-2}
+_LOW, _HIGH = 0.02, 0.98
+_UNIFORM = {"rand", "rand_like", "uniform"}
+_NORMAL = {"randn", "randn_like", "normal", "normal_functional"}
+_INTEGERS = {"randint", "randint_like", "random"}
+_MANY = 1 << 24  # of integers without a bound: exact in single precision too
 
 
 class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -22,16 +31,28 @@ class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.tolerance = min(_TOLERANCE.values())
         """Of the coarsest numbers that were computed with."""
+        self.other_side = False
+        """Draws are high, and those with one row per sample differ from sample to sample."""
+        self.drew = False
+        """Something random was computed."""
+        self._first = self._size = self._number = 0
+        self._by_sample: dict[int, bool] = {}
+        """By its number in a call: whether a draw has one row per sample, in the whole and in every part."""
+
+    def begins(self, first: int, size: int) -> None:
+        """A part of so many samples is computed next; its first is this one of the whole."""
+        self._first, self._size, self._number = first, size, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             made = func(*args, **kwargs)
-            if isinstance(made, torch.Tensor) and made.is_floating_point():
-                self.tolerance = max(self.tolerance, _TOLERANCE.get(made.dtype, 0.0))
+            if isinstance(made, torch.Tensor) and (made.is_floating_point() or made.is_complex()):
+                kind = made.dtype.to_real() if made.is_complex() else made.dtype
+                self.tolerance = max(self.tolerance, _TOLERANCE.get(kind, 0.0))
             return made
-        name = func._schema.name
-        if name == "aten::native_dropout":
+        name = func._schema.name.removeprefix("aten::").rstrip("_")
+        if name == "native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         args = list(args)
         for number, argument in enumerate(func._schema.arguments):
@@ -41,21 +62,76 @@ class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 elif argument.name in kwargs:
                     kwargs = {**kwargs, argument.name: 0.0}
         made = func(*args, **kwargs)
-        if isinstance(made, torch.Tensor) and made.is_floating_point():
-            made.fill_(1.0 if "bernoulli" in name else 0.0 if "norm" in name or "randn" in name else 0.5)
+        if isinstance(made, torch.Tensor) and name != "randperm" and not made.is_complex():
+            given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
+            with _disable_current_modes():
+                self._still(made, name, given)
         return made
 
+    def _still(self, made: torch.Tensor, name: str, given: dict[str, Any]) -> None:
+        number, self._number = self._number, self._number + 1
+        self.drew = True
+        has_rows = made.dim() > 0 and made.shape[0] == self._size
+        if not self.other_side:
+            self._by_sample[number] = self._by_sample.get(number, True) and has_rows
+        varied = self.other_side and has_rows and self._by_sample.get(number, False)
+        share: Any = self._spread(made) if varied else _HIGH if self.other_side else _LOW
+        if name == "multinomial":
+            made.copy_(_chosen(given, made, last=self.other_side))
+        elif name == "bernoulli":  # mostly a mask: all of it dropped would leave nothing to compare
+            made.fill_(0 if self.other_side and made.numel() == 1 else 1)
+        elif name in _INTEGERS:
+            least, above = _range(given)
+            value = least + (above - least) * share
+            made.copy_(value.floor() if varied else torch.tensor(int(value) if self.other_side else least))
+        elif not made.is_floating_point():
+            made.fill_(1)
+        elif name in _UNIFORM:
+            least, above = given.get("from", 0.0), given.get("to", 1.0)
+            made.copy_(torch.as_tensor(least + (above - least) * share))
+        elif name in _NORMAL:
+            made.fill_(0.5 if self.other_side else 0.0)
+        else:
+            made.fill_(0.9 if self.other_side else 0.5)
 
-def same_random(loss_fn: LossFunction) -> LossFunction:
+    def _spread(self, made: torch.Tensor) -> torch.Tensor:
+        """Between the two sides, by the number of the sample in the whole and the place in its row."""
+        rows = torch.arange(self._first + 1, self._first + 1 + self._size, device=made.device) * 0.6180339887
+        each = torch.arange(made.numel() // max(1, self._size), device=made.device) * 0.7548776662
+        share = (rows[:, None] + each[None]).remainder(1.0).reshape(made.shape)
+        return _LOW + (_HIGH - _LOW) * share
+
+
+def _range(given: dict[str, Any]) -> tuple[int, int]:
+    least, above = given.get("low", given.get("from")), given.get("high", given.get("to"))
+    return int(least or 0), int(_MANY if above is None else above)
+
+
+def _chosen(given: dict[str, Any], made: torch.Tensor, *, last: bool) -> torch.Tensor:
+    """Categories that can be drawn: the likeliest, or the last; of several without replacement the likeliest ones."""
+    weights = given["self"]
+    many = made.shape[-1]
+    if not given.get("replacement", False) and many > 1:
+        return weights.topk(many, dim=-1).indices  # type: ignore[no-any-return]
+    place = torch.arange(weights.shape[-1], device=weights.device).expand_as(weights)
+    one = (
+        torch.where(weights > 0, place, -1).amax(-1, keepdim=True)
+        if last
+        else weights.argmax(-1, keepdim=True)
+    )
+    return one.expand(made.shape)
+
+
+def same_random(loss_fn: LossFunction, generators: Generators) -> LossFunction:
     """The loss function with every generator at the same place before each call."""
 
     def same(part: Any) -> Any:
-        random.seed(0)
         torch.manual_seed(0)
-        numpy: Any = sys.modules.get("numpy")
-        if numpy is not None:
-            numpy.random.seed(0)
-        return loss_fn(part)
+        generators.set()
+        try:
+            return loss_fn(part)
+        finally:
+            generators.look()
 
     return same
 

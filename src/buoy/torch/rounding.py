@@ -27,13 +27,15 @@ class Nudged(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "batch_norm" in func._schema.name:  # writes its statistics, which its schema does not say
+            args = (self._moved(args[0]), *args[1:])
         # A view, or an operation in place: what it reads must be the thing itself.
-        if not any(argument.alias_info is not None for argument in func._schema.arguments):
+        elif not any(argument.alias_info is not None for argument in func._schema.arguments):
             args = tree_map(self._moved, tuple(args))
         return func(*args, **(kwargs or {}))
 
     def _moved(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
             return value
         if value.layout != torch.strided or value.data_ptr() in self._parameters:
             return value
@@ -41,13 +43,17 @@ class Nudged(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if generator is None:
             generator = self._generators[value.device] = torch.Generator(value.device).manual_seed(self._seed)
         last = torch.finfo(value.dtype).eps
-        return value * torch.empty_like(value).uniform_(-last, last, generator=generator).add_(1)
+        real = value.dtype.to_real() if value.is_complex() else value.dtype
+        moved = torch.empty(value.shape, dtype=real, device=value.device)
+        return value * moved.uniform_(-last, last, generator=generator).add_(1)
 
 
 def alike(
     whole: list[torch.Tensor], parts: list[torch.Tensor], rounded: list[list[torch.Tensor]], tolerance: float
 ) -> bool:
     """Equal but for rounding, of which the other gradients of the whole are examples."""
+    whole, parts = list(map(_real, whole)), list(map(_real, parts))
+    rounded = [list(map(_real, again)) for again in rounded]
     norm = sum(float(g.double().square().sum()) for g in whole) ** 0.5
     for number, (one, other) in enumerate(zip(whole, parts, strict=True)):
         if one.shape != other.shape:
@@ -57,6 +63,11 @@ def alike(
         if not _distance(one, other) <= allowed:
             return False
     return True
+
+
+def _real(values: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs of real ones."""
+    return torch.view_as_real(values) if values.is_complex() else values
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -70,7 +81,7 @@ def disturbed(few: Batch) -> Batch:
     for number, array in enumerate(other.arrays):
         if not isinstance(array, torch.Tensor) or not array.dim():
             continue
-        if array.is_floating_point():
+        if array.is_floating_point() or array.is_complex():
             array.mul_(torch.rand(array.shape, generator=generator).to(array) + 0.5)
         else:
             array.copy_(array.flip(-1) if number == 0 and array.dim() > 1 else array.roll(number, 0))

@@ -1,4 +1,4 @@
-"""What a failed try must put back: generators, buffers and gradients. Never weights: a try changes none."""
+"""What a failed try must put back: generators, buffers, gradients, and the weights that computing a loss changes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ class Snapshot:
 
     def __init__(self) -> None:
         self._modules: list[torch.nn.Module] = []
+        self._roots: list[torch.nn.Module] = []
         self._homes: list[tuple[dict[str, Any], str]] = []
         self._buffers: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
+        self._weights: dict[int, torch.Tensor] = {}
         self._statistics: list[torch.Tensor] = []
         self._statistics_copies: list[torch.Tensor] = []
         self._generators: list[torch.Generator] = []
@@ -39,9 +41,17 @@ class Snapshot:
     def watch(self, modules: Iterable[torch.nn.Module]) -> None:
         """The modules whose buffers count."""
         for module in modules:
+            self._roots.append(module)
             for part in module.modules():
                 self._modules.append(part)
                 self._generators += [v for v in vars(part).values() if isinstance(v, torch.Generator)]
+
+    def keep(self, names: Iterable[str]) -> None:
+        """From now on these parameters too: a teacher that follows inside the loss function."""
+        wanted = set(names)
+        for module in self._roots:
+            self._weights |= {id(p): p for name, p in module.named_parameters() if name in wanted}
+        self._count = -1  # to be found anew
 
     def take(self) -> None:
         """Copy what a try may change."""
@@ -64,7 +74,8 @@ class Snapshot:
         for module in self._modules:  # a buffer made by the failed try goes
             for name in [name for name in module._buffers if (id(module._buffers), name) not in known]:
                 module._buffers[name] = None
-        for (home, name), buffer in zip(self._homes, self._buffers, strict=True):
+        # Weights stand behind the buffers, and have no such home.
+        for (home, name), buffer in zip(self._homes, self._buffers, strict=False):
             home[name] = buffer
         _copy(self._buffers, self._copies)
         for restore in self._restore_random:
@@ -83,7 +94,7 @@ class Snapshot:
     def _changed(self) -> bool:
         if self._count != sum([len(module._buffers) for module in self._modules]):
             return True
-        current = zip(self._homes, self._buffers, self._copies, strict=True)
+        current = zip(self._homes, self._buffers, self._copies, strict=False)
         return any(
             home.get(name) is not buffer or buffer.shape != copy.shape
             for (home, name), buffer, copy in current
@@ -98,7 +109,7 @@ class Snapshot:
                     homes.append((module._buffers, name))
                     if isinstance(module, _NormBase):
                         statistics.append(buffer)
-        buffers = [home[name] for home, name in homes]
+        buffers = [*(home[name] for home, name in homes), *self._weights.values()]
         copies = [buffer.detach().clone() for buffer in buffers]
         kept = [buffer.detach().clone() for buffer in statistics]
         self._homes, self._buffers, self._copies = homes, buffers, copies

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from buoy.errors import BuoyError, UsageError
-from buoy.microbatch.errors import BadLoss, CannotSplit, OutOfMemory, PeerFailed
+from buoy.microbatch.errors import BadLoss, CannotSplit, OutOfMemory, PeerFailed, TornStep
 from buoy.microbatch.oom import is_oom
 from buoy.microbatch.split import Batch, Split, even
 from buoy.torch.backward import LossFunction, Progress, accumulate
@@ -134,8 +134,12 @@ class Transaction(Progress):
             found = self._cutting.ask_first(whole, loss_fn, reduction, self._vote)
             if found is not None:
                 self._sizes.note(found, whole)
+                self._snapshot.keep(found.moved)
                 self._event("probe", step=self.steps, exact=found.reason is None, reason=found.reason)
-            return self._done(whole, loss_fn, reduction, scaler)
+            try:
+                return self._done(whole, loss_fn, reduction, scaler)
+            finally:
+                self._cutting.let_go()
 
     def _done(self, whole: Batch, loss_fn: LossFunction, reduction: str, scaler: Any) -> torch.Tensor:
         __tracebackhide__ = True
@@ -144,7 +148,7 @@ class Transaction(Progress):
         for _ in range(_TRIES):
             self._voted = False
             if len(parts) > 1 or ramp is not None:
-                refusal = self._cutting.refusal(whole, loss_fn, reduction, first=self.steps == 0)
+                refusal = self._cutting.refusal(whole)
                 if refusal is not None:
                     self._tell_peers(GIVE_UP)
                     refusal.hint = _hint(whole, refusal.hint)
@@ -226,11 +230,19 @@ class Transaction(Progress):
             if scaler is None
             else {name: getattr(scaler, name, None) for name in ("_scale", "_growth_tracker")}
         )
+        found = self._cutting.finding
+        weights = self._parameters if found is not None and found.steps_inside else []
+        counts = [parameter._version for parameter in weights]
         try:
             return self._guarded(work, keep=True)
         except BaseException as error:  # noqa: BLE001 - Ctrl-C must find the state of before the step too
             for name, value in made.items():
                 setattr(scaler, name, value)
+            if counts != [parameter._version for parameter in weights]:
+                return TornStep("the step failed after an optimizer had stepped inside the backward pass",
+                                received=str(error).split("\n")[0], expected="weights that nothing has changed yet",
+                                hint="some weights are updated and some are not: go on from the last checkpoint; step "
+                                     "after run.backward(...) to have failed steps undone")  # fmt: skip
             return error
 
     def _guarded(self, work: Callable[[], _Result], *, keep: bool = False) -> _Result:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 
-from buoy.microbatch.errors import BadLoss
+from buoy.microbatch.errors import BadLoss, StepError
 from buoy.microbatch.split import Batch
 from buoy.torch.backward import LossFunction
 from buoy.torch.cutting import Cutting
@@ -113,6 +113,13 @@ class _Choosing(Cutting):
     def __init__(self, loss: StepLoss, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._loss = loss
+        self._modes: dict[Hashable, str] = {}
+
+    def refusal(self, whole: Batch) -> StepError | None:
+        """Each kind of step has the way that was found for it."""
+        refused = super().refusal(whole)
+        self._loss.mode = self._modes.get(self._kind, self._loss.mode)
+        return refused
 
     def _ask(self, whole: Batch, loss_fn: LossFunction, reduction: str) -> Finding | None:
         before, first = self._loss.mode, None
@@ -120,10 +127,10 @@ class _Choosing(Cutting):
             self._loss.mode = mode
             found = super()._ask(whole, loss_fn, reduction)
             if found is not None and found.reason is None:
+                self._modes[self._kind] = mode
                 return found
             first = first or found
             if found is None:
                 break  # nothing can be told with this batch
         self._loss.mode = before
-        self.finding = first or self.finding
         return first

@@ -52,7 +52,8 @@ class Tracking:
                 )
             thing = tracked(name, value)
             if thing is not None and name not in self.objects:
-                encode(name, thing.state(), as_tensor)  # refused now, by name, rather than at step 10,000
+                if self._saved.is_kept:
+                    encode(name, thing.state(), as_tensor)  # refused now, by name, rather than at step 10,000
                 new[name] = thing
         self._saved.load(new)
         if new:
