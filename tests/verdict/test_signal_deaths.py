@@ -358,8 +358,12 @@ def test_what_timeout_ended_is_advised_about_its_time(attempt: Attempt) -> None:
 
     assert (cause.id, cause.claim.grade) == ("exit-code", "likely")
     assert "timeout 10m" in cause.claim.text
-    assert "give `timeout` more than 10m" in cause.next[1]
-    assert "--time-limit 600s" in cause.next[2]
+    assert "give `timeout` more than 10 min" in cause.next[0]
+    assert "--time-limit 600s" in cause.next[1]
+    assert len(cause.next) == 2  # nothing saves, so there is nothing to go on from
+
+    attempt.event("save", 5.0, what="torch", path="/home/me/ck/step-100.pt", step=100)
+    assert "go on from step 100" in attempt.verdict().cause.next[2]
 
     cause = ends(attempt, 9).verdict().cause
     assert (cause.id, cause.actor.grade) == ("killed", "likely")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from buoy.units import format_duration
 from buoy.verdict.causes.common import (
     Raised,
     died_before,
@@ -82,14 +83,20 @@ def judge(evidence: Evidence) -> Cause | None:
 
 def after_timeout(evidence: Evidence, limit: TimeCommand | None) -> tuple[str, ...]:
     """What to do about a time that `timeout` had set."""
-    more = f"give `timeout` more than {limit.word}, or leave it out" if limit else "give `timeout` more time"
+    time = f" than {format_duration(limit.seconds)}" if limit else " time"
     word = f"{limit.seconds:g}s" if limit else "12h"
     return (
-        go_on(evidence),
-        more,
+        f"give `timeout` more{time}, or leave it out",
         f"to save before the time is over, let buoy know of it: `buoy run --time-limit {word} -- ...`, "
         f'or `buoy.Run(time_limit="{word}")`',
+        *_from_its_checkpoint(evidence),
     )
+
+
+def _from_its_checkpoint(evidence: Evidence) -> tuple[str, ...]:
+    """How to go on, where something saves: a program that does not is no better off when it is started again."""
+    saves = evidence.events_of("training") or evidence.events_of("opened") or last_save(evidence) is not None
+    return (go_on(evidence),) if saves else ()
 
 
 def _in_a_cell(evidence: Evidence) -> Cause:
@@ -138,7 +145,7 @@ def _recorded_child(evidence: Evidence, ended: Raised) -> ProcessDeath | None:
 
 def _next(evidence: Evidence, code: int, silent: bool = False) -> tuple[str, ...]:
     steps = ["read the last lines of its output: a program that leaves by itself says there why"]
-    if code > 128 and not was_notebook(evidence):
+    if code > 128 and evidence.main is None and not was_notebook(evidence):
         steps.append(
             "if a shell or launcher passes on a child's death, start the Python program itself under `buoy run`"
         )
@@ -148,6 +155,4 @@ def _next(evidence: Evidence, code: int, silent: bool = False) -> tuple[str, ...
         )
     else:
         steps.append("look for `sys.exit`, `os._exit` or `exit` with this code")
-    if evidence.events_of("training") or evidence.events_of("opened") or last_save(evidence) is not None:
-        steps.append(go_on(evidence))
-    return tuple(steps)
+    return (*steps, *_from_its_checkpoint(evidence))

@@ -37,7 +37,7 @@ def judge(evidence: Evidence) -> Cause | None:
     )
     timer = time_command(evidence.attempt.get("command"))
     if timer is not None and timer.kills and (evidence.ran_for or 0.0) >= timer.seconds:
-        actor = Claim(f"`timeout` itself: its time, {timer.word}, was over", "likely")
+        actor = Claim(f"`timeout {timer.word}` itself: its time was over", "likely")
         return Cause("killed", claim, actor, next=after_timeout(evidence, timer), survivable=True)
     return Cause(
         id="killed",

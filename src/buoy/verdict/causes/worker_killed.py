@@ -203,7 +203,7 @@ def _how(evidence: Evidence, child: ProcessDeath, oom: OomFinding | None) -> tup
         return "was killed by the kernel's OOM killer", oom.grade
     if _left_unseen(evidence, child):
         return (
-            "was gone, its death not seen: it left by itself with exit code 0, or ended too soon to be watched",
+            "left by itself with exit code 0, or ended too soon to be watched",
             "likely",
         )
     if child.status.signal is None:
