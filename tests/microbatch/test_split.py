@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from buoy.microbatch.errors import BadBatch, CannotSplit
+from buoy.microbatch.errors import BadBatch
 from buoy.microbatch.split import Batch, even
 
 
@@ -118,12 +118,43 @@ def test_numbers_without_a_dimension_belong_to_every_part() -> None:
     assert Batch((rows(), scalar)).take(0, 1)[1] is scalar  # type: ignore[index]
 
 
-def test_parts_that_disagree_are_named() -> None:
-    with pytest.raises(BadBatch, match="different numbers of samples") as caught:
-        Batch({"x": rows(), "y": rows(0, 5)})
+def test_parts_that_disagree_are_named_where_a_cut_is_needed() -> None:
+    batch = {"x": rows(), "edges": rows(0, 2)}
+    whole = Batch(batch)
 
-    assert "batch['x']: 6, batch['y']: 5" in str(caught.value)
-    assert caught.value.hint is not None
+    assert "batch['x']: 6, batch['edges']: 2" in (whole.reason or "")
+    assert "split=" in (whole.hint or "")
+    assert whole.samples == 1
+    assert whole.take(0, 1) == batch
+
+
+@pytest.mark.parametrize(
+    ("batch", "part"),
+    [
+        ((rows(), [{"boxes": rows(0, 2 + n)} for n in range(6)]), [{"boxes": rows(0, 4)}, {"boxes": rows(0, 5)}]),
+        ((rows(), [{"boxes": rows(0, 3)}] * 6), [{"boxes": rows(0, 3)}] * 2),
+        (([rows(0, 3)] * 6, [{"boxes": rows(0, 3 + n)} for n in range(6)]), [{"boxes": rows(0, n)} for n in (5, 6)]),
+        ((rows(), tuple(rows(0, 1 + n) for n in range(6))), (rows(0, 3), rows(0, 4))),
+    ],
+    ids=["dicts", "dicts of one length", "images and dicts", "arrays"],
+)  # fmt: skip
+def test_a_list_as_long_as_the_batch_is_one_of_samples(batch: Any, part: Any) -> None:
+    whole = Batch(batch)
+
+    assert whole.samples == 6
+    assert whole.reason is None
+    assert whole.take(2, 4)[1] == part  # type: ignore[index]
+    assert len(whole.take(2, 4)[0] if isinstance(batch[0], list) else whole.take(2, 4)[0].rows) == 2  # type: ignore[index]
+    assert whole.pick([3, 2])[1] == type(part)([part[1], part[0]])  # type: ignore[index]
+
+
+def test_two_arrays_that_disagree_are_no_list_of_two_samples() -> None:
+    for batch in [(rows(), rows(0, 2)), {"graph": (rows(), rows(0, 2))}]:
+        assert "different numbers" in (Batch(batch).reason or "")
+
+
+def test_mappings_of_whole_batches_are_cut_inside() -> None:
+    assert Batch([{"x": rows()}, {"x": rows()}]).take(2, 4) == [{"x": rows(2, 4)}, {"x": rows(2, 4)}]
 
 
 def test_an_empty_batch_is_an_error() -> None:
@@ -152,11 +183,11 @@ def test_a_way_to_cut_that_is_none_is_an_error(split: Any) -> None:
         Batch(rows(), split=split)
 
 
-def test_packed_sequences_are_refused() -> None:
+def test_packed_sequences_are_not_cut() -> None:
     packed = namedtuple("PackedSequence", "data batch_sizes")(rows(), rows(0, 2))
 
-    with pytest.raises(CannotSplit, match="packed sequence"):
-        Batch(packed)
+    assert "packed sequence" in (Batch(packed).reason or "")
+    assert Batch(packed, split=(2, lambda start, stop: packed)).samples == 2
 
 
 def test_a_part_of_a_batch_is_cut_as_the_whole_is() -> None:

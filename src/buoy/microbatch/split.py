@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
-from buoy.microbatch.errors import BadBatch, CannotSplit
+from buoy.microbatch.errors import BadBatch
 
 Split = tuple[int, Callable[[int, int], object]]
 """A person's own way to cut: the number of samples, and a function from (start, stop) to that part."""
@@ -17,19 +17,27 @@ Split = tuple[int, Callable[[int, int], object]]
 class Batch:
     """A batch that knows its samples and can give any range of them."""
 
-    __slots__ = ("_split", "arrays", "elements", "reason", "samples", "value")
+    __slots__ = ("_listed", "_split", "arrays", "elements", "hint", "reason", "samples", "value")
 
     def __init__(self, value: object, split: Split | None = None) -> None:
         self.value = value
-        self.arrays: list[Any] = []
-        rows: list[int] = []
-        _look(value, self.arrays, rows)
-        self.elements = sum([math.prod(array.shape) for array in self.arrays])
-        """Over all arrays: what memory grows with."""
         self.reason: str | None = None
         """Why it cannot be cut; None when it can."""
+        self.hint: str | None = None
+        """What to do about that."""
+        self.arrays: list[Any] = []
         self._split = split
-        self.samples = _checked(split) if split is not None else self._count(rows)
+        self._listed: int | None = None
+        """Lists of so many arrays or mappings are lists of samples."""
+        rows: list[int] = []
+        try:
+            _look(value, self.arrays, rows)
+            self.samples = _checked(split) if split is not None else self._count(rows)
+        except _NeverCut as why:
+            self.samples, self.reason, self.hint = 1 if split is None else _checked(split), *why.args
+            self.reason = self.reason if split is None else None
+        self.elements = sum([math.prod(array.shape) for array in self.arrays])
+        """Over all arrays: what memory grows with."""
 
     @property
     def each(self) -> float:
@@ -40,7 +48,7 @@ class Batch:
         """The samples from `start` to `stop`."""
         if self._split is not None:
             return self._split[1](start, stop)
-        return _cut(self.value, start, stop, self.samples)
+        return _cut(self.value, start, stop, self.samples, self._listed)
 
     def part(self, start: int, stop: int) -> Batch:
         """The samples from `start` to `stop` as a batch, which is cut as this one is."""
@@ -67,7 +75,7 @@ class Batch:
 
     def pick(self, indices: list[int]) -> object:
         """These samples in this order; only where no split of the person's own is used."""
-        return _cut(self.value, indices, None, self.samples)
+        return _cut(self.value, indices, None, self.samples, self._listed)
 
     def _count(self, rows: list[int]) -> int:
         lengths = {int(array.shape[0]) for array in self.arrays if len(array.shape)} or set(rows)
@@ -75,19 +83,54 @@ class Batch:
             self.reason = f"a {type(self.value).__name__} in which no array was found"
             return 1
         if len(lengths) > 1:
-            listed = [
+            for many in sorted(_lists(self.value, False)):
+                arrays: list[Any] = []
+                _look(self.value, arrays, [], many)
+                if {int(array.shape[0]) for array in arrays if len(array.shape)} <= {many}:
+                    self.arrays, self._listed = arrays, many
+                    return many
+            named = [
                 f"{path}: {array.shape[0]}" for path, array in _paths(self.value, "batch") if len(array.shape)
             ]
-            raise BadBatch("the parts of the batch have different numbers of samples",
-                           received=", ".join(listed[:8]) or f"lists of {sorted(lengths)}",
-                           expected="the same first dimension in each",
-                           hint="what belongs to no sample can reach the loss function by closure; or pass "
-                                "`split=(samples, lambda start, stop: ...)`")  # fmt: skip
+            raise _NeverCut(
+                "its parts have different numbers of samples: "
+                + (", ".join(named[:8]) or f"lists of {sorted(lengths)}"),
+                "what belongs to no sample can reach the loss function by closure; or pass "
+                "`split=(samples, lambda start, stop: ...)`",
+            )
         samples = lengths.pop()
         if samples == 0:
             raise BadBatch("the batch is empty", received="0 samples", expected="at least one",
                            hint="`drop_last=True`, or a filter that dropped every sample?")  # fmt: skip
         return samples
+
+
+class _NeverCut(Exception):  # noqa: N818 - never leaves this module
+    """Why, and what to do."""
+
+
+def _lists(value: Any, has_array_beside: bool) -> set[int]:
+    """The lengths of lists that may be lists of samples: of mappings, or beside an array also of arrays.
+
+    A tuple of two arrays alone is no such list: nothing else says how many samples there are.
+    """
+    if _is_array(value):
+        return set()
+    is_list = type(value) in (list, tuple) and _is_listed(value, None)
+    found = {len(value)} if is_list and (has_array_beside or isinstance(value[0], Mapping)) else set()
+    items = [item for _, item in _members(value, "")]
+    return found.union(*(_lists(item, any(map(_is_array, items)) or _has_mappings(items)) for item in items))
+
+
+def _has_mappings(items: list[Any]) -> bool:
+    """A list of mappings is among them."""
+    return any(type(each) in (list, tuple) and each and isinstance(each[0], Mapping) for each in items)
+
+
+def _is_listed(value: Any, many: int | None) -> bool:
+    if not value or (many is not None and len(value) != many):
+        return False
+    return all(map(_is_array, value)) or all(isinstance(item, Mapping) for item in value)
 
 
 def _many_alike(value: Any) -> list[Any] | None:
@@ -131,23 +174,26 @@ def _is_array(value: object) -> bool:
         return False
 
 
-def _look(value: Any, found: list[Any], rows: list[int]) -> None:
+def _look(value: Any, found: list[Any], rows: list[int], listed: int | None = None) -> None:
     """Collect the arrays, and the lengths of lists with one entry per sample. Runs at every step."""
     kind = type(value)
     if kind is tuple or kind is list:
+        if listed is not None and _is_listed(value, listed):
+            return
         if value and not hasattr(value[0], "shape") and _is_rows(value):
             rows.append(len(value))
             return
         for item in value:
-            _look(item, found, rows)
+            _look(item, found, rows, listed)
     elif _is_array(value):
         found.append(value)
     elif kind.__name__ == "PackedSequence":
-        raise CannotSplit("a packed sequence has no first dimension of samples", received=kind.__name__,
-                          expected="padded sequences", hint="pack them inside the loss function")  # fmt: skip
+        raise _NeverCut(
+            "a packed sequence has no first dimension of samples", "pack them in the loss function"
+        )
     else:
         for _, item in _members(value, ""):
-            _look(item, found, rows)
+            _look(item, found, rows, listed)
 
 
 def _members(value: Any, path: str) -> list[tuple[str, Any]]:
@@ -178,14 +224,14 @@ def _is_rows(value: list[Any] | tuple[Any, ...]) -> bool:
     return all(isinstance(item, (str, bytes, int, float, type(None))) for item in value[:8])
 
 
-def _cut(value: Any, start: Any, stop: int | None, samples: int) -> Any:
+def _cut(value: Any, start: Any, stop: int | None, samples: int, listed: int | None = None) -> Any:
     """`start` to `stop`; or, without `stop`, the samples whose numbers `start` lists."""
     if _is_array(value):
         if not len(value.shape) or (start == 0 and stop == samples):
             return value
         return value[start] if stop is None else value[start:stop]
     if isinstance(value, Mapping):
-        parts = {key: _cut(value[key], start, stop, samples) for key in value}
+        parts = {key: _cut(value[key], start, stop, samples, listed) for key in value}
         if type(value) is dict or not isinstance(value, MutableMapping):
             return parts
         mapping = copy.copy(value)  # keeps a BatchEncoding's attributes
@@ -193,17 +239,19 @@ def _cut(value: Any, start: Any, stop: int | None, samples: int) -> Any:
             mapping[key] = part
         return mapping
     if isinstance(value, (list, tuple)):
-        if _is_rows(value):
+        if (listed is not None and _is_listed(value, listed)) or _is_rows(value):
             if len(value) != samples:
                 return value
             return value[start:stop] if stop is not None else type(value)(value[index] for index in start)
-        items = [_cut(item, start, stop, samples) for item in value]
+        items = [_cut(item, start, stop, samples, listed) for item in value]
         if hasattr(value, "_fields"):
             return type(value)(*items)
         return tuple(items) if isinstance(value, tuple) else items
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         made = copy.copy(value)
         for field in dataclasses.fields(value):
-            object.__setattr__(made, field.name, _cut(getattr(value, field.name), start, stop, samples))
+            object.__setattr__(
+                made, field.name, _cut(getattr(value, field.name), start, stop, samples, listed)
+            )
         return made
     return value

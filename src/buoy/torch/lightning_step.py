@@ -12,7 +12,7 @@ import torch
 from buoy.torch.metrics import counted, put_back
 from buoy.torch.snapshot import Snapshot
 from buoy.torch.transaction import Transaction
-from buoy.torch.uncut import samples_of, split_of
+from buoy.torch.uncut import hint_in_a_trainer, samples_of, split_of
 
 Log = tuple[int, tuple[Any, ...], dict[str, Any]]
 _PLAIN = (bool, int, float, str, type(None))
@@ -103,6 +103,13 @@ class StepTransaction(Transaction):
     def __init__(self, module: torch.nn.Module, held: Held, **settings: Any) -> None:
         super().__init__(**settings)
         self._snapshot = _StepSnapshot(module, held)
+
+    def usable(self, hint: str) -> str:
+        """In words of a Trainer."""
+        return hint_in_a_trainer(
+            hint,
+            "smaller batches from the loader, with Trainer(accumulate_grad_batches=...) for as many per step",
+        )
 
 
 class _StepSnapshot(Snapshot):

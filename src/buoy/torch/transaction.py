@@ -48,6 +48,7 @@ class Transaction(Progress):
             raise UsageError(
                 "micro_batch is not a number of samples", received=repr(micro_batch), expected="1 or more"
             )
+        self._micro_batch = micro_batch
         self._inexact = (inexact,) if isinstance(inexact, str) else tuple(inexact)
         if set(self._inexact) - {"batchnorm"}:
             raise UsageError("unknown word in inexact", received=repr(inexact), expected='"batchnorm"')
@@ -132,6 +133,11 @@ class Transaction(Progress):
                 self._tell_peers(GIVE_UP)
                 raise
             found = self._cutting.ask_first(whole, loss_fn, reduction, self._vote)
+            if whole.reason is not None and self._micro_batch is not None:
+                self._say(
+                    f"micro_batch={self._micro_batch} is not kept, this batch cannot be cut: {whole.reason}"
+                )
+                self._micro_batch = None  # told once
             if found is not None:
                 self._sizes.note(found, whole)
                 self._snapshot.keep(found.moved)
@@ -151,7 +157,7 @@ class Transaction(Progress):
                 refusal = self._cutting.refusal(whole)
                 if refusal is not None:
                     self._tell_peers(GIVE_UP)
-                    refusal.hint = _hint(whole, refusal.hint)
+                    refusal.hint = self._hint(whole, refusal.hint)
                     no_room = self._cutting.no_room
                     raise refusal if no_room is None else self._too_big(no_room, "two samples do")
                 self._tell_doubt(whole)
@@ -317,7 +323,8 @@ class Transaction(Progress):
                               hint="start again from the last checkpoint, with micro_batch=") from error  # fmt: skip
         reason = self._cutting.reason(whole)
         if (size == 1 or reason) and again:  # what the failed try held is free now: once more as it was
-            self._tell(f"out of memory with {count_of(size)}; the step is done again", size, size)
+            what = count_of(size) if whole.reason is None else "the whole batch"
+            self._tell(f"out of memory with {what}; the step is done again", size, size)
             return size
         if size > 1 and not reason:
             smaller = self._sizes.after_oom(size, whole)
@@ -330,10 +337,18 @@ class Transaction(Progress):
         self._tell_peers(GIVE_UP)
         if reason is None:
             raise self._too_big(error)
-        hint = _hint(whole, self._cutting.finding.hint if self._cutting.finding is not None else None)
+        hint = self._hint(whole, self._cutting.finding.hint if self._cutting.finding is not None else None)
         raise CannotSplit("out of memory, and this batch cannot be cut", received=reason,
                           expected="a batch that fits, or a gradient that is a sum over samples",
                           hint=hint) from error  # fmt: skip
+
+    def _hint(self, whole: Batch, hint: str | None) -> str | None:
+        words = "; or: ".join(words for words in (whole.hint or hint, whole.doubt) if words)
+        return self.usable(words) if words else None
+
+    def usable(self, hint: str) -> str:
+        """What to do in words of the loop that this is; a trainer's has no `run.backward` to pass something to."""
+        return hint
 
     def _too_big(self, error: BaseException, what: str = "one sample does") -> OutOfMemory:
         return too_big(self._modules, self._parameters, self._optimizers, error, what, self._switches.names)
@@ -381,10 +396,6 @@ class Transaction(Progress):
         """The inverse."""
         self._sizes.load_state_dict(state)
         self.steps, self._cutting.steps = state["steps"], state["split_steps"]
-
-
-def _hint(whole: Batch, hint: str | None) -> str | None:
-    return "; or: ".join(words for words in (hint, whole.doubt) if words) or None
 
 
 class _PeerShrinks(Exception):  # noqa: N818 - never leaves this module

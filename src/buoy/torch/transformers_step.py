@@ -13,7 +13,7 @@ from buoy.torch.backward import LossFunction
 from buoy.torch.cutting import Cutting
 from buoy.torch.probe import Finding
 from buoy.torch.transaction import Transaction
-from buoy.torch.uncut import samples_of
+from buoy.torch.uncut import hint_in_a_trainer, samples_of
 
 _IGNORED = -100
 MODES = ("sum", "tokens", "shifted tokens", "samples")
@@ -96,6 +96,13 @@ class StepTransaction(Transaction):
         super().__init__(**settings)
         self._loss = loss
         self._cutting = _Choosing(loss, self._modules, self._parameters, self._inexact, self._guarded)
+
+    def usable(self, hint: str) -> str:
+        """In words of a Trainer."""
+        return hint_in_a_trainer(
+            hint,
+            "a smaller per_device_train_batch_size, with gradient_accumulation_steps=... for as many per step",
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Also how losses add up."""

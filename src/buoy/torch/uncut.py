@@ -26,3 +26,14 @@ def split_of(batch: object) -> Split | None:
     except StepError:
         return 1, lambda start, stop: batch
     return None
+
+
+def hint_in_a_trainer(hint: str, fewer: str) -> str:
+    """What can be done there, where a hint is about arguments of `run.backward`; `fewer`: how to ask for less at once.
+
+    >>> hint_in_a_trainer('reduction="sum"', "a smaller batch")
+    'a smaller batch; in a loop of your own, `run.backward` of buoy.Run takes a loss as (sum, how many), and `split=`'
+    """
+    if not any(word in hint for word in ("split=", "reduction=", "(sum", "run.backward")):
+        return hint
+    return f"{fewer}; in a loop of your own, `run.backward` of buoy.Run takes a loss as (sum, how many), and `split=`"
