@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from buoy.errors import UsageError
+from buoy.keras import rng
 
 # What moves while Keras's own callbacks work; what a person passed to them stays as passed this time.
 _MOVING = {
@@ -25,6 +26,7 @@ _MOVING = {
 }
 _IN_THE_WAY = ("BackupAndRestore", "OrbaxCheckpoint")
 _KERAS_ATTRIBUTES = ("model", "_model", "params", "validation_data")
+_GENERATOR = "buoy.generator"  # the key under which an attribute's random state is kept
 _PAIRS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
 
 
@@ -44,7 +46,8 @@ class Memory:
     """What the callbacks of one `fit` remember.
 
     Keras's own are known by name. A person's own is asked (`state_dict` or `get_state`), or else its plain
-    attributes are kept as far as they have moved since the training began: what was passed to it stays as passed.
+    attributes and generators are kept as far as they have moved since the training began: what was passed to it
+    stays as passed.
     """
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
@@ -91,7 +94,7 @@ class Memory:
         known = _moving(callback) if _keras_kind(callback) is not None else state
         for name in state:
             if name in known:
-                setattr(callback, name, _plain(state[name]))
+                _give_back(callback, name, state[name])
                 self._at_begin.get(id(callback), {}).pop(name, None)  # it moved once: it is memory for good
 
 
@@ -113,14 +116,27 @@ def _moving(callback: Any) -> tuple[str, ...]:
 
 
 def _attributes(callback: Any) -> dict[str, Any]:
-    """The plain attributes of a person's own callback, copied."""
+    """The plain attributes of a person's own callback, copied, and where its generators are."""
     if _keras_kind(callback) is not None:
         return {}
-    return {
-        name: _plain(value)
-        for name, value in vars(callback).items()
-        if name not in _KERAS_ATTRIBUTES and _is_plain(value)
-    }
+    found: dict[str, Any] = {}
+    for name, value in vars(callback).items():
+        if name in _KERAS_ATTRIBUTES:
+            continue
+        if (state := rng.generator_state(value)) is not None:
+            found[name] = {_GENERATOR: state}
+        elif _is_plain(value):
+            found[name] = _plain(value)
+    return found
+
+
+def _give_back(callback: Any, name: str, value: Any) -> None:
+    if isinstance(value, dict) and set(value) == {_GENERATOR}:
+        generator = getattr(callback, name, None)
+        if rng.generator_state(generator) is not None:
+            rng.set_generator_state(generator, value[_GENERATOR])
+    else:
+        setattr(callback, name, _plain(value))
 
 
 def _is_plain(value: Any) -> bool:
@@ -137,7 +153,15 @@ def _is_plain(value: Any) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and repr(one) == repr(other)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if hasattr(one, "tobytes"):
+        return bool(one.shape == other.shape and one.tobytes() == other.tobytes())
+    return repr(one) == repr(other)
 
 
 def _keras_kind(callback: Any) -> str | None:
@@ -158,4 +182,4 @@ def _plain(value: Any) -> Any:
         value = value.numpy()
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         return value.item()
-    return value
+    return value.copy() if type(value).__module__ == "numpy" else value

@@ -67,6 +67,41 @@ def _restore(state: dict[str, Any]) -> None:
         torch.set_rng_state(torch.from_numpy(state["torch"]))
 
 
+def generator_state(generator: object) -> Any:
+    """The state of somebody's own generator: Keras's, TensorFlow's, numpy's, python's; None: it is none of them."""
+    import keras
+    import numpy
+
+    if isinstance(generator, random.Random) and not isinstance(generator, random.SystemRandom):
+        return generator.getstate()
+    if isinstance(generator, numpy.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, numpy.random.RandomState):
+        return generator.get_state()
+    if isinstance(generator, keras.random.SeedGenerator) or _is_tensorflows(generator):
+        return numpy.array(generator.state)  # type: ignore[attr-defined]
+    return None
+
+
+def set_generator_state(generator: Any, state: Any) -> None:
+    """Put it back."""
+    import numpy
+
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, numpy.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, numpy.random.RandomState):
+        generator.set_state(state)
+    else:
+        generator.state.assign(state)
+
+
+def _is_tensorflows(generator: object) -> bool:
+    stateful = sys.modules.get("tensorflow.python.ops.stateful_random_ops")
+    return stateful is not None and isinstance(generator, stateful.Generator)
+
+
 def run_seed(given: int | None, stored: dict[str, Any] | None) -> int:
     """A run's seed: kept in its checkpoints, else as given, else that of `set_random_seed`, else drawn."""
     if stored is not None:
