@@ -81,6 +81,11 @@ def test_an_unmodified_script_is_planned_from_its_first_step_and_not_trained(tmp
         ([], "nothing to plan"),
         (["--keras", "nowhere.keras"], "no such file"),
         ([BUILDS + ":activations", "--step-time", "soon"], "cannot read a duration"),
+        ([BUILDS + ":activations", "--batch", "0"], "0 is nothing: at least 1 is needed"),
+        ([BUILDS + ":activations", "--steps", "-1"], "-1 is negative"),
+        ([BUILDS + ":activations", "--batch", "many"], "`many` is not a whole number"),
+        (["train.ipynb", "--on", "colab-t4"], "buoy.plan(model"),
+        (["--on", "colab-t4", "train.ipynb"], "buoy.plan(model"),
     ],
 )
 def test_wrong_input_is_an_error_in_words(

@@ -78,7 +78,7 @@ WRONG = {
     "raises": ["the width must be even", "builds.py:"],
     "nonsense": ["returned nonsense", "received: str", "a model and a batch"],
     "prompts": ["asks for input"],
-    "aborts": ["killed", "SIGABRT"],
+    "aborts": ["crashed", "SIGABRT", "faulthandler"],
     "wrong_shapes": ["8x100 float32, 8 int64"],
     "downloads": ["download", "192.0.2.1"],
     "custom_operation": ["buoytest", "register_fake"],

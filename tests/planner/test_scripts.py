@@ -76,6 +76,30 @@ for batch in loader:
 """
 
 
+# A large generator and a small discriminator that steps first, a moving average, and an optimizer for later.
+TURNS = """
+import copy, torch
+from torch import nn
+G = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 4096))
+D, late, average = nn.Linear(4096, 1), nn.Linear(512, 512), copy.deepcopy(G)
+of_g, of_d, of_late = (torch.optim.Adam(module.parameters()) for module in (G, D, late))
+loss, ones = nn.BCEWithLogitsLoss(), torch.ones(32, 1)
+for step in range(1000):
+    x, z = torch.randn(32, 4096), torch.randn(32, 16)
+    of_d.zero_grad()
+    made = G(z)
+    loss(D(x), ones).backward()
+    loss(D(made.detach()), 0 * ones).backward()
+    of_d.step()
+    for p in D.parameters():
+        p.data.clamp_(-0.1, 0.1)
+    of_g.zero_grad()
+    if step % 2:
+        loss(D(made), ones).backward()
+        of_g.step()
+"""
+
+
 def planned(script: str, folder: Path, *more: str) -> tuple[dict[str, object], str]:
     (folder / "train.py").write_text(script)
     done = subprocess.run(
@@ -115,6 +139,19 @@ def test_a_loop_as_people_write_it_is_planned_with_its_own_optimizer(tmp_path: P
     assert answer["facts"]["engine"] == "fake"  # type: ignore[index]
     assert answer["answers"][0]["parts"]["optimizer"] > 8 * 3200  # type: ignore[index]
     assert left_behind(tmp_path) == []
+
+
+def test_every_optimizer_of_a_script_is_counted_and_what_it_holds_beside_its_step(tmp_path: Path) -> None:
+    answer, _ = planned(TURNS, tmp_path, "--no-remedies")
+
+    g, d, late = 17 * 256 + 257 * 4096, 4097, 513 * 512
+    parts = answer["answers"][0]["parts"]  # type: ignore[index]
+    assert 8 * (g + d + late) <= parts["optimizer"] < 8.01 * (g + d + late)
+    assert 4 * (2 * g + d + late) <= parts["weights"] < 4.01 * (2 * g + d + late)
+    assert parts["gradients"] >= 4 * (g + late)
+    assert answer["batch"] == 32
+    notes = " ".join(answer["notes"])  # type: ignore[arg-type]
+    assert "was not seen to step" in notes and "beside the step's own" in notes
 
 
 def test_a_script_that_trains_in_other_processes_is_refused_before_they_start(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from buoy.errors import UsageError
 from buoy.estimate.devices import all_devices
 from buoy.estimate.events import Trace
-from buoy.estimate.result import PER_OPERATION
+from buoy.estimate.result import PER_OPERATION, Interval
 from buoy.estimate.siblings import all_siblings
 from buoy.planner.model import FITS, NOT, TIGHT, UNKNOWN, Need, worst
 from buoy.planner.session import Session, batch_bytes, held, needs
@@ -29,7 +29,15 @@ def trace() -> Trace:
 
 
 def named(session: Session, trace: Trace, on: str = "colab-t4", step: float = 2.0) -> dict[str, Need]:
-    return {need.name: need for need in needs(session, target(on), trace, (step, step), GIB)}
+    return {
+        need.name: need for need in needs(session, target(on), trace, (step, step), Interval(GIB, GIB, GIB))
+    }
+
+
+def test_a_step_takes_some_time() -> None:
+    for given in ("0", "0s", 0):
+        with pytest.raises(UsageError, match="takes some time"):
+            Session.of({"step_time": given})
 
 
 def test_a_traces_state_and_batch_are_measured(trace: Trace) -> None:

@@ -41,7 +41,7 @@ def execute(arguments: list[str]) -> int:
     names = options.on or [THIS]
     if options.source is None and options.on:
         *names, options.source = options.on
-        if not (":" in options.source or options.source.endswith(".py")):
+        if not (":" in options.source or options.source.endswith((".py", ".ipynb"))):
             names, options.source = options.on, None
     request, script = _request(options)
     wishes: Wishes = {
@@ -90,6 +90,10 @@ def _request(options: object) -> tuple[Request, str | None]:
     elif given["keras"]:
         _must_exist(given["keras"])
         request = Request("keras", {"keras": given["keras"]})
+    elif given["source"].endswith(".ipynb"):
+        raise UsageError("a notebook is planned from inside", received=given["source"],
+                         expected="train.py or train.py:build",
+                         hint='in a cell: `buoy.plan(model, next(iter(loader)), on="colab-t4")`')  # fmt: skip
     elif given["source"].endswith(".py"):
         _must_exist(given["source"])
         script = given["source"]
@@ -154,9 +158,14 @@ def _progress() -> Callable[[str], None]:
 
 
 def _whole(text: str) -> int:
-    value = int(text.replace(",", "").replace("_", ""))
+    try:
+        value = int(text.replace(",", "").replace("_", ""))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number") from None
     if value < 1:
-        raise ValueError
+        raise argparse.ArgumentTypeError(
+            f"{text} is {'negative' if value < 0 else 'nothing'}: at least 1 is needed"
+        )
     return value
 
 

@@ -20,6 +20,13 @@ TIMEOUT = 300.0
 LEAST_MEMORY = 2 << 30
 # Written by the child beside its result, in this process's words.
 REFUSED = ".refused"
+_CRASHES = {
+    signal.SIGSEGV: "native code used memory that is not its own",
+    signal.SIGBUS: "native code used memory that is not there",
+    signal.SIGABRT: "native code gave up",
+    signal.SIGILL: "native code for another processor",
+    signal.SIGFPE: "native code divided by zero",
+}
 _MODULES = {"torch": "buoy.estimate.trace_torch", "keras": "buoy.estimate.trace_keras"}
 
 
@@ -68,10 +75,18 @@ def failure(code: int | None, result: str, said: str, *, limit: int, timeout: fl
             return Refusal(**json.load(file)).error()
     except (OSError, ValueError, TypeError):
         pass
+    if code < 0 and -code in _CRASHES:
+        return EstimateError(
+            "the code to be traced crashed",
+            received=f"{signal.Signals(-code).name}: {_CRASHES[signal.Signals(-code)]}; it said last: {last}",
+            expected="code that runs on a CPU",
+            hint="run it yourself with `python -X faulthandler`: it names the line",
+        )
     if code < 0:
         return EstimateError(
             "the tracing process was killed",
-            received=f"{signal.Signals(-code).name}; it said last: {last}",
+            received=f"{signal.Signals(-code).name}, by its own code or from outside (where memory runs out, by the "
+            f"system); it said last: {last}",
             expected=f"a step that can be traced within {format_bytes(limit)} of memory",
             hint="build the model without loading weights or data; or trace a smaller batch",
         )

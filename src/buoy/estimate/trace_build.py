@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import inspect
 import json
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from buoy.estimate.request import EstimateError, Request
 from buoy.estimate.trace_load import load
+from buoy.estimate.trace_loss import MODELS, OUTPUTS, EitherWay, call_model, inputs_of, of_output, target_of
 from buoy.estimate.trace_remedies import apply
 from buoy.estimate.trace_steps import Job, Loss
 from buoy.estimate.trace_weightless import StayOnHost, parameters_on_meta, shape_lazy_modules, without_bytes
@@ -27,6 +29,8 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 if hasattr(torch.optim, "Adafactor"):
     OPTIMIZERS["Adafactor"] = partial(torch.optim.Adafactor, lr=1e-3)
+KEYS = ("model", "batch", "optimizer", "loss")
+_OURS = ("turns", "notes")  # what a script's rehearsal adds
 EXPECTED = (
     "a model and a batch, and optionally an optimizer and a loss: `return model, batch, optimizer, loss`"
 )
@@ -44,11 +48,15 @@ def build(request: Request, *, lazily: bool = True) -> Job:
             job = _from_function(request.source["build"], notes)
         else:
             job = _from_config(request.source["hf_config"], int(request.source.get("seq", 512)), notes)
+    if isinstance(job.loss, EitherWay):
+        job.loss = job.loss.decided(job.model, job.batch)
     if lazily:
         shape_lazy_modules(job.model, lambda: job.loss(job.model, tree_map(without_bytes, job.batch)))
     job.model = _unwrapped(job.model, notes)
     if request.optimizer:
         job.optimizer = _named_optimizer(request.optimizer)
+        for turn in job.turns:
+            turn.optimizer = job.optimizer([p for g in turn.optimizer.param_groups for p in g["params"]])
     if request.checkpointing:
         _checkpoint(job.model)
     if request.batch is not None:
@@ -115,12 +123,24 @@ def _from_function(target: str, notes: list[str]) -> Job:
             received=_describe(batch),
             expected="tensors, in tuples, lists or dicts",
         )
+    if batch_size(batch) == 0:
+        raise EstimateError(
+            "the batch is empty", received=shapes(batch), expected="at least one sample",
+            hint="is the data set empty here? Tensors of zeros will do: `torch.zeros(64, 3, 224, 224)`",
+        )  # fmt: skip
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise EstimateError(
+            "nothing to train",
+            received=f"{type(model).__name__} without a parameter that requires a gradient",
+            expected="a model with something to train",
+        )
     model.train()
-    optimizer = parts.get("optimizer")
+    optimizer = _dense(model, parts.get("optimizer"), notes)
     if optimizer is None:
         notes.append("no optimizer was given: AdamW assumed")
         optimizer = OPTIMIZERS["AdamW"]
-    return Job(model, batch, _loss(parts.get("loss"), notes), optimizer, notes)
+    notes += parts.get("notes", [])
+    return Job(model, batch, _loss(parts.get("loss"), notes), optimizer, notes, parts.get("turns", []))
 
 
 def _from_config(path: str, length: int, notes: list[str]) -> Job:
@@ -141,6 +161,7 @@ def _from_config(path: str, length: int, notes: list[str]) -> Job:
     config.use_cache = False
     masked = any("Masked" in name for name in record.get("architectures") or ())
     model = (AutoModelForMaskedLM if masked else AutoModelForCausalLM).from_config(config)  # type: ignore[no-untyped-call]
+    _must_have_positions(model, config, length, notes)
     model.train()
     tokens = torch.zeros((1, length), dtype=torch.long)
     notes.append(f"sequences of {length} tokens, labels as long; AdamW assumed")
@@ -152,8 +173,29 @@ def _from_config(path: str, length: int, notes: list[str]) -> Job:
     return Job(model, {"input_ids": tokens, "labels": tokens.clone()}, loss, OPTIMIZERS["AdamW"], notes)
 
 
+def _must_have_positions(model: torch.nn.Module, config: Any, length: int, notes: list[str]) -> None:
+    """Learned positions end where their table does; computed ones go on, untrained."""
+    known = getattr(config, "max_position_embeddings", None)
+    if not isinstance(known, int) or known < 1:
+        return
+    tables = [
+        table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+        for name, table in model.named_modules()
+        if isinstance(table, torch.nn.Embedding) and ("position" in name or name.endswith("wpe"))
+    ]
+    most = min([known, *tables])
+    if tables and length > most:
+        raise EstimateError(
+            "the sequences are longer than the model has positions", received=f"{length} tokens",
+            expected=f"at most {most:,}, the positions it learns", hint=f"`--seq {most}`",
+        )  # fmt: skip
+    if length > known:
+        notes.append(f"sequences of {length} tokens are longer than the {known:,} the config names")
+
+
 def _by_kind(given: Any, target: str) -> dict[str, Any]:
     if isinstance(given, dict):
+        _know_all(given)
         return given
     if not isinstance(given, (tuple, list)) or not 2 <= len(given) <= 4:
         raise EstimateError(f"{target} returned nonsense", received=_describe(given), expected=EXPECTED)
@@ -166,16 +208,42 @@ def _by_kind(given: Any, target: str) -> dict[str, Any]:
     return parts
 
 
+def _dense(model: torch.nn.Module, optimizer: Any, notes: list[str]) -> Any:
+    """Sparse gradients hold as many rows as a batch has: no tracer can know. Counted as dense, which is the most."""
+    sparse = [module for module in model.modules() if getattr(module, "sparse", False) is True]
+    if not sparse:
+        return optimizer
+    for module in sparse:
+        module.sparse = False  # type: ignore[assignment]
+    notes.append(
+        f"sparse gradients ({', '.join(dict.fromkeys(type(module).__name__ for module in sparse))}) are counted as "
+        "dense ones: the real peak is lower"
+    )
+    kind = optimizer if inspect.isclass(optimizer) else type(optimizer)
+    return OPTIMIZERS["Adam"] if kind is torch.optim.SparseAdam else optimizer
+
+
+def _know_all(given: dict[Any, Any]) -> None:
+    """A misspelt name would silently be replaced by what is assumed without it."""
+    unknown = [str(name) for name in given if name not in (*KEYS, *_OURS)]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], KEYS, 1)
+        raise EstimateError(
+            "the build function returned a dict with a name that is not known", received=f"`{unknown[0]}`",
+            expected=", ".join(f"`{name}`" for name in KEYS), hint=f"did you mean `{near[0]}`?" if near else None,
+        )  # fmt: skip
+
+
 def _loss(given: Any, notes: list[str]) -> Loss:
     if given is None:
         notes.append("no loss was given: the model's own, or cross-entropy, assumed")
         return _assumed_loss
-    if isinstance(given, torch.nn.Module) or len(inspect.signature(given).parameters) < 2:
-        return lambda model, batch: given(_call(model, _inputs(batch)), _target(batch))
-    names = list(inspect.signature(given).parameters)
-    if names[0] in ("input", "outputs", "output", "y_pred", "preds", "logits", "pred"):
-        return lambda model, batch: given(_call(model, _inputs(batch)), _target(batch))
-    return given  # type: ignore[no-any-return]
+    names = [] if isinstance(given, torch.nn.Module) else list(inspect.signature(given).parameters)
+    if len(names) < 2 or names[0] in OUTPUTS:
+        return partial(of_output, given)
+    if names[0] in MODELS or names[1] == "batch":
+        return given  # type: ignore[no-any-return]
+    return EitherWay(given)
 
 
 def _assumed_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
@@ -188,24 +256,12 @@ def _assumed_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
                 hint="put `labels` into the batch, or return a loss function from build()",
             )  # fmt: skip
         return loss  # type: ignore[no-any-return]
-    out, target = _call(model, _inputs(batch)), _target(batch)
+    out, target = call_model(model, inputs_of(batch)), target_of(batch)
     if isinstance(target, torch.Tensor) and not target.is_floating_point() and out.dim() > 1:
         return torch.nn.functional.cross_entropy(out, target)
     if isinstance(target, torch.Tensor) and target.shape == out.shape:
         return torch.nn.functional.mse_loss(out, target)
     return out.float().mean()  # type: ignore[no-any-return]
-
-
-def _inputs(batch: Any) -> Any:
-    return batch[0] if isinstance(batch, (tuple, list)) else batch
-
-
-def _target(batch: Any) -> Any:
-    return batch[1] if isinstance(batch, (tuple, list)) and len(batch) > 1 else None
-
-
-def _call(model: torch.nn.Module, inputs: Any) -> Any:
-    return model(**inputs) if isinstance(inputs, dict) else model(inputs)
 
 
 def _sample(batch: Any) -> Any:

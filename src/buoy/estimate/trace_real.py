@@ -13,7 +13,7 @@ from buoy.estimate.batch import at_size
 from buoy.estimate.events import Trace
 from buoy.estimate.request import EstimateError, Request
 from buoy.estimate.trace_build import batch_size, build
-from buoy.estimate.trace_steps import Job, gradients_and_state
+from buoy.estimate.trace_steps import Job, Turn, gradients_and_state, step_in_turn
 from buoy.estimate.trace_tape import Device, Tape, follow_modules
 
 SIZES = (2, 4)
@@ -47,24 +47,27 @@ def _steps(job: Job, device: Device, request: Request) -> Trace:
         tape.see([*job.model.parameters(), *job.model.buffers()], "weights")
         if not isinstance(optimizer, torch.optim.Optimizer):
             optimizer = optimizer([p for p in job.model.parameters() if p.requires_grad])
+        turns = job.turns or [Turn([(job.loss, False)], optimizer)]
         stack.callback(follow_modules(job.model, tape))
         for step in range(2):
             tape.phase = "batch"
             tape.mark(f"step {step + 1}")
             tape.see([leaf for leaf in tree_flatten(job.batch)[0] if isinstance(leaf, torch.Tensor)], "batch")
-            optimizer.zero_grad()
-            for _ in range(request.accumulate):
-                tape.phase = "forward"
-                loss = job.loss(job.model, job.batch)
-                tape.mark("backward")
-                tape.phase = "backward"
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    loss.backward()  # type: ignore[no-untyped-call]
-            tape.mark("optimizer")
-            tape.phase = "optimizer"
-            optimizer.step()
-            gradients_and_state(tape, job.model, optimizer)
+            for turn in turns:
+                if turn.losses:
+                    turn.optimizer.zero_grad()
+                for loss_of, kept in turn.losses * request.accumulate:
+                    tape.phase = "forward"
+                    loss = loss_of(job.model, job.batch)
+                    tape.mark("backward")
+                    tape.phase = "backward"
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")
+                        loss.backward(retain_graph=kept)  # type: ignore[no-untyped-call]
+                tape.mark("optimizer")
+                tape.phase = "optimizer"
+                step_in_turn(turn)
+                gradients_and_state(tape, job.model, turn.optimizer)
     trace = tape.trace()
     trace.notes = list(job.notes)
     trace.facts |= {"parameters": sum(parameter.numel() for parameter in job.model.parameters())}

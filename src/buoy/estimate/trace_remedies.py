@@ -17,11 +17,15 @@ from buoy.estimate.request import EstimateError
 from buoy.estimate.siblings import Sibling, smaller, smaller_config
 
 _CHUNK = 1024
+SEVERAL = "not tried on a step with several optimizers"
+_FOR_TURNS = {"smaller_input"}
 
 
 def apply(job: Any, names: tuple[str, ...]) -> None:
     """Change the job by each named remedy; raises EstimateError where one has nothing to change."""
     for name in names:
+        if job.turns and name not in _FOR_TURNS:
+            raise EstimateError(SEVERAL, received="a step with several optimizers is not taken apart for it")
         {"lora": _lora, "in_backward": _in_backward, "offload": _offload, "chunked_loss": _chunked_loss,
          "smaller_input": _smaller_input, "smaller_model": _smaller_model, "pruned": _pruned}[name](job)  # fmt: skip
 

@@ -25,6 +25,17 @@ Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 
 
 @dataclass(slots=True)
+class Turn:
+    """One optimizer's part of a step in which several take turns."""
+
+    losses: list[tuple[Loss, bool]]
+    """What is differentiated before it steps, in order, and whether the graph is kept for another one."""
+    optimizer: torch.optim.Optimizer
+    is_assumed: bool = False
+    """It was built and never seen to step: counted as if it had, with a gradient for each of its weights."""
+
+
+@dataclass(slots=True)
 class Job:
     """What one training step needs, as the person's code gave it."""
 
@@ -33,6 +44,8 @@ class Job:
     loss: Loss
     optimizer: Callable[[Any], torch.optim.Optimizer] | torch.optim.Optimizer
     notes: list[str] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    """Where several optimizers step in turns; `loss` is then the sum of theirs, and `optimizer` the first."""
 
 
 def trace_steps(
@@ -60,7 +73,9 @@ def trace_steps(
         stack.enter_context(fake_device())
         stack.enter_context(tape)
         parameters = stack.enter_context(moved(job.model, where))
-        optimizer = stack.enter_context(_optimizer(job, parameters))
+        turns = job.turns or [Turn([(job.loss, False)], stack.enter_context(_optimizer(job, parameters)))]
+        for turn in job.turns:
+            stack.enter_context(_on_moved(turn.optimizer, parameters))
         stack.callback(follow_modules(job.model, tape))
         scale = torch.amp.GradScaler(device.type, enabled=scaler)
         batch = loss = None
@@ -70,19 +85,24 @@ def trace_steps(
             tape.phase = "batch"
             tape.mark(f"step {step + 1}")
             batch = tree_map(lambda leaf: on(leaf, where), job.batch)
-            optimizer.zero_grad()
-            for _ in range(accumulate):
-                tape.phase = "forward"
-                with _autocast(device, autocast):
-                    loss = job.loss(job.model, batch)
-                tape.mark("backward")
-                tape.phase = "backward"
-                scale.scale(loss).backward()  # type: ignore[no-untyped-call]
-            tape.mark("optimizer")
-            tape.phase = "optimizer"
-            scale.step(optimizer)
-            scale.update()
-            gradients_and_state(tape, job.model, optimizer)
+            for turn in turns:
+                if turn.losses:
+                    turn.optimizer.zero_grad()
+                for loss_of, kept in turn.losses * accumulate:
+                    tape.phase = "forward"
+                    with _autocast(device, autocast):
+                        loss = loss_of(job.model, batch)
+                    tape.mark("backward")
+                    tape.phase = "backward"
+                    scale.scale(loss).backward(retain_graph=kept)  # type: ignore[no-untyped-call]
+                tape.mark("optimizer")
+                tape.phase = "optimizer"
+                if len(turns) == 1:
+                    scale.step(turn.optimizer)
+                else:
+                    step_in_turn(turn)  # a scaler refuses one whose gradients came with another's
+                scale.update()
+                gradients_and_state(tape, job.model, turn.optimizer)
 
         taken = min(steps, TAKEN)
         for step in range(taken):
@@ -101,7 +121,7 @@ def trace_steps(
         "attention": semantics.attention,
         "recurrent_doubt": round(RESERVE_DOUBT * semantics.reserve / (taken * accumulate)),
         "parameters": _parameters(job.model),
-        "optimizer": type(optimizer).__name__,
+        "optimizer": ", ".join(dict.fromkeys(type(turn.optimizer).__name__ for turn in turns)),
     }
     return trace
 
@@ -194,16 +214,40 @@ def _optimizer(job: Job, parameters: dict[int, torch.nn.Parameter]) -> Iterator[
     if not isinstance(job.optimizer, torch.optim.Optimizer):
         yield job.optimizer([p for p in job.model.parameters() if p.requires_grad])
         return
-    groups = job.optimizer.param_groups
+    with _on_moved(job.optimizer, parameters):
+        yield job.optimizer
+
+
+@contextlib.contextmanager
+def _on_moved(optimizer: torch.optim.Optimizer, parameters: dict[int, torch.nn.Parameter]) -> Iterator[None]:
+    groups = optimizer.param_groups
     before = [group["params"] for group in groups]
     for group in groups:
         group["params"] = [parameters.get(id(parameter), parameter) for parameter in group["params"]]
     try:
-        yield job.optimizer
+        yield
     finally:
-        job.optimizer.state.clear()
+        optimizer.state.clear()
         for group, own in zip(groups, before, strict=True):
             group["params"] = own
+
+
+def step_in_turn(turn: Turn) -> None:
+    """The optimizer's step; one that was not seen to step is given its gradients first."""
+    if not turn.is_assumed:
+        turn.optimizer.step()
+        return
+    trained = [p for group in turn.optimizer.param_groups for p in group["params"] if p.requires_grad]
+    for parameter in trained:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    try:
+        turn.optimizer.step()
+    except Exception:  # noqa: BLE001 - it may want a closure: two moments are what most keep
+        for parameter in trained:
+            if not turn.optimizer.state[parameter]:
+                moments = {name: torch.zeros_like(parameter) for name in ("first", "second")}
+                turn.optimizer.state[parameter] = moments
 
 
 def _parameters(model: torch.nn.Module) -> int:

@@ -65,6 +65,11 @@ def trace_request(request: Request) -> Trace:
         trace = trace_small_steps(request, device, error)
         trace.facts["engine"] = "real"
         return trace
+    if request.autocast == "bf16" and 0 < row.capability < 80:
+        trace.notes.append(
+            f"{row.name} has no bfloat16 units: no attention kernel there takes it without keeping all scores, and "
+            "the copies of the weights come on top; `--autocast fp16` is what this card is made for"
+        )
     trace.facts |= {"engine": "fake", "batch": batch_size(job.batch), "torch": torch.__version__}
     return trace
 

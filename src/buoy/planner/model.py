@@ -74,8 +74,11 @@ class Answer:
 
     @property
     def peak(self) -> Interval:
-        """Bytes of the device at the peak, what CUDA keeps for itself included."""
-        return within(self.estimate.total, self.memory_verdict, self.target.memory)
+        """Bytes of the device at the peak, what CUDA keeps for itself included; on a CPU what the process grows by.
+
+        The upper end may be beyond the card where it fits: an allocator that runs short gives its cache back.
+        """
+        return self.estimate.total
 
     @property
     def verdict(self) -> str:

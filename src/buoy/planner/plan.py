@@ -12,14 +12,14 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from buoy.errors import UsageError
-from buoy.estimate.batch import starting_sizes
+from buoy.estimate.batch import largest_batch, starting_sizes
 from buoy.estimate.events import Trace
 from buoy.estimate.request import LIVE, EstimateError, Request
-from buoy.estimate.result import Estimate, estimate, largest
+from buoy.estimate.result import Estimate, estimate
 from buoy.planner import speed
-from buoy.planner.model import FITS, NOT, TIGHT, Answer, Plan, Remedy
+from buoy.planner.model import FITS, NOT, TIGHT, UNKNOWN, Answer, Plan, Remedy
 from buoy.planner.remedies import allocator_of, find_remedies
-from buoy.planner.session import PROCESS_CPU, Session, Wishes, held, needs
+from buoy.planner.session import PROCESS_CPU, Session, Wishes, held, host_ram, needs
 from buoy.planner.targets import THIS, Target, next_tier, targets
 from buoy.planner.workshop import Workshop
 from buoy.units import format_bytes
@@ -149,21 +149,21 @@ def _answer(
     most = micro = None
     if size is not None and capacity(place) is not None:
         say(f"{place.words}: {verdict}; seeking the largest batch")
-        most = _largest(workshop, request, place, known={size: trace})
-        if verdict == FITS:
+        most = _largest(workshop, request, place, session, known={size: trace})
+        if verdict == FITS and (not place.is_cpu or most is None or most >= size):
             micro = size
         elif most is not None and split:
             # Gradients of the earlier pieces stay while the next one runs: less fits than in one piece.
             kept = held(trace, "weights") if request.framework == "keras" else 0
             pieces = replace(request, accumulate=max(2, request.accumulate)) if not kept else request
             known = {size: trace} if pieces is request else None
-            micro = _even(size, _largest(workshop, pieces, place, kept, known))
+            micro = _even(size, _largest(workshop, pieces, place, session, kept, known))
     seconds: tuple[float, float] | None
     if session.step_seconds is not None:
         seconds, basis = (session.step_seconds, session.step_seconds), "as given"
     else:
         seconds, basis = speed.step_seconds(place.device, flops, request.autocast)
-    around = needs(session, place, trace, seconds, figure.reserved.likely)
+    around = needs(session, place, trace, seconds, figure.reserved)
     return Answer(place, figure, verdict, most, micro, around, seconds, basis)
 
 
@@ -171,10 +171,14 @@ def _largest(
     workshop: Workshop,
     request: Request,
     place: Target,
+    session: Session,
     beside: int = 0,
     known: dict[int, Trace] | None = None,
 ) -> int | None:
-    """The largest batch that fits beside so many bytes; `known` are traces that need not be made."""
+    """The largest batch that fits beside so many bytes; `known` are traces that need not be made.
+
+    On a CPU it is the largest whose whole process fits, with what the session holds in the same RAM.
+    """
     known = known or {}
     memory = capacity(place)
     assert memory is not None
@@ -182,11 +186,17 @@ def _largest(
     def trace_at(size: int) -> Trace:
         return known[size] if size in known else workshop.trace(replace(request, batch=size))
 
+    def fits(trace: Trace) -> bool:
+        figure = estimate(trace, place.device, allocator=chosen)
+        if figure.verdict(memory - beside) != FITS:
+            return False
+        return not place.is_cpu or host_ram(session, place, trace, figure.reserved).verdict in (FITS, UNKNOWN)
+
     start = starting_sizes(next(iter(known), None))
+    chosen = allocator_of(request, place.device)
     try:
-        chosen = allocator_of(request, place.device)
         workshop.prepare([replace(request, batch=size) for size in start if size not in known])
-        return largest(trace_at, place.device, memory=memory - beside, allocator=chosen, start=start).batch
+        return largest_batch(trace_at, fits, start=start).batch
     except EstimateError:
         return None  # a batch whose size the code fixes itself
 

@@ -8,16 +8,16 @@ from typing import TypedDict
 
 from buoy.errors import UsageError
 from buoy.estimate.events import Trace
-from buoy.estimate.result import PER_OPERATION
+from buoy.estimate.result import PER_OPERATION, Interval
 from buoy.planner.model import Need
 from buoy.planner.targets import Target
 from buoy.units import format_bytes, format_duration, parse_bytes, parse_duration
 
 _MIB = 1 << 20
 _SHM = "/dev/shm"  # noqa: S108 - asked about, not written to
-# Interpreter and torch on a CPU: 0.30-0.35 GB measured (facts of memory.md, 3.6). With CUDA's libraries more, which
+# Interpreter and torch on a CPU: 0.22 to 0.35 GiB measured, other libraries beside. With CUDA's libraries more, which
 # nobody measured for us: hence the width.
-PROCESS_CPU = (300 * _MIB, 450 * _MIB)
+PROCESS_CPU = (200 * _MIB, 450 * _MIB)
 PROCESS_CUDA = (700 * _MIB, 3000 * _MIB)
 # What a forked worker writes to of its own: the interpreter's counts and its buffers.
 WORKER = (30 * _MIB, 150 * _MIB)
@@ -87,6 +87,11 @@ class Session:
         if cache and wishes.get("samples") is None:
             raise UsageError("what a cache takes depends on the decoded samples", received="cache without samples",
                              expected="their number too", hint="`--cache ram --samples 50000`")  # fmt: skip
+        took = None if seconds is None else parse_duration(str(seconds))
+        if took is not None and took <= 0:
+            raise UsageError(
+                "a step takes some time", received=f"step_time {seconds}", expected="more than 0, as `0.4s`"
+            )
         return cls(
             data=_bytes(wishes.get("data")),
             in_memory=bool(wishes.get("in_memory", False)),
@@ -94,7 +99,7 @@ class Session:
             prefetch=wishes.get("prefetch", 2),
             pin_memory=bool(wishes.get("pin_memory", False)),
             steps=wishes.get("steps"),
-            step_seconds=None if seconds is None else parse_duration(str(seconds)),
+            step_seconds=took,
             keep=wishes.get("keep", 3),
             samples=wishes.get("samples"),
             cache=cache,
@@ -104,12 +109,12 @@ class Session:
 
 
 def needs(
-    session: Session, target: Target, trace: Trace, step_seconds: tuple[float, float] | None, peak: int
+    session: Session, target: Target, trace: Trace, step_seconds: tuple[float, float] | None, peak: Interval
 ) -> tuple[Need, ...]:
     """What this session needs of the target, beside the device's memory."""
     weights, state, batch = held(trace, "weights"), held(trace, "optimizer"), batch_bytes(trace)
     sample = batch / size if (size := trace.facts.get("batch")) else None
-    found = [_ram(session, target, trace, sample, peak)]
+    found = [host_ram(session, target, trace, peak)]
     if session.workers:
         waiting = session.workers * session.prefetch * batch
         found.append(
@@ -162,9 +167,11 @@ class _Parts:
         )
 
 
-def _ram(session: Session, target: Target, trace: Trace, sample: float | None, peak: int) -> Need:
+def host_ram(session: Session, target: Target, trace: Trace, peak: Interval) -> Need:
+    """Host RAM alone; `peak` are the bytes of the step, which on a CPU are part of it."""
     parts, add = (made := _Parts()), made.add
     weights, state, batch = held(trace, "weights"), held(trace, "optimizer"), batch_bytes(trace)
+    sample = batch / size if (size := trace.facts.get("batch")) else None
     process = PROCESS_CPU if target.is_cpu else PROCESS_CUDA
     add(
         "process",
@@ -172,11 +179,12 @@ def _ram(session: Session, target: Target, trace: Trace, sample: float | None, p
         "measured on a CPU" if target.is_cpu else "with CUDA's libraries, not measured: wide",
     )
     if target.is_cpu:
-        add("training step", peak, peak, "traced")
+        add("training step", peak.low, peak.high, "traced, and what malloc and the libraries keep beside it")
     graph = PER_OPERATION * trace.facts.get("operations", 0)
     add("operations of the graph", graph if target.is_cpu else 0, graph,
         "nodes, kernels and Python objects of each, fitted on a CPU")  # fmt: skip
-    loading = weights + state + (0 if target.is_cpu else weights)
+    # On a CPU that is before the first step, in the memory that its activations take later.
+    loading = max(0, 2 * (weights + state) - peak.low) if target.is_cpu else 2 * weights + state
     add("loading a checkpoint", 0, loading, "on resume the saved state is beside the model it is loaded into")
     data = None if session.data is None else session.data * (1 + session.augmented)
     if session.in_memory and data is not None:

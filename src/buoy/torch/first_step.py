@@ -1,8 +1,9 @@
 """An unmodified script, run up to its first optimizer step: what it called from its batch to its loss, to be traced.
 
 Runs in a child process. Outermost module calls and the functions between them are written down with what they were
-given; `backward` is not run, and at the first `optimizer.step` the script is left. `build` then returns the same step
-for the tracer: the modules, the optimizer, the batch, and a loss that calls them in the same order.
+given; `backward` is not run. At the first `optimizer.step` the script is left; where it built several optimizers, once
+each came to its step. `build` then returns the same step for the tracer: the modules, the optimizers, the batch, and
+losses that call them in the same order.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,10 +25,14 @@ from torch.overrides import TorchFunctionMode
 
 from buoy.estimate.patience import in_time
 from buoy.estimate.request import EstimateError
+from buoy.estimate.trace_steps import Turn
+from buoy.torch.step_values import at, changed_tensors, mapped, remembered_as_buffers, tensors_in
+from buoy.torch.unseen import hold_what_is_beside, modules_alive, not_stepped
 from buoy.torch.without_gpu import HOST, on_host, without_gpu
 
 _found: _Script | None = None
-_IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__"}
+# How long a script is followed after its first step, where an optimizer has not stepped yet.
+_REPEATED_STEPS, _MORE_SECONDS = 8, 20.0
 
 
 class _Reached(BaseException):
@@ -51,6 +58,17 @@ class _From:
     path: tuple[Any, ...]
 
 
+@dataclass(slots=True)
+class _Turn:
+    """An optimizer's step and the losses that were differentiated for it."""
+
+    optimizer: torch.optim.Optimizer
+    losses: list[tuple[_From, bool]]
+    """Each with whether its graph was kept."""
+    calls: int
+    """How many calls had been made by then."""
+
+
 def run(path: str, arguments: list[str], timeout: float) -> dict[str, Any]:
     """Run the script; returns `{"accumulate", "autocast"}`, raises EstimateError where no step came."""
     global _found
@@ -62,11 +80,16 @@ def run(path: str, arguments: list[str], timeout: float) -> dict[str, Any]:
             runpy.run_path(path, run_name="__main__")
         except _Reached:
             pass
-        except SystemExit as error:
-            raise EstimateError(
-                "the script ended before its first optimizer step", received=f"exit code {error.code}",
-                expected="a training loop", hint="pass its arguments after `--`: `buoy plan train.py -- --data d`",
-            ) from None  # fmt: skip
+        except (Exception, SystemExit) as error:
+            if script.turns:
+                pass  # the step is known: what came after it only looked for the other optimizers'
+            elif not isinstance(error, SystemExit):
+                raise
+            else:
+                raise EstimateError(
+                    "the script ended before its first optimizer step", received=f"exit code {error.code}",
+                    expected="a training loop", hint="pass its arguments after `--`: `buoy plan train.py -- --data d`",
+                ) from None  # fmt: skip
     if script.optimizer is None or script.loss is None:
         raise EstimateError(
             "the script came to its end without an optimizer step on a loss",
@@ -77,7 +100,7 @@ def run(path: str, arguments: list[str], timeout: float) -> dict[str, Any]:
     _found = script
     own = not isinstance(script.optimizer, torch.optim.Optimizer)
     return {
-        "accumulate": max(1, script.backwards),
+        "accumulate": 1 if script.takes_turns else max(1, script.backwards),
         "autocast": script.autocast,
         "says": "the script changes its weights itself: counted without an optimizer's memory"
         if own
@@ -102,6 +125,15 @@ class _Script(TorchFunctionMode):
         self.loss: _From | None = None
         self.optimizer: torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | None = None
         self.backwards = 0
+        self.turns: list[_Turn] = []
+        self.built: list[weakref.ref[torch.optim.Optimizer]] = []
+        self.idle: list[torch.optim.Optimizer] = []
+        """Optimizers that were built and not seen to step."""
+        self.beside: list[nn.Module] = []
+        """Modules with weights that the step does not call: a moving average, a teacher."""
+        self._losses: list[tuple[_From, bool]] = []
+        self._repeated = 0
+        self._until = 0.0
         self.autocast: str | None = None
         self.compiled: list[bool] = []
         self._asked: str | None = None
@@ -111,7 +143,12 @@ class _Script(TorchFunctionMode):
 
     def __enter__(self) -> _Script:
         call, enter, leave = nn.Module.__call__, torch.autocast.__enter__, torch.autocast.__exit__
+        init = torch.optim.Optimizer.__init__
         script = self
+
+        def built(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            init(optimizer, *args, **kwargs)
+            script.built.append(weakref.ref(optimizer))
 
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if script._depth or not torch.is_grad_enabled():
@@ -137,12 +174,14 @@ class _Script(TorchFunctionMode):
             return leave(context, *error)
 
         nn.Module.__call__ = called  # type: ignore[method-assign]
+        torch.optim.Optimizer.__init__ = built  # type: ignore[method-assign, assignment]
         torch.autocast.__enter__ = entered  # type: ignore[method-assign]
         torch.autocast.__exit__ = left  # type: ignore[method-assign]
         handle = register_optimizer_step_pre_hook(self._stepping)
         self._undo = [
             handle.remove,
             lambda: setattr(nn.Module, "__call__", call),
+            lambda: setattr(torch.optim.Optimizer, "__init__", init),
             lambda: setattr(torch.autocast, "__enter__", enter),
             lambda: setattr(torch.autocast, "__exit__", leave),
         ]
@@ -162,10 +201,17 @@ class _Script(TorchFunctionMode):
             return args[0]
         if func is torch.Tensor.backward:
             self.backwards += 1
-            self.loss = self.made.get(id(args[0]))
+            self.loss = self.made.get(id(args[0])) or (self.loss if self.turns else None)
+            if id(args[0]) in self.made:
+                kept = named.get("retain_graph", args[2] if len(args) > 2 else None)
+                self._losses.append((self.made[id(args[0])], bool(kept)))
             self._give_gradients()
             return None  # nothing is trained; the gradients' memory is the tracer's to find
-        if self._weights and any(changed.data_ptr() in self._weights for changed in _changed(func, args)):
+        if (
+            self._weights
+            and not self.turns
+            and any(changed.data_ptr() in self._weights for changed in changed_tensors(func, args))
+        ):
             # `p.data.add_(p.grad, alpha=-lr)`: an update without an optimizer
             self.optimizer = partial(torch.optim.SGD, lr=0.1, foreach=False)
             raise _Reached
@@ -185,28 +231,33 @@ class _Script(TorchFunctionMode):
     def step(self) -> dict[str, Any]:
         """The calls that lead to the loss, as what a build function returns."""
         assert self.loss is not None and self.optimizer is not None
-        needed = self._leading_to(self.loss)
+        turns = self.turns if self.takes_turns else []
+        ends = [loss for turn in turns for loss, _ in turn.losses] or [self.loss]
+        needed = self._leading_to(ends)
         holder = nn.Module()
         for index in needed:
             module = self.calls[index].function
             if isinstance(module, nn.Module):
                 holder.add_module(self._name(module, holder), module)
-        _remembered_as_buffers(holder)
+        remembered_as_buffers(holder)
         batch, constants = self._given(needed, holder)
         parameters = {id(parameter): parameter for parameter in holder.parameters()}
         owned = {name: holder.get_parameter(name) for name, _ in holder.named_parameters()}
         names = {id(parameter): name for name, parameter in owned.items()}
         for parameter in parameters.values():
             parameter.grad = None
-        calls, last = self.calls, self.loss
+        calls = self.calls
+        results: dict[int, Any] = {}
 
-        def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-            results: dict[int, Any] = {}
+        def loss_at(number: int, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            """The calls up to the loss of this number, but for those made for an earlier one."""
+            if number == 0:
+                results.clear()
 
             def value(tensor: Any) -> Any:
                 source = call.sources.get(id(tensor))
                 if source is not None and source.call in results:
-                    return _at(results[source.call], source.path)
+                    return at(results[source.call], source.path)
                 if id(tensor) in names:
                     return model.get_parameter(names[id(tensor)])
                 if id(tensor) in constants:
@@ -214,34 +265,60 @@ class _Script(TorchFunctionMode):
                 return batch.get(f"t{id(tensor)}", tensor)
 
             for index in needed:
-                call = calls[index]
-                args, kwargs = _mapped(call.args, value), _mapped(call.kwargs, value)
-                results[index] = call.function(*args, **kwargs)
-            return _at(results[last.call], last.path)  # type: ignore[no-any-return]
+                if index <= ends[number].call and index not in results:
+                    call = calls[index]
+                    args, kwargs = mapped(call.args, value), mapped(call.kwargs, value)
+                    results[index] = call.function(*args, **kwargs)
+            found: torch.Tensor = at(results[ends[number].call], ends[number].path)
+            later = [end.call for end in ends[number + 1 :]]
+            used = {
+                source.call
+                for index in needed
+                if later and ends[number].call < index <= max(later)
+                for source in calls[index].sources.values()
+            }
+            for index in set(results) - used - set(later):
+                del results[index]
+            return found
+
+        def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return sum(loss_at(number, model, batch) for number in range(len(ends)))  # type: ignore[return-value]
 
         if self.compiled:
             torch.compile(holder)  # said while building: estimated as if it were not
-        return {"model": holder, "batch": batch, "optimizer": self.optimizer, "loss": loss}
+        step: dict[str, Any] = {"model": holder, "batch": batch, "optimizer": self.optimizer, "loss": loss}
+        numbers = iter(range(len(ends)))
+        step["turns"] = [
+            Turn([(partial(loss_at, next(numbers)), kept) for _, kept in turn.losses], turn.optimizer)
+            for turn in turns
+        ] + [Turn([], optimizer, is_assumed=True) for optimizer in self.idle]
+        step["notes"] = hold_what_is_beside(holder, self.idle, self.beside)
+        return step
 
     def _note(self, function: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
         index = len(self.calls)
-        given = [id(tensor) for _, tensor in _tensors((args, kwargs))]
+        given = [id(tensor) for _, tensor in tensors_in((args, kwargs))]
         sources = {each: self.made[each] for each in given if each in self.made}
         self.calls.append(_Call(function, args, kwargs, sources))
         if isinstance(function, nn.Module) and self._asked:
             self.autocast = self._asked
         self.kept.append((args, kwargs, result))
-        for path, tensor in _tensors(result):
+        for path, tensor in tensors_in(result):
             self.made[id(tensor)] = _From(index, path)
 
     def _derived(self, values: Any) -> bool:
         return any(
             id(tensor) in self.made or (isinstance(tensor, nn.Parameter) and tensor.requires_grad)
-            for _, tensor in _tensors(values)
+            for _, tensor in tensors_in(values)
         )
 
-    def _leading_to(self, loss: _From) -> list[int]:
-        wanted, found = [loss.call], set()
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the step has more than one optimizer."""
+        return len(self.turns) + len(self.idle) > 1
+
+    def _leading_to(self, ends: list[_From]) -> list[int]:
+        wanted, found = [end.call for end in ends], set()
         while wanted:
             index = wanted.pop()
             if index in found:
@@ -258,7 +335,7 @@ class _Script(TorchFunctionMode):
         loose = {
             id(tensor): tensor
             for index in needed
-            for _, tensor in _tensors((self.calls[index].args, self.calls[index].kwargs))
+            for _, tensor in tensors_in((self.calls[index].args, self.calls[index].kwargs))
             if isinstance(tensor, nn.Parameter) and id(tensor) not in map(id, holder.parameters())
         }
         for key, parameter in loose.items():
@@ -269,7 +346,7 @@ class _Script(TorchFunctionMode):
         outside = {
             id(tensor): tensor
             for index in needed
-            for _, tensor in _tensors((self.calls[index].args, self.calls[index].kwargs))
+            for _, tensor in tensors_in((self.calls[index].args, self.calls[index].kwargs))
             if id(tensor) not in inside and id(tensor) not in self.calls[index].sources
         }
         size = next((tensor.shape[0] for tensor in outside.values() if tensor.dim()), None)
@@ -289,53 +366,39 @@ class _Script(TorchFunctionMode):
         )
 
     def _stepping(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self.loss is not None:
-            self.optimizer = optimizer
+        if self.loss is None:
+            return
+        before = next((turn for turn in self.turns if turn.optimizer is optimizer), None)
+        if before is not None:
+            self._repeated += 1
+            if not self._losses:
+                before = None  # it steps again on what it had
+            else:
+                self.turns.remove(before)
+        if before is not None or not any(turn.optimizer is optimizer for turn in self.turns):
+            self.turns.append(_Turn(optimizer, self._losses, len(self.calls)))
+        self._losses = []
+        if before is not None:
+            self._forget(before.calls)
+        if self.optimizer is None:
+            self.optimizer, self._until = optimizer, time.monotonic() + _MORE_SECONDS
+        self.idle = not_stepped(self.built, [turn.optimizer for turn in self.turns])
+        if not self.idle or self._repeated >= _REPEATED_STEPS or time.monotonic() > self._until:
+            self.beside = modules_alive()
             raise _Reached
+        # Nothing is trained while the others are waited for: without gradients a step changes nothing.
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            parameter.grad = None
+
+    def _forget(self, before: int) -> None:
+        """Let go of the calls of a turn that has come again, which no other loss needs."""
+        needed = set(self._leading_to([loss for turn in self.turns for loss, _ in turn.losses]))
+        gone = {index for index in range(before) if index not in needed}
+        self.made = {key: source for key, source in self.made.items() if source.call not in gone}
+        for index in gone:
+            self.kept[index] = None
+            self.calls[index] = _Call(_forgotten, (), {}, {})
 
 
-def _changed(func: Any, args: Any) -> list[torch.Tensor]:
-    """The tensors changed by `add_`, `-=` and `p.data = ...`; none by `__get__`, which reads `p.grad`."""
-    name: str = func.__name__
-    in_place = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
-    if not in_place and func is not torch.Tensor.data.__set__:  # type: ignore[attr-defined]
-        return []
-    return [tensor for _, tensor in _tensors(args[0])]
-
-
-def _remembered_as_buffers(holder: nn.Module) -> None:
-    """Tensors that a module keeps as plain attributes, such as a mask made in its first call, go where it goes."""
-    for module in holder.modules():
-        for name, value in list(vars(module).items()):
-            if isinstance(value, torch.Tensor):
-                delattr(module, name)
-                module.register_buffer(name, value, persistent=False)
-
-
-def _tensors(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
-        yield path, value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _tensors(inner, (*path, key))
-    elif isinstance(value, (tuple, list)):
-        for index, inner in enumerate(value):
-            yield from _tensors(inner, (*path, index))
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if type(value) is dict:
-        return {key: _mapped(inner, change) for key, inner in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_mapped(inner, change) for inner in value)
-    if isinstance(value, Mapping):  # a tokenizer's batch
-        return {key: _mapped(inner, change) for key, inner in value.items()}
-    return value
-
-
-def _at(value: Any, path: tuple[Any, ...]) -> Any:
-    for key in path:
-        value = value[key]
-    return value
+def _forgotten(*_: Any, **__: Any) -> None:
+    raise AssertionError("a call that no loss needs was asked for")

@@ -98,9 +98,11 @@ def hint(plan: Plan) -> str:
     if plan.fits and in_notebook():
         return 'it fits; `buoy.Run("runs/cats")` or `buoy.keras.Guard("runs/cats")` keeps it alive'
     if plan.fits:
-        script = plan.source.rpartition(":")[0] if ":" in plan.source else plan.source
-        script = script if script.endswith(".py") else "train.py"
-        return f"it fits; `buoy run -- python {shlex.quote(script)}` keeps it alive and says why if it dies"
+        # A file that was run to its first step trains; one with a build function may not.
+        if plan.source.endswith(".py"):
+            command = f"`buoy run -- python {shlex.quote(plan.source)}`"
+            return f"it fits; {command} keeps it alive and says why if it dies"
+        return "it fits; `buoy run --` before the training's command keeps it alive and says why if it dies"
     short = next((need for answer in plan.answers for need in answer.needs if need.verdict == NOT), None)
     if plan.cheapest is not None:
         return f"{plan.cheapest.title}: {plan.cheapest.code.splitlines()[0]}"
@@ -111,7 +113,12 @@ def hint(plan: Plan) -> str:
     if short is not None:
         return f"{short.name} runs out first: {short.note or _need(short)}"
     bigger = [answer.target.id for answer in plan.answers if answer.verdict == FITS]
-    return f"it fits {bigger[0]}" if bigger else "try a smaller model, or a bigger card: `--on colab-a100`"
+    if bigger:
+        return f"it fits {bigger[0]}"
+    if all(answer.target.is_cpu for answer in plan.answers):
+        most = min((answer.largest for answer in plan.answers if answer.largest), default=None)
+        return f"a batch of at most {most}, or more RAM" if most else "a smaller model, or more RAM"
+    return "try a smaller model, or a bigger card: `--on colab-a100`"
 
 
 def _headline(plan: Plan) -> str:
@@ -134,6 +141,7 @@ def _answer(plan: Plan, answer: Answer) -> list[str]:
     what = "RAM" if answer.target.is_cpu else "device memory"
     lines.append(
         f"  peak       {_range(answer.peak)} of {format_bytes(memory)} {what}: {answer.memory_verdict}"
+        + _given_back(answer)
     )
     whole = max(memory or 0, figure.total.likely)
     for part, size in sorted(figure.parts.items(), key=lambda item: -item[1]):
@@ -153,6 +161,16 @@ def _answer(plan: Plan, answer: Answer) -> list[str]:
     if answer.step_seconds is not None:
         lines.append(f"  step       {_seconds(answer.step_seconds)} ({answer.step_basis})")
     return lines
+
+
+def _given_back(answer: Answer) -> str:
+    """Why it fits although the upper end is beyond the device."""
+    beyond = answer.target.memory is not None and answer.peak.high > answer.target.memory
+    return (
+        " (where memory is short the allocator gives its cache back)"
+        if beyond and answer.memory_verdict == FITS
+        else ""
+    )
 
 
 def _batch_words(plan: Plan, answer: Answer) -> str:

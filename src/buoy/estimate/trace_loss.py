@@ -1,0 +1,96 @@
+"""How a person's loss function is called: with the model's output and the target, or with the model and the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from buoy.estimate.request import EstimateError
+from buoy.estimate.trace_fake import empty_like, fake_device, moved
+from buoy.estimate.trace_values import ordinary_values
+
+OUTPUTS = ("input", "outputs", "output", "y_pred", "preds", "logits", "pred")
+MODELS = ("model", "net", "network", "module")
+
+
+@dataclass(frozen=True, slots=True)
+class EitherWay:
+    """A loss whose parameters' names do not tell what it takes."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        """As a function of (output, target), which is what most are."""
+        return of_output(self.function, model, batch)
+
+    def decided(self, model: torch.nn.Module, batch: Any) -> Callable[[torch.nn.Module, Any], torch.Tensor]:
+        """The way that works, tried on fake tensors: with the output first, then with the model."""
+        first = _why_not(partial(of_output, self.function), model, batch)
+        if first is None or _reads_values(first):
+            return partial(of_output, self.function)
+        second = _why_not(self.function, model, batch)
+        if second is None or _reads_values(second):
+            return self.function
+        raise EstimateError(
+            "the loss function cannot be called",
+            received=f"{_name(self.function)}(output, target): {_said(first)}; "
+            f"{_name(self.function)}(model, batch): {_said(second)}",
+            expected="a function of (output, target) or of (model, batch)",
+            hint="call its first parameter `output` or `model`, and only that way is tried",
+        )
+
+
+def of_output(function: Callable[..., Any], model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    """The loss of the model's output and the target."""
+    result: torch.Tensor = function(call_model(model, inputs_of(batch)), target_of(batch))
+    return result
+
+
+def inputs_of(batch: Any) -> Any:
+    """What the model is given of a batch."""
+    return batch[0] if isinstance(batch, (tuple, list)) else batch
+
+
+def target_of(batch: Any) -> Any:
+    """What its output is compared with; None where the batch has none."""
+    return batch[1] if isinstance(batch, (tuple, list)) and len(batch) > 1 else None
+
+
+def call_model(model: torch.nn.Module, inputs: Any) -> Any:
+    """The model's output."""
+    return model(**inputs) if isinstance(inputs, dict) else model(inputs)
+
+
+def _why_not(loss: Callable[..., Any], model: torch.nn.Module, batch: Any) -> Exception | None:
+    host = torch.device("cpu")
+
+    def fake(leaf: Any) -> Any:
+        return empty_like(leaf, host) if isinstance(leaf, torch.Tensor) else leaf
+
+    try:
+        with ordinary_values(), fake_device(), moved(model, host), torch.no_grad():
+            found = loss(model, tree_map(fake, batch))
+    except Exception as error:  # noqa: BLE001 - the person's code may raise anything
+        return error
+    return (
+        None if isinstance(found, torch.Tensor) else TypeError(f"returned {type(found).__name__}, no tensor")
+    )
+
+
+def _reads_values(error: Exception) -> bool:
+    return "DataDependent" in type(error).__name__ or "DynamicOutput" in type(error).__name__
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"[
+        :160
+    ]

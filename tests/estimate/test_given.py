@@ -1,0 +1,87 @@
+"""What a build function may return: losses of either kind, sparse gradients, and what is refused in words."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from buoy.estimate.request import EstimateError
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from buoy.estimate import trace_build  # noqa: E402
+from buoy.estimate.trace_loss import EitherWay  # noqa: E402
+
+BATCH = (torch.zeros(4, 8, 10), torch.zeros(4, 8, dtype=torch.long))
+
+
+def of_both(y_hat: Any, y: Any) -> Any:
+    return nn.functional.cross_entropy(y_hat.flatten(0, 1), y.flatten())
+
+
+def of_model(a: Any, b: Any) -> Any:
+    return of_both(a(b[0]), b[1])
+
+
+def of_nothing(a: Any, b: Any) -> Any:
+    return a.nonsense(b)
+
+
+def given(monkeypatch: pytest.MonkeyPatch, returned: Any) -> Any:
+    monkeypatch.setattr(trace_build, "load", lambda path, name: lambda: returned)
+    return trace_build._from_function("train.py:build", [])
+
+
+@pytest.mark.parametrize("loss", [of_both, of_model, lambda p, t: of_both(p, t)])
+def test_a_loss_is_called_the_way_that_works_whatever_its_parameters_are_called(loss: Any) -> None:
+    model = nn.Linear(10, 10)
+
+    chosen = EitherWay(loss).decided(model, BATCH)
+
+    assert chosen(model, BATCH).shape == ()
+
+
+def test_a_loss_that_works_in_no_way_is_told_with_what_it_was_given() -> None:
+    with pytest.raises(EstimateError) as caught:
+        EitherWay(of_nothing).decided(nn.Linear(10, 10), BATCH)
+
+    assert "of_nothing(output, target)" in str(caught.value.received)
+    assert "of_nothing(model, batch)" in str(caught.value.received)
+
+
+def test_a_misspelt_name_is_not_replaced_by_an_assumption(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EstimateError) as caught:
+        given(monkeypatch, {"model": nn.Linear(10, 10), "batch": BATCH, "optimiser": torch.optim.SGD})
+
+    assert caught.value.received == "`optimiser`" and "`optimizer`" in str(caught.value.hint)
+
+
+def test_an_empty_batch_and_nothing_to_train_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EstimateError, match="the batch is empty"):
+        given(monkeypatch, (nn.Linear(10, 10), (torch.zeros(0, 10), torch.zeros(0, dtype=torch.long))))
+    with pytest.raises(EstimateError, match="nothing to train"):
+        given(monkeypatch, (nn.Linear(10, 10).requires_grad_(False), BATCH))
+
+
+def test_sparse_gradients_are_counted_as_dense_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Embedding(100, 4, sparse=True))
+
+    job = given(monkeypatch, (model, (torch.zeros(4, dtype=torch.long),), torch.optim.SparseAdam))
+
+    assert not model[0].sparse and any("sparse gradients" in note for note in job.notes)
+    assert not isinstance(job.optimizer([nn.Parameter(torch.zeros(1))]), torch.optim.SparseAdam)
+
+
+def test_sequences_end_where_learned_positions_do() -> None:
+    learned = nn.ModuleDict({"wpe": nn.Embedding(1024, 8)})
+    config, notes = SimpleNamespace(max_position_embeddings=1024), list[str]()
+
+    trace_build._must_have_positions(learned, config, 1024, notes)
+    assert notes == []
+    with pytest.raises(EstimateError, match="longer than the model has positions"):
+        trace_build._must_have_positions(learned, config, 1025, notes)
+    trace_build._must_have_positions(nn.Linear(2, 2), config, 1025, notes)
+    assert "longer than" in notes[0], "positions that are computed go on"

@@ -1,0 +1,85 @@
+"""Plans for a CPU: what the whole process keeps is compared with the RAM, and the largest batch is one that fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from buoy.estimate.devices import by_id
+from buoy.estimate.events import Trace
+from buoy.estimate.request import Request
+from buoy.estimate.result import estimate
+from buoy.planner.model import FITS, Plan
+from buoy.planner.plan import make_plan
+from buoy.planner.session import Session
+from buoy.planner.targets import Target
+from buoy.view.plan import hint
+
+MIB = 1 << 20
+CPU = Target("this", by_id("cpu"), 1, 2500 * MIB, 2500 * MIB, None, None, None, None, None, None)
+
+
+def step(batch: int) -> Trace:
+    """Three steps with 50 MiB of weights and 64 blocks of 128 KiB for each sample."""
+    events: list[tuple[str, int, int]] = [("a", 0, 50 * MIB)]
+    blocks = range(1, 65)
+    for _ in range(3):
+        events += [("a", block, batch << 17) for block in blocks] + [("f", block, 0) for block in blocks]
+    owner = {0: 0, **dict.fromkeys(blocks, 1)}
+    labels = [("weights", "m", ""), ("activations", "m", "")]
+    return Trace(events, labels, owner, ["step 1"], [], {"batch": batch, "engine": "fake"})
+
+
+class Steps:
+    """A workshop of such steps."""
+
+    traces = 0
+
+    def trace(self, request: Request) -> Trace:
+        return step(request.batch or 16)
+
+    def prepare(self, requests: Any) -> None:
+        """Nothing to do beforehand."""
+
+    def flops(self, request: Request) -> None:
+        return None
+
+
+def planned(batch: int, session: Session | None = None) -> Plan:
+    request = Request("torch", {"build": "train.py:build"}, batch=batch)
+    return make_plan(Steps(), request, "train.py:build", [CPU], session or Session(), remedies=False)  # type: ignore[arg-type]
+
+
+def test_the_largest_batch_on_a_cpu_is_the_largest_whose_own_answer_fits() -> None:
+    for session in (Session(), Session(data=500 * MIB, in_memory=True)):
+        most = planned(16, session).answers[0].largest
+
+        assert most is not None and most > 1
+        assert planned(most, session).fits
+        assert not planned(most + 1, session).fits
+
+
+def test_a_shortage_on_a_cpu_is_no_reason_for_a_bigger_card() -> None:
+    plan = planned(400)
+    advice = hint(replace(plan, answers=(replace(plan.answers[0], micro_batch=None),)))
+
+    assert not plan.fits
+    assert "card" not in advice and "RAM" in advice
+
+
+@pytest.mark.parametrize(
+    ("block", "blocks", "grown"),
+    # Bytes asked for at the peak, and what the process really grew by, in MiB: a vision transformer, a decoder with
+    # checkpointing, a large embedding.
+    [(4, 270, 1584), (4, 98, 769), (245, 6, 1566)],
+)
+def test_what_a_process_grows_by_is_inside(block: int, blocks: int, grown: int) -> None:
+    events = [("a", number, block * MIB) for number in range(blocks)]
+
+    found = estimate(Trace(events, facts={"engine": "fake"}), by_id("cpu"))
+
+    assert grown * MIB in found.total
+    assert found.verdict(found.total.high) == FITS
+    assert found.verdict(found.total.high - MIB) != FITS
