@@ -6,12 +6,12 @@ import enum
 import json
 import math
 import random
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 import numpy
 import pytest
 
-from buoy.checkpoint.state import CannotSave, decode, encode, encode_all
+from buoy.checkpoint.state import BadTree, CannotSave, decode, encode, encode_all
 from tests.checkpoint.ground import Array, as_tensor
 
 
@@ -50,6 +50,7 @@ def there_and_back(value: object) -> object:
         {"$": "tuple", "v": [1]},
         {3, "a", (1, 2)},
         frozenset([1, frozenset()]),
+        deque([1, (2, 3)]),
         random.getstate(),
         {"": {"..": {"/": 1}}},
     ],
@@ -65,6 +66,13 @@ def test_a_plain_value_comes_back_as_it_was(value: object) -> None:
 def test_negative_zero_and_nan_keep_their_bits() -> None:
     assert math.copysign(1, there_and_back(-0.0)) == -1  # type: ignore[arg-type]
     assert math.isnan(there_and_back(float("nan")))  # type: ignore[arg-type]
+
+
+def test_a_deque_keeps_how_long_it_may_get_and_a_wrong_length_is_no_tree() -> None:
+    assert there_and_back(deque([1, 2], maxlen=3)).maxlen == 3  # type: ignore[attr-defined]
+    for wrong in (-1, "3", 1 << 70, True):
+        with pytest.raises(BadTree):
+            decode({"$": "deque", "v": [], "most": wrong}, str)
 
 
 def test_a_dict_keeps_its_order_and_the_types_of_its_keys() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,43 @@ def test_every_kind_of_state_comes_back(tmp_path: Path) -> None:
     assert other["half"].dtype is torch.bfloat16 and other["empty"].shape == (0, 3) and other["flag"].item()
     assert other["big"] == 1 << 80 and (other["array"] == np.arange(3)).all()
     assert torch.equal(torch.rand(3, generator=anew), expected)
+
+
+def test_replay_buffers_come_back_in_place(tmp_path: Path) -> None:
+    """A deque keeps its length, an array its memory; what another one would need is told."""
+    import numpy as np
+
+    def replay(count: int) -> tuple[deque[Any], Any, dict[str, Any]]:
+        steps = deque([(np.full(2, place), place) for place in range(count)], maxlen=4)
+        return steps, np.full((2, 3), count, dtype=np.float32), {"inner": deque([count], maxlen=2)}
+
+    steps, frames, held = replay(6)
+    train(tmp_path, nn.Linear(4, 1), steps=steps, frames=frames, held=held)
+    others = anew_steps, anew_frames, anew_held = replay(0)
+    with buoy.Run(tmp_path) as run:
+        run.track(steps=anew_steps, frames=anew_frames, held=anew_held)
+
+    assert others[0] is anew_steps and [place for _, place in anew_steps] == [2, 3, 4, 5]
+    assert anew_steps.maxlen == 4 and (anew_steps[0][0] == 2).all()
+    assert (anew_frames == 6).all() and anew_frames.dtype == np.float32
+    assert anew_held["inner"] == deque([6]) and anew_held["inner"].maxlen == 2
+    with buoy.Run(tmp_path) as run, pytest.raises(buoy.BuoyError, match=r"is \(2, 3\) in the checkpoint"):
+        run.track(frames=np.zeros((3, 3), dtype=np.float32))
+
+
+def test_the_hint_for_an_object_without_a_state_can_be_followed(tmp_path: Path) -> None:
+    class Replay:
+        def __init__(self, seen: int) -> None:
+            self.seen = seen
+
+    replay, anew = Replay(7), Replay(0)
+    with pytest.raises(CannotTrack, match=r"`run.track\(replay=vars\(replay\)\)` keeps its attributes"):
+        buoy.Run().track(replay=replay)
+    train(tmp_path, nn.Linear(4, 1), replay=vars(replay))
+    with buoy.Run(tmp_path) as run:
+        run.track(replay=vars(anew))
+
+    assert anew.seen == 7
 
 
 def test_metrics_belong_to_the_step_they_were_measured_at(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
@@ -149,6 +151,11 @@ def decode(
         return complex(*items)  # type: ignore[call-overload]
     if kind == "tuple":
         return tuple(items)
+    if kind == "deque":
+        most = tree.get("most")
+        if most is not None and (type(most) is not int or not 0 <= most <= sys.maxsize):
+            raise BadTree("a deque without its length")
+        return deque(items, most)
     if kind in ("set", "frozenset"):
         members = {_hashable(item) for item in items}
         return members if kind == "set" else frozenset(members)
@@ -172,8 +179,10 @@ def _encode(value: object, path: tuple[str, ...], encoding: _Encoding) -> object
         raise _refused(path[:6], f"is nested more than {_DEEPEST} deep, or contains itself")
     if isinstance(value, Mapping):
         return _encode_mapping(value, path, encoding)
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, deque)):
         items = [_encode(item, (*path, str(place)), encoding) for place, item in enumerate(value)]
+        if isinstance(value, deque):
+            return {**_tagged("deque", items), "most": value.maxlen}
         return items if isinstance(value, list) else _tagged("tuple", items)
     return _encode_rare(value, path, encoding)
 
@@ -294,7 +303,7 @@ def _hashable(value: object) -> Hashable:
 def _refused(path: tuple[str, ...], what: str) -> CannotSave:
     return CannotSave(
         f"{_shown(path)} {what}",
-        expected="tensors, numbers, texts, and lists, tuples, sets and dicts of them",
+        expected="tensors, numpy arrays, numbers, texts, and lists, tuples, deques, sets and dicts of them",
         hint="keep it out of what is tracked, or give its owner a state_dict() without it",
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -84,8 +85,10 @@ def tracked(name: str, value: Any) -> Tracked | None:
         return _Optimizer(value)
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         return _Stateful(value)
-    if isinstance(value, (dict, list, set)):
+    if isinstance(value, (dict, list, set, deque)):
         return _Container(value)
+    if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray":
+        return _Array(value)
     if isinstance(value, torch.Tensor):
         return _Tensor(value)
     if generator_state(value) is not None:
@@ -100,9 +103,16 @@ def tracked(name: str, value: Any) -> Tracked | None:
     raise CannotTrack(
         f"{name} cannot be saved: it has no state_dict() and load_state_dict()",
         received=f"{type(value).__module__}.{type(value).__qualname__}",
-        expected="a model, an optimizer, anything with both methods, a dict or a list",
-        hint="give its class both methods, or track the dict that holds its values",
+        expected="a model, an optimizer, anything with both methods, a dict, list, set or deque, a tensor, "
+        "a numpy array, a generator",
+        hint=_hint_for(name, value),
     )
+
+
+def _hint_for(name: str, value: object) -> str:
+    if hasattr(value, "__dict__"):
+        return f"`run.track({name}=vars({name}))` keeps its attributes; or give its class both methods"
+    return "give its class both methods, or keep what it holds in a dict and track that"
 
 
 def load_all(states: dict[str, Any], things: dict[str, Tracked]) -> None:
@@ -286,21 +296,21 @@ class _Container:
     tensor = staticmethod(kept)
     weight = 0
 
-    def __init__(self, container: dict[Any, Any] | list[Any] | set[Any]) -> None:
+    def __init__(self, container: dict[Any, Any] | list[Any] | set[Any] | deque[Any]) -> None:
         self._container = container
 
     def state(self) -> object:
         return self._container
 
     def mismatches(self, state: Any) -> list[str]:
-        for kind in (dict, list, set):
+        for kind in (dict, list, set, deque):
             if isinstance(self._container, kind) and not isinstance(state, kind):
                 return [f"is a {kind.__name__}, in the checkpoint a {type(state).__name__}"]
         return []
 
     def load(self, state: Any) -> None:
         self._container.clear()
-        if isinstance(self._container, list):
+        if isinstance(self._container, (list, deque)):
             self._container.extend(state)
         else:
             self._container.update(state)
@@ -322,6 +332,31 @@ class _Tensor:
     def load(self, state: Any) -> None:
         with torch.no_grad():
             self._tensor.copy_(state)
+
+
+class _Array:
+    """A numpy array; it has its shape and its type for good."""
+
+    tensor = staticmethod(kept)
+    weight = 0
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def state(self) -> object:
+        return self._array
+
+    def mismatches(self, state: Any) -> list[str]:
+        if type(state) is not type(self._array):
+            return [f"is a numpy array, in the checkpoint a {type(state).__name__}"]
+        if state.shape != self._array.shape:
+            return [f"is {_shape(state)} in the checkpoint, {_shape(self._array)} here"]
+        if state.dtype != self._array.dtype:
+            return [f"is {state.dtype} in the checkpoint, {self._array.dtype} here"]
+        return []
+
+    def load(self, state: Any) -> None:
+        self._array[...] = state
 
 
 class _Generator:
@@ -365,7 +400,7 @@ def _differences(name: str, mine: torch.Tensor, theirs: torch.Tensor) -> list[st
     return []
 
 
-def _shape(tensor: torch.Tensor) -> str:
+def _shape(tensor: Any) -> str:
     return f"({', '.join(str(size) for size in tensor.shape)})"
 
 
