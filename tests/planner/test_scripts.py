@@ -16,6 +16,7 @@ from tests.planner.keras_scripts import FIT, LOOP, OWN_STEP
 
 torch = pytest.importorskip("torch")
 
+from buoy.torch import first_step  # noqa: E402
 from buoy.torch.without_gpu import without_gpu  # noqa: E402
 
 PARAMETERS = 64 * 256 + 256 + 256 * 10 + 10
@@ -75,6 +76,21 @@ for batch in loader:
     open("trained", "w").close()
 """
 
+
+# As Lightning and LBFGS do it.
+CLOSURE = """
+import torch
+model = torch.nn.Linear(64, 10)
+optimizer = torch.optim.AdamW(model.parameters())
+def closure():
+    optimizer.zero_grad()
+    loss = model(torch.randn(32, 64)).pow(2).mean()
+    loss.backward()
+    return loss
+for _ in range(3):
+    optimizer.step(closure)
+    open("trained", "w").close()
+"""
 
 # A large generator and a small discriminator that steps first, a moving average, and an optimizer for later.
 TURNS = """
@@ -152,6 +168,20 @@ def test_every_optimizer_of_a_script_is_counted_and_what_it_holds_beside_its_ste
     assert answer["batch"] == 32
     notes = " ".join(answer["notes"])  # type: ignore[arg-type]
     assert "was not seen to step" in notes and "beside the step's own" in notes
+
+
+def test_a_loss_made_in_the_steps_own_closure_is_that_optimizers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text(CLOSURE)
+
+    found = first_step.run(str(script), [], 60.0)
+
+    assert found["says"] is None
+    assert type(first_step.build()["optimizer"]) is torch.optim.AdamW
+    assert left_behind(tmp_path) == []
 
 
 def test_a_script_that_trains_in_other_processes_is_refused_before_they_start(tmp_path: Path) -> None:

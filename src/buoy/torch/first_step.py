@@ -365,7 +365,21 @@ class _Script(TorchFunctionMode):
             n for n in (name, *(f"{name}{i}" for i in range(2, 1000))) if taken.get(n, module) is module
         )
 
-    def _stepping(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _stepping(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        """Before a step; where its loss is made in a closure (Lightning, LBFGS), after that."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure) or self._losses:
+            self._come_to_step(optimizer)
+            return None
+
+        def closed() -> Any:
+            result = closure()
+            self._come_to_step(optimizer)
+            return result
+
+        return (args[0], closed, *args[2:]), {name: kwargs[name] for name in kwargs if name != "closure"}
+
+    def _come_to_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.loss is None:
             return
         before = next((turn for turn in self.turns if turn.optimizer is optimizer), None)
