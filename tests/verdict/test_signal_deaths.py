@@ -371,3 +371,15 @@ def test_what_timeout_ended_is_advised_about_its_time(attempt: Attempt) -> None:
 
     attempt.attempt["command"][3] = "30m"  # its time was not over
     assert "timeout" not in ends(attempt, 9).verdict().cause.actor.text
+
+
+def test_what_timeout_killed_after_its_time_is_advised_about_that(attempt: Attempt) -> None:
+    """`timeout -k` sends SIGTERM, then SIGKILL, and passes 137 on."""
+    attempt.attempt["command"] = ["timeout", "-k", "5", "9m", "python", "train.py"]
+    shutil.rmtree(attempt.folder / f"process-{PID}")
+    attempt.process(CHILD)
+    attempt.child_death(9, before=0.0, name="python train.py", instrumented=True)
+    cause = ends(attempt, exited(137)).verdict().cause
+
+    assert cause.id == "worker-killed"
+    assert "give `timeout` more than 9 min" in cause.next[0]

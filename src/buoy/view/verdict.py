@@ -99,7 +99,7 @@ class _Page:
             lines += self._labelled("beside", verdict.beside, 2)
         # What to do fills the lines that are left, each piece of advice whole or not at all.
         for number, step in enumerate(cause.next[:3]):
-            advice = self._labelled("next" if number == 0 else "", f"{number + 1}. {step}", 4)
+            advice = self._labelled("next" if number == 0 else "", f"{number + 1}. {step}", 4, pasted=True)
             if number and len(lines) + len(advice) > FULL_LINES:
                 break
             lines += advice
@@ -143,7 +143,10 @@ class _Page:
         command = next((part for part in steps[0].split("`")[1::2] if " " in part), None)
         if command is None:
             return self._indented(f"hint: {steps[0]}", 2)
-        choices = [self._indented(f"hint: {words}", 9) for words in (steps[0], f"`{command}`", *steps[1:])]
+        choices = [
+            self._indented(f"hint: {words}", 9, pasted=True)
+            for words in (steps[0], f"`{command}`", *steps[1:])
+        ]
         return next((lines for lines in choices if len(lines) <= max(2, min(3, room))), choices[0][:2])
 
     def _headline(self, verdict: Verdict) -> str:
@@ -182,9 +185,9 @@ class _Page:
         lines = _folded(text + source, self._width - indent)
         return lines if len(lines) <= most else [_cut(text, self._width - indent - len(source)) + source]
 
-    def _labelled(self, label: str, text: str, most: int) -> list[str]:
+    def _labelled(self, label: str, text: str, most: int, pasted: bool = False) -> list[str]:
         room = self._width - _LABEL
-        lines = _folded(text, room) or [""]
+        lines = _folded(text, room, pasted) or [""]
         if len(lines) > most:
             # The grade at the end says more than the words before it.
             tail = text[text.rfind(" [") :] if text.endswith("]") and " [" in text else ""
@@ -192,8 +195,8 @@ class _Page:
             lines[-1] = _cut(lines[-1] + " ...", room - len(tail)) + tail
         return [f"{label if number == 0 else '':{_LABEL}}{line}" for number, line in enumerate(lines)]
 
-    def _indented(self, text: str, most: int) -> list[str]:
-        lines = _folded(text, self._width - 2)
+    def _indented(self, text: str, most: int, pasted: bool = False) -> list[str]:
+        lines = _folded(text, self._width - 2, pasted)
         if len(lines) > most:
             lines = [*lines[: most - 1], _cut(lines[most - 1] + " ...", self._width - 2)]
         return [f"  {line}" for line in lines]
@@ -202,29 +205,44 @@ class _Page:
         return f"\x1b[{_COLOURS[grade]}m{grade}\x1b[0m" if self._colour else grade
 
 
-def _folded(text: str, room: int) -> list[str]:
-    """Lines of at most so many columns. A command in backticks is never broken: a longer one has a line for itself."""
+def _folded(text: str, room: int, pasted: bool = False) -> list[str]:
+    """Lines of at most so many columns; what stands in backticks stays on one line if one can hold it.
+
+    `pasted`: that are commands, which a line break of ours would spoil: a longer one is a longer line.
+    """
     lines: list[str] = []
-    for word in _words(printable(text, WIDEST * 3)):
+    for word in _words(printable(text, WIDEST * 3), None if pasted else room):
         begins = (
             bool(lines) and len(lines[-1]) <= _LABEL
         )  # a number or a label, which would stand there alone
-        if lines and (len(lines[-1]) + 1 + len(word) <= room or ("`" in word and begins)):
+        is_command = pasted and "`" in word
+        if lines and (len(lines[-1]) + 1 + len(word) <= room or (is_command and begins)):
             lines[-1] += f" {word}"
-        elif "`" in word or len(word) <= room:
+        elif is_command or len(word) <= room:
             lines.append(word)
         else:
             lines += textwrap.wrap(word, room, break_on_hyphens=False)
     return lines
 
 
-def _words(text: str) -> list[str]:
-    """What may stand on one line each: words, and commands in backticks with the signs that touch them."""
+def _words(text: str, most: int | None) -> list[str]:
+    """What is not broken: words, and what stands in backticks (of so many signs), with the signs that touch it."""
     parts = text.split("`")
-    here = os.getcwd().rstrip("/") + "/"
     for place in range(1, len(parts) - 1, 2):
-        parts[place] = parts[place].replace(f" {here}", " ").replace(" ", "\xa0")
+        if most is None:
+            parts[place] = _from_here(parts[place])
+        if most is None or len(parts[place]) + 3 <= most:  # the backticks, and a comma after them
+            parts[place] = parts[place].replace(" ", "\xa0")
     return [word.replace("\xa0", " ") for word in "`".join(parts).split(" ") if word]
+
+
+def _from_here(command: str) -> str:
+    """A command with its paths as they can be typed in the working directory."""
+    try:
+        here = os.getcwd()
+    except OSError:  # it is gone
+        return command
+    return command.replace(f" {here}/", " ") if here != "/" else command
 
 
 def _run_name(verdict: Verdict) -> str:

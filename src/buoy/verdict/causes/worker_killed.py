@@ -8,6 +8,7 @@ from typing import Literal
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.causes import kernel_oom, native_crash
 from buoy.verdict.causes.common import Raised, died_before, raised, status_reading, weaker
+from buoy.verdict.causes.exit_code import after_timeout
 from buoy.verdict.evidence import Evidence, ProcessDeath
 from buoy.verdict.exceptions import ExceptionFinding
 from buoy.verdict.going_on import go_on
@@ -15,6 +16,7 @@ from buoy.verdict.lost_child import LostChild, pids_in
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.oom import OomFinding, describe_limit, examine, unrecorded_victim
 from buoy.verdict.status import make_status
+from buoy.verdict.time_command import time_command
 from buoy.verdict.traces import headline, signal_of
 from buoy.verdict.values import printable
 
@@ -259,7 +261,10 @@ def _next_of_itself(evidence: Evidence, child: ProcessDeath, oom: OomFinding | N
     signal = child.status.signal
     if signal in native_crash.WORDS:
         return native_crash.advice(evidence, evidence.processes.get(child.pid or 0), signal)
-    if oom is not None and oom.answer == "oom":
+    timer = time_command(evidence.attempt.get("command"))
+    if timer is not None and timer.kills and signal == 9 and (evidence.ran_for or 0.0) >= timer.seconds:
+        return after_timeout(evidence, timer)
+    if oom is not None and oom.answer != "not-oom":
         limit, peak = describe_limit(evidence)
         return (*kernel_oom.remedies(evidence, limit, peak, has_workers=False)[:2], go_on(evidence))
     return (go_on(evidence), "if it was not you: look for a scheduler's or platform's message at that time")
