@@ -258,6 +258,61 @@ class Counting(nn.Module):
         return self.inner(x) * self.calls  # type: ignore[no-any-return]
 
 
+class Teaching(nn.Module):
+    """A teacher that follows its student inside the loss function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(6, 4), nn.Linear(6, 4).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for slow, fast in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                slow.mul_(0.9).add_(fast, alpha=0.1)
+        return self.student(x) - self.teacher(x)  # type: ignore[no-any-return]
+
+
+def _sometimes_mixed() -> Pair:
+    model = _mlp()
+
+    def loss(part: Any) -> torch.Tensor:
+        x, y = part
+        order = torch.randperm(len(x)) if torch.rand(1) < 0.5 else slice(None)
+        return F.cross_entropy(model(0.7 * x + 0.3 * x[order]), y)
+
+    return Pair(model, _xy(), loss, exact=False)
+
+
+def _over_positives(out: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    positive = (labels == 0).to(out)
+    each = F.binary_cross_entropy_with_logits(out[:, 0], positive, reduction="none")
+    return each.sum() / positive.sum().clamp(min=1)
+
+
+def _positives_as_weight() -> Pair:
+    model = _mlp()
+
+    def loss(part: Any) -> Any:
+        positive = (part[1] == 0).to(part[0])
+        each = F.binary_cross_entropy_with_logits(model(part[0])[:, 0], positive, reduction="none")
+        return each.sum(), positive.sum()
+
+    return Pair(model, _xy(), loss)
+
+
+class Clamped(nn.Module):
+    """Holds its weight in bounds itself: the second time that changes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.linear.weight.clamp_(-0.2, 0.2)
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
 ZOO: dict[str, Callable[[], Pair]] = {
     "cross entropy": lambda: _supervised(_mlp()),
     "squared error": lambda: _supervised(_mlp(), lambda x, y: F.mse_loss(x, F.one_hot(y, 4).to(x))),
@@ -308,4 +363,12 @@ ZOO: dict[str, Callable[[], Pair]] = {
         nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4))), exact=False
     ),
     "a counter in the model": lambda: _supervised(Counting(), exact=False),
+    "a teacher that follows inside the loss": lambda: _supervised(Teaching(), exact=False),
+    "a weight that is held in bounds": lambda: _supervised(Clamped()),
+    "mixup for every second batch": _sometimes_mixed,
+    "over positives, said to be a sum": lambda: _supervised(
+        _mlp(), _over_positives, reduction="sum", exact=False
+    ),
+    "over positives, said to be a mean": lambda: _supervised(_mlp(), _over_positives, exact=False),
+    "over positives as (sum, weight)": _positives_as_weight,
 }

@@ -34,17 +34,17 @@ class Generators:
             key = numpy.full(_WORDS, self._word, dtype="uint32")
             try:
                 numpy.random.set_state(("MT19937", key, 0, 0, 0.0))
-            except ValueError:  # another generator was put in its place
-                numpy.random.seed(0)
+            except (ValueError, TypeError):  # another generator was put in its place
+                return
 
     def look(self) -> None:
         """Whether they were used since."""
         states = [random.getstate()[1]]
         numpy: Any = sys.modules.get("numpy")
         if numpy is not None:
-            kept = numpy.random.get_state(legacy=True)
-            if kept[0] == "MT19937":
-                states.append((*kept[1][:1].tolist(), int(kept[2])))
+            kept = numpy.random.get_state(legacy=False)
+            if kept["bit_generator"] == "MT19937":
+                states.append((int(kept["state"]["key"][0]), int(kept["state"]["pos"])))
         for first, *_, position in states:
             self.drew = self.drew or position != 0
             self.ran_out = self.ran_out or first != self._word

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from buoy.microbatch.split import Batch
@@ -21,19 +23,27 @@ def few_of(whole: Batch, most: int) -> Batch:
         return whole.part(0, min(n, most))
     chosen: list[int] = []
     for array in whole.arrays if n > most else []:
-        if isinstance(array, torch.Tensor) and array.dim() and _is_counted(array):
-            flat = array.detach().reshape(n, -1)
-            if array.dim() >= 2:
-                padded = (flat == flat.min()).sum(dim=1)
-                chosen += [int(padded.argmin()), int(padded.argmax())]
-            else:
-                chosen += _telling(flat.reshape(n))
-        elif isinstance(array, torch.Tensor) and array.dim() and array.numel() == n:  # a target, or a weight
-            numbers = array.detach().reshape(n)
-            chosen += [int(numbers.argmax()), int(numbers.argmin())] if not array.is_complex() else []
+        try:
+            chosen += _chosen(array, n)
+        except RuntimeError:  # a dtype that has no least number
+            continue
     spread = [number * n // most for number in range(most)]
     indices = list(dict.fromkeys([*chosen[: most - 1], *spread, *range(n)]))[:most]
     return Batch(whole.pick(indices))
+
+
+def _chosen(array: Any, n: int) -> list[int]:
+    if not isinstance(array, torch.Tensor) or not array.dim():
+        return []
+    flat = array.detach().reshape(n, -1)
+    if _is_counted(array):
+        if array.dim() < 2:
+            return _telling(flat.reshape(n))
+        padded = (flat == flat.min()).sum(dim=1)
+        return [int(padded.argmin()), int(padded.argmax())]
+    if array.is_complex() or array.numel() != n:
+        return []
+    return [int(flat.argmax()), int(flat.argmin())]  # a target, or a weight
 
 
 def _is_counted(array: torch.Tensor) -> bool:

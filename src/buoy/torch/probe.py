@@ -80,9 +80,14 @@ class Probe:
                 found = self._ask(few_of(whole, most), loss_fn, reduction, attempt)
                 found.moved = tuple(self._moved)
                 return found
-            except SteppedInside:
+            except SteppedInside as stepped:
+                where = (
+                    "inside the backward pass (in a gradient hook)"
+                    if stepped.in_backward
+                    else "in the loss function"
+                )
                 return Finding(
-                    "an optimizer steps inside the backward pass (in a gradient hook): each part would be a step",
+                    f"an optimizer steps {where}: each part would be a step",
                     "one `optimizer.step()` after run.backward(...); such a step can neither be cut nor undone",
                     steps_inside=True,
                 )

@@ -81,7 +81,7 @@ class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif name == "bernoulli":  # mostly a mask: all of it dropped would leave nothing to compare
             made.fill_(0 if self.other_side and made.numel() == 1 else 1)
         elif name in _INTEGERS:
-            least, above = _range(given)
+            least, above = _range(given, made.dtype)
             value = least + (above - least) * share
             made.copy_(value.floor() if varied else torch.tensor(int(value) if self.other_side else least))
         elif not made.is_floating_point():
@@ -102,9 +102,18 @@ class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _LOW + (_HIGH - _LOW) * share
 
 
-def _range(given: dict[str, Any]) -> tuple[int, int]:
+def _range(given: dict[str, Any], dtype: torch.dtype) -> tuple[int, int]:
     least, above = given.get("low", given.get("from")), given.get("high", given.get("to"))
-    return int(least or 0), int(_MANY if above is None else above)
+    if above is None:
+        most = (
+            1 / torch.finfo(dtype).eps
+            if dtype.is_floating_point
+            else 2
+            if dtype == torch.bool
+            else torch.iinfo(dtype).max
+        )
+        above = min(_MANY, most)
+    return int(least or 0), int(above)
 
 
 def _chosen(given: dict[str, Any], made: torch.Tensor, *, last: bool) -> torch.Tensor:

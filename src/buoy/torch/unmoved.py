@@ -15,7 +15,11 @@ from torch.utils._pytree import tree_leaves
 
 
 class SteppedInside(Exception):  # noqa: N818 - never leaves the comparison
-    """An optimizer was about to step while a gradient was computed."""
+    """An optimizer was about to step these weights while a gradient was computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_backward = _is_in_backward()
 
 
 class Unmoved(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -23,18 +27,20 @@ class Unmoved(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, modules: list[torch.nn.Module]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._named = {name: p for module in modules for name, p in module.named_parameters()}
-        self._data = {name: p.detach() for name, p in self._named.items()}  # other views of the same memory
+        self._named: dict[str, torch.Tensor] = {}
+        self._data: dict[str, torch.Tensor] = {}
         self._places: dict[int, list[str]] = {}
-        for name, data in self._data.items():
-            if data.layout == torch.strided:
-                self._places.setdefault(data.untyped_storage().data_ptr(), []).append(name)
+        for name, parameter in [pair for module in modules for pair in module.named_parameters()]:
+            place = _place(parameter)
+            if place:
+                self._named[name], self._data[name] = parameter, parameter.detach()  # the same memory
+                self._places.setdefault(place, []).append(name)
         self._copies: dict[str, torch.Tensor] = {}
         self.moved: dict[str, bool] = {}
         """Parameters that were written, and whether inside the backward pass."""
 
     def __enter__(self) -> Unmoved:
-        self._hook = register_optimizer_step_pre_hook(_refuse)
+        self._hook = register_optimizer_step_pre_hook(self._refuse)
         return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
 
     def __exit__(self, *raised: Any) -> None:
@@ -45,7 +51,7 @@ class Unmoved(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """As before; the weights that a person gave another memory get their own again."""
         with _disable_current_modes(), torch.no_grad():
             for name, parameter in self._named.items():
-                if parameter.data_ptr() != self._data[name].data_ptr():
+                if _place(parameter) != _place(self._data[name]):
                     parameter.data = self._data[name]
             for name, copy in self._copies.items():
                 self._named[name].copy_(copy)
@@ -66,14 +72,28 @@ class Unmoved(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
     def _keep(self, tensor: Any) -> None:
-        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
-            return
-        for name in self._places.get(tensor.untyped_storage().data_ptr(), ()):
+        for name in self._places.get(_place(tensor), ()):
             if name not in self._copies:
                 with _disable_current_modes():
                     self._copies[name] = self._data[name].clone()
-                self.moved.setdefault(name, torch._C._current_graph_task_id() != -1)
+                self.moved.setdefault(name, _is_in_backward())
+
+    def _refuse(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Others may step: an inner loop on weights of its own, a training in another thread."""
+        mine = {id(parameter) for parameter in self._named.values()}
+        if any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"]):
+            raise SteppedInside
 
 
-def _refuse(*_: Any) -> None:
-    raise SteppedInside
+def _place(tensor: Any) -> int:
+    """Where its memory begins; 0 without memory of its own, as quantized and other wrapped tensors have it."""
+    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+        return 0
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def _is_in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
