@@ -15,7 +15,7 @@ from buoy.keras.memory import Memory, memory_of
 from buoy.keras.peak import too_big
 from buoy.keras.probe import Answer, Finding, Try, as_arrays, ask_later, probe, probe_many
 from buoy.keras.snapshot import Snapshot, variables_of
-from buoy.keras.train_step import UNEVEN, Facts, HoldsNotBack, Sums, TrainStep, refuse_own_writes, unpack
+from buoy.keras.train_step import UNEVEN, Facts, HoldsNotBack, Sums, TrainStep, unpack
 from buoy.microbatch.errors import BadBatch, CannotSplit, OutOfMemory
 
 
@@ -243,7 +243,6 @@ class Functions:
 
         def compute(data: Any, count: Any, scalar: Any, added: Any) -> Any:
             whole = step.accumulate(data, count, facts, Sums(scalar, added))
-            refuse_own_writes(self._model.trainable_weights, whole.updates)
             gradients = [g for g in whole.gradients if g is not None]
             dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
             after = {id(variable): value for variable, value in whole.updates}

@@ -36,7 +36,7 @@ def on_side(high: bool) -> Iterator[None]:
 def same_for_every_sample() -> Iterator[None]:
     """Within it Keras's and TensorFlow's random functions draw one row and repeat it, whatever the seed.
 
-    Rows differ by their last bit, the first being the largest: who sorts by them to mix samples, mixes them.
+    Where that is one number per sample, they differ by their last bit: who sorts by them to mix samples, mixes them.
     """
     from keras.src.backend import random as keras_random
 
@@ -82,29 +82,31 @@ def _side() -> Any:
     return _high
 
 
-def _row(shape: Any, draw: Callable[..., Any]) -> Any:
-    """`draw` of one sample's shape, repeated for all; each a last bit smaller than the one before."""
+def _row(shape: Any, draw: Callable[..., Any], last_bit: float) -> Any:
+    """`draw` of one sample's shape, repeated for all; single numbers each so much smaller than the one before."""
     given = isinstance(shape, (list, tuple, tf.TensorShape))
     dimensions = list(shape) if given else tf.unstack(tf.convert_to_tensor(shape))
     if not dimensions:
         return draw(())
     row = draw((1, *dimensions[1:]))
-    steps = tf.cast(tf.range(dimensions[0]), row.dtype) * tf.cast(_LAST_BITS[row.dtype.name], row.dtype)
-    return row * (1 - tf.reshape(steps, [-1, *[1] * (len(dimensions) - 1)]))
+    if len(dimensions) > 1:
+        return tf.repeat(row, dimensions[0], axis=0)
+    steps = tf.cast(tf.range(dimensions[0]), row.dtype) * tf.cast(last_bit, row.dtype)
+    return row * (1 - steps)
 
 
 _draw_uniform = tf.random.stateless_uniform
 _draw_normal = tf.random.stateless_normal
 
 
-def _unit(shape: Any, dtype: Any) -> Any:
-    """Between 0 and 1, near the end that is looked at."""
+def _unit(shape: Any, dtype: Any, *, apart: bool = True) -> Any:
+    """Between 0 and 1, near the end that is looked at; rows are apart by their last bit."""
 
     def draw(shape: Any) -> Any:
         near = _NEAR * _draw_uniform(shape, (_FIXED, _FIXED), dtype=tf.as_dtype(dtype))
         return tf.where(_side(), 1 - near, near)
 
-    return _row(shape, draw)
+    return _row(shape, draw, _LAST_BITS[tf.as_dtype(dtype).name] if apart else 0.0)
 
 
 def _signed(shape: Any, dtype: Any) -> Any:
@@ -114,7 +116,7 @@ def _signed(shape: Any, dtype: Any) -> Any:
         drawn = _draw_normal(shape, (_FIXED, _FIXED), dtype=tf.as_dtype(dtype))
         return tf.where(_side(), -drawn, drawn)
 
-    return _row(shape, draw)
+    return _row(shape, draw, _LAST_BITS[tf.as_dtype(dtype).name])
 
 
 def _keras_uniform(
@@ -132,8 +134,7 @@ def _keras_normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = N
 
 def _randint(shape: Any, minval: Any, maxval: Any, dtype: Any = "int32", seed: Any = None) -> Any:
     low, high = tf.cast(minval, "float64"), tf.cast(maxval, "float64")
-    # Rounded up a little: the last bits that tell rows apart must not make another whole number of it.
-    drawn = tf.floor(low + (high - low) * _unit(shape, "float64") + 1e-9)
+    drawn = tf.floor(low + (high - low) * _unit(shape, "float64", apart=False))
     return tf.cast(tf.clip_by_value(drawn, low, high - 1), dtype)
 
 

@@ -223,7 +223,6 @@ class _Step:
 
         def computed(data: Any, count: Any) -> Any:
             whole = loop(self._micro, data, count, shape, self._model.trainable_variables)
-            refuse_own_writes(self._model.trainable_variables, whole.updates)
             found = self._divided(whole.values, whole.gradients)[1]
             after = {id(variable): value for variable, value in whole.updates}
             dense = [None if g is None else tf.convert_to_tensor(g) for g in found]
@@ -271,6 +270,7 @@ class _Step:
                 if weight is None and self._reduction == "mean":
                     loss *= tf.cast(rows, loss.dtype) / tf.cast(all_rows, loss.dtype)
             found = tape.gradient(loss, self._model.trainable_variables)
+        refuse_own_writes(self._model.trainable_variables, scope.updates())
         values = [loss] if weight is None else [loss, tf.cast(weight, loss.dtype)]
         return Micro(found, values, [rows], [], scope)
 

@@ -207,6 +207,7 @@ class TrainStep:
             gradients = tape.gradient(scaled, model.trainable_weights)
             if self.streamed:
                 model.compute_metrics(x, y, outputs, sample_weight=sample_weight)
+        refuse_own_writes(model.trainable_weights, scope.updates())
         values = [one for tracked in (total, *(parts[n] for n in sorted(parts))) for one in _values(tracked)]
         sizes = [rows, *(_size(noted[n]) for n in sorted(noted))]
         micro = Micro(gradients, values, sizes, [] if self.streamed else _leaves(outputs), scope)
