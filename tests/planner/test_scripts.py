@@ -104,7 +104,9 @@ for step in range(1000):
     x, z = torch.randn(32, 4096), torch.randn(32, 16)
     of_d.zero_grad()
     made = G(z)
-    loss(D(x), ones).backward()
+    with torch.autocast("cuda", dtype=torch.float16):
+        real = loss(D(x), ones)
+    real.backward()
     loss(D(made.detach()), 0 * ones).backward()
     of_d.step()
     for p in D.parameters():

@@ -99,9 +99,9 @@ def trace_steps(
                 tape.phase = "optimizer"
                 if len(turns) == 1:
                     scale.step(turn.optimizer)
+                    scale.update()
                 else:
                     step_in_turn(turn)  # a scaler refuses one whose gradients came with another's
-                scale.update()
                 gradients_and_state(tape, job.model, turn.optimizer)
 
         taken = min(steps, TAKEN)
