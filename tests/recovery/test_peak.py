@@ -29,14 +29,18 @@ def refused(model: nn.Module, batch: torch.Tensor, room: int, beside: int = 0, *
     optimizer = torch.optim.AdamW(model.parameters())
     run = buoy.Run(**options)  # type: ignore[arg-type]
     run.track(model=model, optimizer=optimizer)
+
+    def loss(part: torch.Tensor) -> torch.Tensor:
+        return model(part).square().mean()  # type: ignore[no-any-return]
+
     with byte_budget("8GiB") as device:
-        run.backward(batch, lambda part: model(part).square().mean())
+        run.backward(batch, loss)
         optimizer.step()
         optimizer.zero_grad()
         kept = torch.zeros(beside)
         device.size = device.live + room
         with pytest.raises(OutOfMemory) as caught:
-            run.backward(batch, lambda part: model(part).square().mean())
+            run.backward(batch, loss)
     del kept
     return str(caught.value)
 

@@ -93,7 +93,7 @@ class Cutting:
             )
         kind = self._kind_now()
         self.finding = self._found.get(kind)
-        if not self._is_fresh and (self.finding is None or self._asked.is_due(kind)):
+        if self.finding is None or (self._asked.is_due(kind) and not self._is_fresh):
             self._compare()
         if self.finding is None:
             failed = self._probe.failed
