@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 
 import buoy
+from buoy.flight import recorder
 
 torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(autouse=True)
+def unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "_current", recorder.Recorder(None))
 
 
 def train_with(run: Any, epochs: int = 1, batches: int = 8, wish: dict[int, int] | None = None) -> None:

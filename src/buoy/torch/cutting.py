@@ -9,10 +9,12 @@ import torch
 
 from buoy.microbatch.asked import Asked
 from buoy.microbatch.errors import CannotSplit, StepError
+from buoy.microbatch.oom import is_oom
 from buoy.microbatch.split import Batch
 from buoy.torch.backward import LossFunction
 from buoy.torch.kind import kind_of
 from buoy.torch.probe import Finding, Probe
+from buoy.torch.release import release
 from buoy.torch.vote import GIVE_UP, READY, Vote
 
 _OTHERS = "others"
@@ -119,7 +121,16 @@ class Cutting:
 
     def _kind_now(self) -> Hashable:
         if self._kind is None and self._step is not None:
-            self._kind = self._asked.known_as(kind_of(self._modules, *self._step)) or _OTHERS
+            try:
+                self._kind = self._asked.known_as(kind_of(self._modules, *self._step)) or _OTHERS
+            except Exception as caught:  # no room for the few numbers that tell kinds apart?
+                if not is_oom(caught):
+                    raise
+                error = caught
+            else:
+                return self._kind
+            release(error)
+            self._kind = _OTHERS
         return self._kind
 
     def _compare(self) -> Finding | None:
