@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from buoy.keras import batch_norm, rehearsal
 from buoy.keras.few import few_of, most_of
-from buoy.keras.fingerprint import AGAIN, FIRST, Comparisons, kind_of
+from buoy.keras.kind import AGAIN, FIRST, Comparisons, kind_of
 from buoy.keras.losses import SCALAR
 from buoy.keras.memory import Memory, memory_of
 from buoy.keras.peak import too_big

@@ -16,7 +16,7 @@ from buoy.flight import recorder
 from buoy.keras import batch_norm, rehearsal
 from buoy.keras.deferred import Deferred
 from buoy.keras.few import few_of, most_of
-from buoy.keras.fingerprint import AGAIN, Comparisons, kind_of, learning
+from buoy.keras.kind import AGAIN, Comparisons, kind_of, learning
 from buoy.keras.memory import Memory, memory_of
 from buoy.keras.micro_batches import Micro, Shape, loop, rows_of, shape_of
 from buoy.keras.peak import too_big
