@@ -7,38 +7,41 @@ from pathlib import Path
 
 import pytest
 
-from buoy.checkpoint.pace import _needs_us_slow
+from buoy.checkpoint.pace import BESIDE_BYTES_PER_SECOND, BUSY_BYTES_PER_SECOND, _allowed
 from tests.checkpoint.ground import about, as_tensor, open_saver, state, writers
 
 
 def after_a_second(
     trainer: float | None, ours: float, idle: float | None, quota: float | None = None
-) -> bool:
-    return _needs_us_slow((0.0, 0.0, 0.0, 0.0), (1.0, trainer, ours, idle), quota)
+) -> int | None:
+    return _allowed((0.0, 0.0, 0.0, 0.0), (1.0, trainer, ours, idle), quota)
 
 
 def test_a_trainer_that_waits_or_is_dead_is_not_slowed() -> None:
-    assert not after_a_second(0.01, 1.0, 0.5)
-    assert not after_a_second(None, 1.0, 0.0)
+    assert after_a_second(0.01, 1.0, 0.5) is None
+    assert after_a_second(None, 1.0, 0.0) is None
 
 
 def test_a_trainer_on_all_cores_is_spared() -> None:
-    assert after_a_second(1.9, 0.1, 0.0)
-    assert after_a_second(1.0, 0.1, 0.1), "its data-loading workers have the other core"
+    assert after_a_second(1.9, 0.1, 0.0) == BUSY_BYTES_PER_SECOND
+    # Its data-loading workers have the other core.
+    assert after_a_second(1.0, 0.1, 0.1) == BUSY_BYTES_PER_SECOND
 
 
-def test_a_core_that_nobody_uses_is_ours() -> None:
-    assert not after_a_second(1.0, 0.9, 0.1)
-    assert not after_a_second(1.0, 0.0, 1.0)
+def test_beside_a_trainer_that_computes_a_core_that_nobody_uses_is_ours_but_not_all_of_the_memorys_speed() -> (
+    None
+):
+    assert after_a_second(1.0, 0.9, 0.1) == BESIDE_BYTES_PER_SECOND
+    assert after_a_second(1.0, 0.0, 1.0) == BESIDE_BYTES_PER_SECOND
 
 
 def test_a_quota_counts_where_the_machine_has_more_cores() -> None:
-    assert after_a_second(1.9, 0.1, 62.0, quota=2.0)
-    assert not after_a_second(1.0, 0.1, 62.0, quota=2.0)
+    assert after_a_second(1.9, 0.1, 62.0, quota=2.0) == BUSY_BYTES_PER_SECOND
+    assert after_a_second(1.0, 0.1, 62.0, quota=2.0) == BESIDE_BYTES_PER_SECOND
 
 
 def test_what_cannot_be_read_makes_it_slow() -> None:
-    assert after_a_second(1.0, 0.1, None)
+    assert after_a_second(1.0, 0.1, None) == BUSY_BYTES_PER_SECOND
 
 
 def test_the_writer_steps_back_as_a_group_too(tmp_path: Path) -> None:
