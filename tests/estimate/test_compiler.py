@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.estimate.left_out import told_by
 
 _BUILD = """
 import torch
@@ -64,17 +63,7 @@ print(json.dumps([left_out, came_in, compiled, first == with_it, curious == firs
 
 
 def test_compiler_is_left_out_until_it_is_asked_for_and_the_trace_is_the_same(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(_BUILD)
-    done = subprocess.run(
-        [sys.executable, "-c", _TRACE, str(tmp_path / "model.py")],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    left_out, came_in, compiled, same_with_it, same_when_it_comes_in = json.loads(
-        done.stdout.splitlines()[-1]
-    )
+    left_out, came_in, compiled, same_with_it, same_when_it_comes_in = told_by(_TRACE, _BUILD, tmp_path)
     assert left_out
     assert came_in
     assert compiled == 2.0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.estimate.left_out import told_by
 
 _BUILD = """
 import torch
@@ -90,16 +89,8 @@ print(json.dumps([left_out, came_in, wrong, sorted(untold), first == traced("bui
 
 
 def test_symbols_are_left_out_until_they_are_asked_for_and_every_answer_is_torchs_own(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(_BUILD)
-    done = subprocess.run(
-        [sys.executable, "-c", _TRACE, str(tmp_path / "model.py")],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    left_out, came_in, wrong, untold, same_with_them, same_when_they_come_in = json.loads(
-        done.stdout.splitlines()[-1]
+    left_out, came_in, wrong, untold, same_with_them, same_when_they_come_in = told_by(
+        _TRACE, _BUILD, tmp_path
     )
     assert left_out
     assert came_in

@@ -22,6 +22,7 @@ from buoy.microbatch.errors import BadLoss, OutOfMemory, TornStep
 from buoy.microbatch.oom import is_oom
 from buoy.torch.release import release
 from buoy.torch.undo import PlainValues, Undo, is_lbfgs, own_values, tensors_in
+from buoy.torch.unmoved import is_in_backward
 
 _TRIES = 3
 _PATIENCE = 32  # steps
@@ -86,7 +87,7 @@ class _AtomicStep:
     def __call__(self, closure: Callable[[], Any] | None, args: Any, kwargs: Any) -> Any:
         optimizer, guard = self._optimizer, self._guard
         if any(each.inside for each in self._guards):
-            in_backward = torch._C._current_graph_task_id() != -1
+            in_backward = is_in_backward()
             raise BadLoss("a gradient hook steps the optimizer inside the backward pass" if in_backward else
                           "the loss function steps the optimizer itself",
                           received=f"{type(optimizer).__name__}.step() inside run.backward",

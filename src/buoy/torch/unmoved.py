@@ -19,7 +19,7 @@ class SteppedInside(Exception):  # noqa: N818 - never leaves the comparison
 
     def __init__(self) -> None:
         super().__init__()
-        self.in_backward = _is_in_backward()
+        self.in_backward = is_in_backward()
 
 
 class Unmoved(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -76,7 +76,7 @@ class Unmoved(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if name not in self._copies:
                 with _disable_current_modes():
                     self._copies[name] = self._data[name].clone()
-                self.moved.setdefault(name, _is_in_backward())
+                self.moved.setdefault(name, is_in_backward())
 
     def _refuse(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Others may step: an inner loop on weights of its own, a training in another thread."""
@@ -95,5 +95,6 @@ def _place(tensor: Any) -> int:
         return 0
 
 
-def _is_in_backward() -> bool:
+def is_in_backward() -> bool:
+    """Whether gradients are being computed, and a hook of theirs asks."""
     return torch._C._current_graph_task_id() != -1
