@@ -23,7 +23,7 @@ _USAGE = "buoy plan FILE[:FUNCTION] [--on ID ...] [options]"
 _DESCRIPTION = """\
 Say whether a training step fits, before it runs: the peak with its parts, the largest batch, and what makes it fit.
 FILE:FUNCTION names a function that returns a model and a batch, and optionally an optimizer and a loss.
-FILE alone is a training script: it is run in a child process up to its first optimizer step."""
+FILE alone is a training script: it is run in a child process up to its first optimizer steps."""
 _EPILOG = "exit codes: 0 fits everywhere asked for, 1 does not (or only tightly), 2 error."
 
 
@@ -56,7 +56,7 @@ def execute(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with Workshop(timeout=options.timeout) as workshop:
         if script is not None:
-            sys.stderr.write(f"buoy: running {script} in a child process up to its first optimizer step\n")
+            sys.stderr.write(f"buoy: running {script} in a child process up to its first optimizer steps\n")
             found = workshop.run_script(script, passed, request.framework)
             if found.get("says"):
                 sys.stderr.write(f"buoy: {found['says']}\n")

@@ -33,6 +33,8 @@ def main() -> None:
     """Answer one line of JSON on stdin with one on stdout, until stdin ends."""
     folder = sys.argv[1]
     os.environ[rehearsal.VARIABLE] = folder
+    # Traces are forked off after the script has computed: the threads of a pool would be missing there, and waited for.
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     said = os.path.join(folder, "said.txt")
     answers = os.fdopen(os.dup(1), "w")
     output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
