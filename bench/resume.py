@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.measure import interval, table
 
 BATCHES = (10, 50_000)
-ROUNDS = 7
+ROUNDS = 15
 CASES = {
     "torch, no workers": ("torch", "0"),
     "torch, 2 workers": ("torch", "2"),
@@ -36,8 +36,8 @@ def main() -> dict[str, object]:
                     raise RuntimeError(f"the training should have been killed at {batch}:\n{told[-3000:]}")
                 _until_saved(Path(folder, f"{name}-{batch}"))
             seconds: dict[int, list[float]] = {batch: [] for batch in BATCHES}
-            for _ in range(ROUNDS):
-                for batch in BATCHES:
+            for number in range(ROUNDS):
+                for batch in BATCHES if number % 2 else reversed(BATCHES):
                     copy = Path(folder, "copy")
                     shutil.copytree(Path(folder, f"{name}-{batch}"), copy)
                     code, told = _start(framework, copy, batch, workers, stop_at=None)

@@ -1,4 +1,4 @@
-"""What a rehearsed script must not reach: a GPU, a compiler, and training in processes that nobody watches."""
+"""What a rehearsed script must not reach: a GPU, a compiler, more threads, and processes of its own that train."""
 
 from __future__ import annotations
 
@@ -43,6 +43,8 @@ def without_gpu(compiled: list[bool]) -> Iterator[None]:
         for name in ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats")
     }
     quiet[torch, "compile"] = eager
+    # Traces are forked off later: the threads of a pool would be missing there.
+    quiet[torch, "set_num_threads"] = lambda number: None
     move = nn.Module.to
 
     def moved(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
