@@ -363,6 +363,43 @@ def own_loop(folder: str, save_at: int = 0, in_body: bool = True) -> tuple[float
     return float(total), said.getvalue()
 
 
+def a_loop_keeps_the_values_beside_its_variables_and_refuses_what_it_cannot_keep(folder: str) -> None:
+    def train(place: str, stop_at: int = 0) -> tuple[Any, ...]:
+        draws, history, limit = numpy.random.default_rng(7), [], numpy.zeros(2)
+        counters: dict[str, Any] = {"history": history, "best": tf.constant(0.0)}
+        numbers = tf.data.Dataset.range(4)
+        loop = buoy.keras.Loop(place, save=1)
+        loop.track(counters=counters, draws=draws, limit=limit, total=tf.Variable(0.0))
+        for _ in loop.epochs(2):
+            limit += 1
+            for number in loop.batches(numbers):
+                if loop.step == stop_at:
+                    raise StopHere
+                history.append(float(number) + draws.random())
+                counters["best"] = tf.maximum(counters["best"], history[-1])
+        return history, float(counters["best"]), limit.tolist(), draws.random()
+
+    whole = train(f"{folder}-whole")
+    try:
+        train(folder, stop_at=7)
+    except StopHere:
+        pass
+
+    assert len(whole[0]) == 8 and train(folder) == whole
+    loop = buoy.keras.Loop(f"{folder}-refused")
+    for thing, word in (
+        (3, "keep it in a dict"),
+        ({"metric": keras.metrics.Mean()}, "one by one"),
+        (Interrupt(1).on_train_batch_end, "both methods"),
+    ):
+        try:
+            loop.track(thing=thing)
+        except buoy.BuoyError as error:
+            assert word in str(error), error
+        else:
+            raise AssertionError(f"not refused: {thing}")
+
+
 def a_loop_saved_at_the_end_of_a_body_or_of_an_epoch_does_nothing_twice(folder: str) -> None:
     whole, _ = own_loop(f"{folder}-whole")
     for where, in_body in ((3, True), (4, True), (4, False), (6, True)):

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import buoy
 from buoy.checkpoint.state import CannotSave
+from buoy.checkpoint.values import CannotTrack
 from buoy.flight import recorder
-from buoy.torch.state import CannotTrack
 from tests.processes import buoy as command
 from tests.processes import event
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -144,11 +144,16 @@ def _load_one(name: str, optimizer: Any, stored: Mapping[str, Any]) -> None:
 
 def check_all(here: Mapping[str, Mapping[str, Any]], stored: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise `OtherModel` unless everything here has its counterpart in the checkpoint, and fits."""
-    problems = [
+    refuse_others(
         problem
         for name, variables in here.items()
         for problem in state.check(variables, stored.get(name, {}), name)
-    ]
+    )
+
+
+def refuse_others(differences: Iterable[str]) -> None:
+    """Raise `OtherModel` if there is any difference to what was saved."""
+    problems = list(differences)
     if not problems:
         return
     shown = problems[:10] + ([f"and {len(problems) - 10} more"] if len(problems) > 10 else [])

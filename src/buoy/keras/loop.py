@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from buoy.checkpoint.retention import Keep
@@ -12,9 +13,10 @@ from buoy.errors import UsageError
 from buoy.keras import rng, state
 from buoy.keras.data import BITWISE, Feed, feed_for
 from buoy.keras.epochs import Position
-from buoy.keras.holdings import check_all, stored_training
+from buoy.keras.holdings import refuse_others, stored_training
 from buoy.keras.size_log import SizeLog
 from buoy.keras.tape import Gradients
+from buoy.keras.tracked import Beside, Stored, Tracked, tracked
 from buoy.training.arguments import check, folder_name
 from buoy.training.best_metric import BestMetric
 from buoy.training.keeper import Keeper
@@ -57,7 +59,7 @@ class Loop:
         self._data_state = stored["data"] if stored is not None else None
         self._position = Position.of(stored["position"]) if stored is not None else Position()
         self._seed = rng.run_seed(seed, stored)
-        self._tracked: dict[str, Any] = {}
+        self._tracked: dict[str, Tracked] = {}
         self._steps: dict[str, Gradients] = {}
         self._feed: tuple[Any, Feed] | None = None
         self._metrics: dict[str, float] = {}
@@ -75,8 +77,8 @@ class Loop:
         return self._position.step
 
     def track(self, **objects: Any) -> None:
-        """Name what belongs to the run: built models, optimizers, metrics, variables, seed generators, and what
-        `buoy.keras.gradients` made.
+        """Name what belongs to the run: built models, optimizers, metrics, variables, seed generators, what
+        `buoy.keras.gradients` made; dicts, lists, arrays and generators are put back in place.
 
         On resume all of them are loaded at once, or none and an error that names what does not fit.
         """
@@ -86,14 +88,15 @@ class Loop:
         if taken:
             raise UsageError(f"the name {taken[0]!r} is taken", expected="a name of its own for each object")
         steps = {name: value for name, value in objects.items() if isinstance(value, Gradients)}
-        objects = {name: value for name, value in objects.items() if name not in steps}
-        here = {name: state.state_of(value) for name, value in objects.items()}
+        new = {name: tracked(name, value) for name, value in objects.items() if name not in steps}
         if self._checkpoint is not None:
-            stored = {name: self._stored(name) for name in here if name in self._checkpoint.names}
-            check_all(here, stored)
-            for name, variables in here.items():
-                state.assign(variables, stored[name])
-        self._tracked.update(objects)
+            stored = {name: self._found(name) for name in new}
+            refuse_others(words for name, thing in new.items() for words in thing.mismatches(stored[name]))
+            for name, thing in new.items():
+                thing.load(stored[name])
+                if isinstance(thing, Beside) and not thing.is_in(stored[name]):
+                    say(f"{name} is not in the checkpoint of step {self.step}: it starts as built")
+        self._tracked.update(new)
         for name, step in steps.items():
             log = SizeLog(self._keeper.folder, step, f"micro-batches.{name}.jsonl")
             if self._checkpoint is None:
@@ -180,9 +183,9 @@ class Loop:
         """
         assert self._checkpoint is not None
         if self._position.batch:
-            for name, value in self._tracked.items():
-                if name in self._checkpoint.names:
-                    state.assign(state.state_of(value), self._stored(name))
+            for name, thing in self._tracked.items():
+                if (stored := self._found(name)) is not None:
+                    thing.load(stored)
             drawn = self._stored("rng")
         rng.restore(drawn)
         self._checkpoint = None  # a mapped file keeps its disk space even when it is removed
@@ -210,7 +213,7 @@ class Loop:
         data = self._feed[1].state(self._position.offset) if self._feed is not None else self._data_state
         training = {"by": "Loop", "position": self._position.as_dict(), "seed": self._seed, "data": data,
                     "epoch_began": self._epoch_began}  # fmt: skip
-        held = {name: state.state_of(value) for name, value in self._tracked.items()}
+        held = {name: thing.state() for name, thing in self._tracked.items()}
         sizes = {name: step.state_dict() for name, step in self._steps.items()}
         return {**held, **sizes, "training": training, "rng": rng.capture()}
 
@@ -234,6 +237,11 @@ class Loop:
             )
         self._feed = dataset, feed
         return feed
+
+    def _found(self, name: str) -> Stored | None:
+        """What is stored under this name, to be read; None: nothing is."""
+        assert self._checkpoint is not None
+        return partial(self._checkpoint.value, name) if name in self._checkpoint.names else None
 
     def _stored(self, name: str) -> Any:
         assert self._checkpoint is not None

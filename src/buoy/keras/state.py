@@ -134,6 +134,11 @@ def _variables(value: Any) -> list[Any]:
     return _once(found)
 
 
+def has_variables(value: Any) -> bool:
+    """Whether this is Keras's or TensorFlow's: a variable, or an object that has some, now or when it is built."""
+    return _is_variable(value) or hasattr(value, "variables") or _is_variable(getattr(value, "state", None))
+
+
 def _is_variable(value: object) -> bool:
     import tensorflow as tf
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -13,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from buoy.checkpoint.state import CannotSave, Tensor
 from buoy.checkpoint.store import StoredTensor
+from buoy.checkpoint.values import Value, refuse, shape_of, value_of
 from buoy.errors import BuoyError
 from buoy.torch.data import is_loader
 from buoy.torch.loose_buffers import LooseBuffers
@@ -41,10 +41,6 @@ _STATE_OF_FIRST_STEP: dict[str, Callable[[dict[str, Any]], int]] = {
     "SGD": lambda group: 1 if group.get("momentum") else 0,
     "RMSprop": lambda group: 1 + bool(group.get("momentum")) + bool(group.get("centered")),
 }
-
-
-class CannotTrack(BuoyError):  # noqa: N818 - says what happened
-    """`track` was given something that has no state, or whose state cannot be put back."""
 
 
 class Tracked(Protocol):
@@ -83,36 +79,12 @@ def tracked(name: str, value: Any) -> Tracked | None:
         for number, parameter in enumerate(p for group in value.param_groups for p in group["params"]):
             _refuse_shard(name, f"param_groups: parameter {number}", parameter, value)
         return _Optimizer(value)
-    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-        return _Stateful(value)
-    if isinstance(value, (dict, list, set, deque)):
-        return _Container(value)
-    if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray":
-        return _Array(value)
     if isinstance(value, torch.Tensor):
         return _Tensor(value)
-    if generator_state(value) is not None:
-        return _Generator(value)
-    if value is None or isinstance(value, (bool, int, float, str, bytes, tuple, frozenset)):
-        raise CannotTrack(
-            f"{name} cannot be put back: it is a plain value",
-            received=f"{name}={value!r}"[:100],
-            expected="something that can be changed in place",
-            hint=f"keep it in a dict: `counters = {{{name!r}: ...}}; run.track(counters=counters)`",
-        )
-    raise CannotTrack(
-        f"{name} cannot be saved: it has no state_dict() and load_state_dict()",
-        received=f"{type(value).__module__}.{type(value).__qualname__}",
-        expected="a model, an optimizer, anything with both methods, a dict, list, set or deque, a tensor, "
-        "a numpy array, a generator",
-        hint=_hint_for(name, value),
-    )
-
-
-def _hint_for(name: str, value: object) -> str:
-    if hasattr(value, "__dict__"):
-        return f"`run.track({name}=vars({name}))` keeps its attributes; or give its class both methods"
-    return "give its class both methods, or keep what it holds in a dict and track that"
+    beside = value_of(value, generator_state, set_generator_state)
+    if beside is None:
+        refuse(name, value, expected="a model, an optimizer, a tensor", owner="run")
+    return _Beside(beside)
 
 
 def load_all(states: dict[str, Any], things: dict[str, Tracked]) -> None:
@@ -266,8 +238,8 @@ class _Optimizer:
                 for key, value in state["state"].get(number, {}).items():
                     if key in _PARAMETER_SIZED and value is not None and value.shape != parameter.shape:
                         wrong.append(
-                            f"{key} of parameter {number} is {_shape(value)} in the checkpoint, "
-                            f"the parameter is {_shape(parameter)}"
+                            f"{key} of parameter {number} is {shape_of(value)} in the checkpoint, "
+                            f"the parameter is {shape_of(parameter)}"
                         )
         return wrong
 
@@ -275,45 +247,14 @@ class _Optimizer:
         self._optimizer.load_state_dict(state)
 
 
-class _Stateful:
+class _Beside:
+    """A value that people keep beside their models."""
+
     tensor = staticmethod(kept)
     weight = 0
 
-    def __init__(self, owner: Any) -> None:
-        self._owner = owner
-
-    def state(self) -> object:
-        return self._owner.state_dict()
-
-    def mismatches(self, state: Any) -> list[str]:
-        return []
-
-    def load(self, state: Any) -> None:
-        self._owner.load_state_dict(state)
-
-
-class _Container:
-    tensor = staticmethod(kept)
-    weight = 0
-
-    def __init__(self, container: dict[Any, Any] | list[Any] | set[Any] | deque[Any]) -> None:
-        self._container = container
-
-    def state(self) -> object:
-        return self._container
-
-    def mismatches(self, state: Any) -> list[str]:
-        for kind in (dict, list, set, deque):
-            if isinstance(self._container, kind) and not isinstance(state, kind):
-                return [f"is a {kind.__name__}, in the checkpoint a {type(state).__name__}"]
-        return []
-
-    def load(self, state: Any) -> None:
-        self._container.clear()
-        if isinstance(self._container, (list, deque)):
-            self._container.extend(state)
-        else:
-            self._container.update(state)
+    def __init__(self, value: Value) -> None:
+        self.state, self.mismatches, self.load = value.state, value.mismatches, value.load
 
 
 class _Tensor:
@@ -334,48 +275,6 @@ class _Tensor:
             self._tensor.copy_(state)
 
 
-class _Array:
-    """A numpy array; it has its shape and its type for good."""
-
-    tensor = staticmethod(kept)
-    weight = 0
-
-    def __init__(self, array: Any) -> None:
-        self._array = array
-
-    def state(self) -> object:
-        return self._array
-
-    def mismatches(self, state: Any) -> list[str]:
-        if type(state) is not type(self._array):
-            return [f"is a numpy array, in the checkpoint a {type(state).__name__}"]
-        if state.shape != self._array.shape:
-            return [f"is {_shape(state)} in the checkpoint, {_shape(self._array)} here"]
-        if state.dtype != self._array.dtype:
-            return [f"is {state.dtype} in the checkpoint, {self._array.dtype} here"]
-        return []
-
-    def load(self, state: Any) -> None:
-        self._array[...] = state
-
-
-class _Generator:
-    tensor = staticmethod(kept)
-    weight = 0
-
-    def __init__(self, generator: object) -> None:
-        self._generator = generator
-
-    def state(self) -> object:
-        return generator_state(self._generator)
-
-    def mismatches(self, state: Any) -> list[str]:
-        return []
-
-    def load(self, state: Any) -> None:
-        set_generator_state(self._generator, state)
-
-
 def _refuse_shard(name: str, key: str, tensor: torch.Tensor, owner: object) -> None:
     """A checkpoint has one copy of everything, rank 0's: of a shard that would be a part only."""
     if type(tensor).__name__ == "DTensor" or getattr(tensor, "_fsdp_flattened", False):
@@ -394,14 +293,10 @@ def _refuse_shard(name: str, key: str, tensor: torch.Tensor, owner: object) -> N
 
 def _differences(name: str, mine: torch.Tensor, theirs: torch.Tensor) -> list[str]:
     if mine.shape != theirs.shape:
-        return [f"{name} is {_shape(theirs)} in the checkpoint, {_shape(mine)} here"]
+        return [f"{name} is {shape_of(theirs)} in the checkpoint, {shape_of(mine)} here"]
     if mine.dtype != theirs.dtype:
         return [f"{name} is {theirs.dtype} in the checkpoint, {mine.dtype} here"]
     return []
-
-
-def _shape(tensor: Any) -> str:
-    return f"({', '.join(str(size) for size in tensor.shape)})"
 
 
 def _holds_values_back(module: nn.Module) -> bool:

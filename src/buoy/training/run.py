@@ -158,7 +158,7 @@ class Run:
         >>> Run().track(best=0.0)
         Traceback (most recent call last):
             ...
-        buoy.torch.state.CannotTrack: best cannot be put back: it is a plain value
+        buoy.checkpoint.values.CannotTrack: best cannot be put back: it is a plain value
           received: best=0.0
           expected: something that can be changed in place
           hint: keep it in a dict: `counters = {'best': ...}; run.track(counters=counters)`

@@ -1,0 +1,213 @@
+"""What people keep beside their models (counters, histories, buffers, generators), put back in place.
+
+In place all the way down: `history = []; run.track(counters={"history": history})` goes on filling the list that is
+tracked, and a nested `defaultdict` stays one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+from buoy.errors import BuoyError
+
+_KINDS = (dict, list, set, deque)
+
+
+class CannotTrack(BuoyError):  # noqa: N818 - says what happened
+    """`track` was given something that has no state, or whose state cannot be put back."""
+
+
+class Value(Protocol):
+    """Something with a state of plain values, arrays and tensors."""
+
+    def state(self) -> object:
+        """Its state now."""
+        ...
+
+    def mismatches(self, state: Any) -> list[str]:
+        """In what a stored state does not fit, in words; empty when it can be loaded."""
+        ...
+
+    def load(self, state: Any) -> None:
+        """Put a stored state back."""
+        ...
+
+
+def value_of(
+    thing: Any, generator_state: Callable[[object], Any], set_generator_state: Callable[[Any, Any], None]
+) -> Value | None:
+    """How this is saved and loaded; None: it is neither a container, an array, a generator nor has a state of its own.
+
+    The framework knows which generators there are.
+    """
+    if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
+        return Stateful(thing)
+    if isinstance(thing, _KINDS):
+        return Container(thing)
+    if type(thing).__module__ == "numpy" and type(thing).__name__ == "ndarray":
+        return Array(thing)
+    if generator_state(thing) is not None:
+        return Generator(thing, generator_state, set_generator_state)
+    return None
+
+
+def refuse(name: str, thing: object, *, expected: str, owner: str) -> NoReturn:
+    """What `track` says of something that cannot be saved; `owner` is what people call their run."""
+    if thing is None or isinstance(thing, (bool, int, float, str, bytes, tuple, frozenset)):
+        raise CannotTrack(
+            f"{name} cannot be put back: it is a plain value",
+            received=f"{name}={thing!r}"[:100],
+            expected="something that can be changed in place",
+            hint=f"keep it in a dict: `counters = {{{name!r}: ...}}; {owner}.track(counters=counters)`",
+        )
+    hint = "give its class both methods, or keep what it holds in a dict and track that"
+    if hasattr(thing, "__dict__"):
+        hint = f"`{owner}.track({name}=vars({name}))` keeps its attributes; or give its class both methods"
+    raise CannotTrack(
+        f"{name} cannot be saved: it has no state_dict() and load_state_dict()",
+        received=f"{type(thing).__module__}.{type(thing).__qualname__}",
+        expected=f"{expected}, anything with both methods, a dict, list, set or deque, a numpy array, a generator",
+        hint=hint,
+    )
+
+
+class Stateful:
+    """Anything with `state_dict` and `load_state_dict`."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+
+    def state(self) -> object:
+        """What it says itself."""
+        return self._owner.state_dict()
+
+    def mismatches(self, state: Any) -> list[str]:
+        """It may refuse when it is loaded."""
+        return []
+
+    def load(self, state: Any) -> None:
+        """Its own way."""
+        self._owner.load_state_dict(state)
+
+
+class Container:
+    """A dict, list, set or deque, with what lies in it."""
+
+    def __init__(self, container: Any) -> None:
+        self._container = container
+
+    def state(self) -> object:
+        """Itself."""
+        return self._container
+
+    def mismatches(self, state: Any) -> list[str]:
+        """It stays the kind it is."""
+        kind = next(kind for kind in _KINDS if isinstance(self._container, kind))
+        if isinstance(state, kind):
+            return []
+        return [f"is a {kind.__name__}, in the checkpoint a {type(state).__name__}"]
+
+    def load(self, state: Any) -> None:
+        """Fill it and the containers in it."""
+        _fill(self._container, state, _in_two_places(self._container))
+
+
+class Array:
+    """A numpy array; it has its shape and its type for good."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def state(self) -> object:
+        """Itself."""
+        return self._array
+
+    def mismatches(self, state: Any) -> list[str]:
+        """Shape and type."""
+        if type(state) is not type(self._array):
+            return [f"is a numpy array, in the checkpoint a {type(state).__name__}"]
+        if state.shape != self._array.shape:
+            return [f"is {shape_of(state)} in the checkpoint, {shape_of(self._array)} here"]
+        if state.dtype != self._array.dtype:
+            return [f"is {state.dtype} in the checkpoint, {self._array.dtype} here"]
+        return []
+
+    def load(self, state: Any) -> None:
+        """Copy into it."""
+        self._array[...] = state
+
+
+class Generator:
+    """Somebody's own generator of random numbers."""
+
+    def __init__(
+        self, generator: object, read: Callable[[object], Any], write: Callable[[Any, Any], None]
+    ) -> None:
+        self._generator, self._read, self._write = generator, read, write
+
+    def state(self) -> object:
+        """Where it is in its sequence."""
+        return self._read(self._generator)
+
+    def mismatches(self, state: Any) -> list[str]:
+        """It may refuse when it is loaded."""
+        return []
+
+    def load(self, state: Any) -> None:
+        """Go there."""
+        self._write(self._generator, state)
+
+
+def shape_of(array: Any) -> str:
+    """A shape in words.
+
+    >>> shape_of(memoryview(b"abc"))
+    '(3)'
+    """
+    return f"({', '.join(str(size) for size in array.shape)})"
+
+
+def _fill(container: Any, stored: Any, shared: set[int]) -> None:
+    if isinstance(container, dict):
+        old = dict(container)
+        container.clear()
+        for key, value in stored.items():
+            container[key] = _put_back(old.get(key), value, shared)
+    elif isinstance(container, set):
+        container.clear()
+        container.update(stored)
+    else:
+        was = list(container)
+        container.clear()
+        container.extend(
+            _put_back(was[place] if place < len(was) else None, value, shared)
+            for place, value in enumerate(stored)
+        )
+
+
+def _put_back(old: Any, stored: Any, shared: set[int]) -> Any:
+    """What was there, filled with what is stored; or that itself, where another kind of thing was there."""
+    same = any(isinstance(old, kind) and isinstance(stored, kind) for kind in _KINDS)
+    if not same or id(old) in shared or getattr(old, "maxlen", None) != getattr(stored, "maxlen", None):
+        return stored
+    _fill(old, stored, shared)
+    return old
+
+
+def _in_two_places(container: Any) -> set[int]:
+    """Containers that occur twice in it: each place has its own stored value, so they cannot be filled."""
+    seen: set[int] = set()
+    twice: set[int] = set()
+    ahead = [container]
+    while ahead:
+        here = ahead.pop()
+        if not isinstance(here, _KINDS):
+            continue
+        if id(here) in seen:
+            twice.add(id(here))
+            continue
+        seen.add(id(here))
+        ahead.extend(here.values() if isinstance(here, dict) else here)
+    return twice
