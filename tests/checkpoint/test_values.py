@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections import Counter, defaultdict, deque
 from typing import Any
 
@@ -11,8 +12,16 @@ import pytest
 from buoy.checkpoint.values import CannotTrack, Container, refuse, value_of
 
 
+def read(thing: object) -> Any:
+    return thing.getstate() if isinstance(thing, random.Random) else None
+
+
+def write(generator: random.Random, state: Any) -> None:
+    generator.setstate(state)
+
+
 def loaded(container: Any, stored: Any) -> Any:
-    Container(container).load(copy.deepcopy(stored))
+    Container(container, read, write).load(copy.deepcopy(stored))
     return container
 
 
@@ -66,6 +75,25 @@ def test_what_is_in_itself_is_no_endless_work() -> None:
     assert loaded(held, [[1]]) == [[1]]
 
 
+def test_generators_inside_go_on_where_they_were() -> None:
+    """As in `vars(environment)`."""
+
+    def environment(seed: int) -> dict[str, Any]:
+        return {"draws": random.Random(seed), "pair": ([random.Random(seed)], 1), "steps": [seed]}
+
+    held, anew = environment(5), environment(9)
+    held["draws"].random()
+    state = Container(held, read, write).state()
+    expected = [held["draws"].random(), held["pair"][0][0].random()]
+    inner = anew["draws"], anew["pair"][0][0]
+
+    assert loaded(anew, state)["steps"] == [5]
+
+    assert [draws.random() for draws in inner] == expected
+    with pytest.raises(ValueError, match="a generator was saved here"):
+        loaded({"draws": 3}, state)
+
+
 class Own:
     def __init__(self) -> None:
         self.attribute = 1
@@ -75,7 +103,7 @@ class Own:
     ("thing", "word"), [(1.5, "keep it in a dict"), (Own(), "vars(x)"), (object(), "both methods")]
 )
 def test_what_cannot_be_saved_is_refused_with_what_to_do(thing: object, word: str) -> None:
-    assert value_of(thing, lambda _: None, lambda generator, state: None) is None
+    assert value_of(thing, read, write) is None
 
     with pytest.raises(CannotTrack) as caught:
         refuse("x", thing, expected="a model", owner="run")

@@ -304,7 +304,7 @@ def _refused(path: tuple[str, ...], what: str) -> CannotSave:
     return CannotSave(
         f"{_shown(path)} {what}",
         expected="tensors, numpy arrays, numbers, texts, and lists, tuples, deques, sets and dicts of them",
-        hint="keep it out of what is tracked, or give its owner a state_dict() without it",
+        hint="track it under a name of its own, or keep it out: give its owner a state_dict() without it",
     )
 
 

@@ -1,18 +1,24 @@
 """What people keep beside their models (counters, histories, buffers, generators), put back in place.
 
 In place all the way down: `history = []; run.track(counters={"history": history})` goes on filling the list that is
-tracked, and a nested `defaultdict` stays one.
+tracked, a nested `defaultdict` stays one, and a generator in `vars(environment)` goes on where it was.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
 
 from buoy.errors import BuoyError
 
 _KINDS = (dict, list, set, deque)
+_GENERATOR = "buoy.generator"
+"""The only key of a dict that stands for a generator inside a container."""
+
+Read = Callable[[object], Any]
+"""The state of a generator, None for anything else; the framework knows which ones there are."""
+Write = Callable[[Any, Any], None]
 
 
 class CannotTrack(BuoyError):  # noqa: N818 - says what happened
@@ -35,21 +41,16 @@ class Value(Protocol):
         ...
 
 
-def value_of(
-    thing: Any, generator_state: Callable[[object], Any], set_generator_state: Callable[[Any, Any], None]
-) -> Value | None:
-    """How this is saved and loaded; None: it is neither a container, an array, a generator nor has a state of its own.
-
-    The framework knows which generators there are.
-    """
+def value_of(thing: Any, read: Read, write: Write) -> Value | None:
+    """How this is saved and loaded; None: no container, array or generator, and without a state of its own."""
     if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
         return Stateful(thing)
     if isinstance(thing, _KINDS):
-        return Container(thing)
+        return Container(thing, read, write)
     if type(thing).__module__ == "numpy" and type(thing).__name__ == "ndarray":
         return Array(thing)
-    if generator_state(thing) is not None:
-        return Generator(thing, generator_state, set_generator_state)
+    if read(thing) is not None:
+        return Generator(thing, read, write)
     return None
 
 
@@ -95,12 +96,14 @@ class Stateful:
 class Container:
     """A dict, list, set or deque, with what lies in it."""
 
-    def __init__(self, container: Any) -> None:
-        self._container = container
+    def __init__(self, container: Any, read: Read, write: Write) -> None:
+        self._container, self._read, self._write = container, read, write
+        # Looked for once: a replay buffer of a million steps is not copied at each checkpoint for nothing.
+        self._has_generators = any(read(leaf) is not None for leaf in _leaves(container))
 
     def state(self) -> object:
-        """Itself."""
-        return self._container
+        """Itself; or a copy in which generators are what they hold."""
+        return self._described(self._container) if self._has_generators else self._container
 
     def mismatches(self, state: Any) -> list[str]:
         """It stays the kind it is."""
@@ -111,7 +114,49 @@ class Container:
 
     def load(self, state: Any) -> None:
         """Fill it and the containers in it."""
-        _fill(self._container, state, _in_two_places(self._container))
+        self._fill(self._container, state, _in_two_places(self._container))
+
+    def _described(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: self._described(item) for key, item in value.items()}
+        if isinstance(value, deque):
+            return deque(map(self._described, value), value.maxlen)
+        if type(value) in (list, tuple):
+            return type(value)(map(self._described, value))
+        held = self._read(value)
+        return value if held is None else {_GENERATOR: held}
+
+    def _fill(self, container: Any, stored: Any, shared: set[int]) -> None:
+        if isinstance(container, dict):
+            old = dict(container)
+            container.clear()
+            for key, value in stored.items():
+                container[key] = self._put_back(old.get(key), value, shared)
+        elif isinstance(container, set):
+            container.clear()
+            container.update(stored)
+        else:
+            was = list(container)
+            container.clear()
+            container.extend(
+                self._put_back(was[place] if place < len(was) else None, value, shared)
+                for place, value in enumerate(stored)
+            )
+
+    def _put_back(self, old: Any, stored: Any, shared: set[int]) -> Any:
+        """What was there, filled with what is stored; or that itself, where another kind of thing was there."""
+        if isinstance(stored, dict) and set(stored) == {_GENERATOR}:
+            if self._read(old) is None:
+                raise ValueError(f"a generator was saved here, now it is a {type(old).__name__}")
+            self._write(old, stored[_GENERATOR])
+            return old
+        if type(old) is tuple and type(stored) is tuple and len(old) == len(stored):
+            return tuple(self._put_back(one, other, shared) for one, other in zip(old, stored, strict=True))
+        same = any(isinstance(old, kind) and isinstance(stored, kind) for kind in _KINDS)
+        if not same or id(old) in shared or getattr(old, "maxlen", None) != getattr(stored, "maxlen", None):
+            return stored
+        self._fill(old, stored, shared)
+        return old
 
 
 class Array:
@@ -142,9 +187,7 @@ class Array:
 class Generator:
     """Somebody's own generator of random numbers."""
 
-    def __init__(
-        self, generator: object, read: Callable[[object], Any], write: Callable[[Any, Any], None]
-    ) -> None:
+    def __init__(self, generator: object, read: Read, write: Write) -> None:
         self._generator, self._read, self._write = generator, read, write
 
     def state(self) -> object:
@@ -169,45 +212,27 @@ def shape_of(array: Any) -> str:
     return f"({', '.join(str(size) for size in array.shape)})"
 
 
-def _fill(container: Any, stored: Any, shared: set[int]) -> None:
-    if isinstance(container, dict):
-        old = dict(container)
-        container.clear()
-        for key, value in stored.items():
-            container[key] = _put_back(old.get(key), value, shared)
-    elif isinstance(container, set):
-        container.clear()
-        container.update(stored)
-    else:
-        was = list(container)
-        container.clear()
-        container.extend(
-            _put_back(was[place] if place < len(was) else None, value, shared)
-            for place, value in enumerate(stored)
-        )
-
-
-def _put_back(old: Any, stored: Any, shared: set[int]) -> Any:
-    """What was there, filled with what is stored; or that itself, where another kind of thing was there."""
-    same = any(isinstance(old, kind) and isinstance(stored, kind) for kind in _KINDS)
-    if not same or id(old) in shared or getattr(old, "maxlen", None) != getattr(stored, "maxlen", None):
-        return stored
-    _fill(old, stored, shared)
-    return old
-
-
 def _in_two_places(container: Any) -> set[int]:
     """Containers that occur twice in it: each place has its own stored value, so they cannot be filled."""
     seen: set[int] = set()
     twice: set[int] = set()
+    for here in _walk(container):
+        if isinstance(here, _KINDS):
+            (twice if id(here) in seen else seen).add(id(here))
+    return twice
+
+
+def _leaves(container: Any) -> Iterator[Any]:
+    return (thing for thing in _walk(container) if not isinstance(thing, (*_KINDS, tuple)))
+
+
+def _walk(container: Any) -> Iterator[Any]:
+    """Everything in it, each container looked into once; what lies in two places comes twice."""
+    seen: set[int] = set()
     ahead = [container]
     while ahead:
         here = ahead.pop()
-        if not isinstance(here, _KINDS):
-            continue
-        if id(here) in seen:
-            twice.add(id(here))
-            continue
-        seen.add(id(here))
-        ahead.extend(here.values() if isinstance(here, dict) else here)
-    return twice
+        yield here
+        if isinstance(here, (*_KINDS, tuple)) and id(here) not in seen:
+            seen.add(id(here))
+            ahead.extend(here.values() if isinstance(here, dict) else here)
