@@ -57,6 +57,30 @@ def losses_that_compare_samples_are_refused() -> None:
         )
 
 
+@check
+def a_state_from_batch_to_batch_is_refused_and_a_random_crop_is_cut() -> None:
+    """The one has a row for each place in the batch; the other has its shape only in training."""
+    given = keras.Input((5, 3), batch_size=16)
+    model = keras.Model(given, layers.Dense(2)(layers.LSTM(4, stateful=True, name="carries")(given)))
+    model.compile("sgd", "mse")
+    install(model, say=silent, event=silent)
+    model.train_on_batch(numbers(16, 5, 3), numbers(16, 2))
+    install(model, say=silent, event=silent, micro_batch=4)
+
+    assert "carries: LSTM(stateful=True)" in refusal(
+        lambda: model.train_on_batch(numbers(16, 5, 3), numbers(16, 2)), CannotSplit
+    )
+    model = keras.Sequential(
+        [keras.Input((8, 8, 1)), layers.RandomCrop(4, 4), layers.Flatten(), layers.Dense(2)]
+    )
+    model.compile("sgd", "mse")
+    said: list[str] = []
+    install(model, say=said.append, event=silent, micro_batch=4)
+    model.train_on_batch(numbers(16, 8, 8, 1), numbers(16, 2))
+
+    assert not said
+
+
 class FromTheMean(layers.Layer):
     """Compares each sample with the others of its batch."""
 

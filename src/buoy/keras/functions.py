@@ -14,6 +14,7 @@ from buoy.keras.losses import SCALAR
 from buoy.keras.memory import Memory, memory_of
 from buoy.keras.peak import too_big
 from buoy.keras.probe import Answer, Finding, Try, as_arrays, ask_later, probe, probe_many
+from buoy.keras.refusals import refuse_stateful
 from buoy.keras.snapshot import Snapshot, variables_of
 from buoy.keras.train_step import UNEVEN, Facts, HoldsNotBack, Sums, TrainStep, unpack
 from buoy.microbatch.errors import BadBatch, CannotSplit, OutOfMemory
@@ -142,6 +143,7 @@ class Functions:
         if self._split is not None:
             return
         batch_norm.refuse(self._model, self._inexact)
+        refuse_stateful(self._model)
         few = few_of(data)
         self._facts = self._look(few)
         finding = self._ask(few)
@@ -191,14 +193,22 @@ class Functions:
     def _build(self, data: Any) -> None:
         # Inside the step no variable may be created any more.
         model = self._model
-        if all(layer.built for layer in model._flatten_layers()):
-            model._symbolic_build(data_batch=keras.tree.map_structure(_spec, unpack(data)))
-        else:  # as Keras builds it: by tracing its own step
+        if not self._built_on_symbols(data):  # as Keras builds it: by tracing its own step
             tf.function(model.train_step, autograph=False).get_concrete_function(data)
         self._reserve = tf.constant(_room(self._step.reserve_bytes), tf.int32)
         cuts = not batch_norm.learning(model) or "batchnorm" in self._inexact
         self._memory = memory_of(model) if cuts and not self._eager else None
         self._built = True
+
+    def _built_on_symbols(self, data: Any) -> bool:
+        model = self._model
+        if not all(layer.built for layer in model._flatten_layers()):
+            return False
+        try:
+            model._symbolic_build(data_batch=keras.tree.map_structure(_spec, unpack(data)))
+        except Exception:  # noqa: BLE001 - outside of training a random crop leaves another shape; a real error comes again
+            return False
+        return True
 
     def _look(self, few: Any) -> Facts:
         found: list[Facts] = []

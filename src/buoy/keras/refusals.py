@@ -32,3 +32,15 @@ def refuse_replicas(strategy: Any) -> None:
             hint="smaller batches per replica, or one process per device; "
             "without `micro_batch=` a Guard saves and resumes",
         )
+
+
+def refuse_stateful(model: Any) -> None:
+    """A recurrent layer that carries its state to the next batch has one row of it for each place in the batch."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise CannotSplit(
+                "the batch cannot be cut: a layer keeps a state for each place in it, from batch to batch",
+                received=f"{layer.name}: {type(layer).__name__}(stateful=True)",
+                expected="layers for which each sample stands alone",
+                hint="a smaller batch_size, in the Input and in `fit`; or stateful=False with longer samples",
+            )

@@ -21,7 +21,7 @@ from buoy.keras.memory import Memory, memory_of
 from buoy.keras.micro_batches import Micro, Shape, loop, rows_of, shape_of
 from buoy.keras.peak import too_big
 from buoy.keras.probe import Answer, Finding, Try, as_arrays, ask_later, probe, probe_many
-from buoy.keras.refusals import refuse_backend, refuse_replicas
+from buoy.keras.refusals import refuse_backend, refuse_replicas, refuse_stateful
 from buoy.keras.retry import Retry
 from buoy.keras.snapshot import Snapshot
 from buoy.keras.states import States
@@ -175,6 +175,7 @@ class _Step:
         if self._split is not None:
             return
         batch_norm.refuse(self._model, self._inexact)
+        refuse_stateful(self._model)
         few = few_of(data)
         self._look(few)
         self._ask(few)
