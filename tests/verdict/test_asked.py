@@ -123,7 +123,7 @@ def test_memory_that_runs_out_after_the_training_is_no_reason_to_train_smaller(t
     verdict = buoy.why(str(process.runs / "train"), 1)
 
     assert (Path(verdict.run).name, verdict.cause.id) == ("train", "kernel-oom")
-    assert verdict.cause.next[1].startswith("nothing of its trainings was lost")
+    assert verdict.cause.next[1].startswith("nothing of lr2 was lost")
     assert not any("batch" in step or "go on from" in step for step in verdict.cause.next)
 
 

@@ -301,3 +301,60 @@ def test_of_two_trained_in_turns_none_was_left_for_the_other(tmp_path: Path) -> 
     assert kernel.why("a").cause.id == "finished"
     kernel.trains(30.0, "c")
     assert kernel.why("b").cause.claim.text == verdict.cause.claim.text  # c began after it had been left
+
+
+def _finished_and_then_a_loop(tmp_path: Path) -> Kernel:
+    """runs/a was finished at step 200; a loop without a run did 120 steps; then the idle kernel was killed."""
+    kernel = Kernel(tmp_path)
+    kernel.trains(60.0, "a")
+    kernel.attempt.event("trained", 30.0, run="../a", step=200, finished=True)
+    kernel.attempt.event("loop", 25.0, left=200)
+    kernel.rests()
+    return kernel
+
+
+def test_a_loop_after_a_finished_run_is_not_called_safe(tmp_path: Path) -> None:
+    kernel = _finished_and_then_a_loop(tmp_path)
+    kernel.write()
+    verdict = kernel.why("train", 1)
+    words = str(verdict)
+
+    assert verdict.cause.next[0].startswith("120 steps of the loop without a run had no checkpoint")
+    assert "nothing of a was lost: it was finished" in verdict.cause.next
+    assert "of its trainings" not in words and "no checkpoint of that was seen" in " ".join(words.split())
+    assert kernel.why("a").cause.id == "finished"
+
+
+def test_what_that_loop_saved_is_where_it_goes_on(tmp_path: Path) -> None:
+    kernel = _finished_and_then_a_loop(tmp_path)
+    kernel.attempt.event("save", 40.0, what="torch.save", path="before.pt")
+    kernel.attempt.event("save", 5.0, what="torch.save", path="loop.pt")
+    kernel.write()
+    verdict = kernel.why("train", 1)
+
+    assert "loop.pt" in verdict.cause.next[0] and "loop.pt" in verdict.cause.cascade[0].text
+    assert "no checkpoint" not in str(verdict)
+
+
+def test_what_was_saved_before_it_is_none_of_its_own(tmp_path: Path) -> None:
+    kernel = _finished_and_then_a_loop(tmp_path)
+    kernel.attempt.events.insert(2, {**kernel.attempt.events[1], "kind": "save", "what": "torch.save",
+                                     "path": "before.pt"})  # fmt: skip
+    kernel.write()
+
+    assert "before.pt" not in str(kernel.why("train", 1))
+
+
+def test_a_script_whose_loop_died_after_its_run_was_finished_lost_that_loop(tmp_path: Path) -> None:
+    script = Attempt(tmp_path)
+    script.oom_killed()
+    script.event("opened", 60.0, run=".", newest=None)
+    script.event("training", 59.0, run=".", step=0, left=0)
+    script.event("trained", 30.0, run=".", step=200, finished=True)
+    script.event("loop", 25.0, left=200)
+    script.write()
+    verdict = buoy.why(str(tmp_path / "runs"))
+
+    assert verdict.cause.id == "kernel-oom"
+    assert any("save every few minutes" in step for step in verdict.cause.next)
+    assert "nothing of train was lost" in verdict.cause.next[-1]

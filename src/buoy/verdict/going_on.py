@@ -115,6 +115,10 @@ def with_its_checkpoints(verdict: Verdict, evidence: Evidence, own: Training) ->
         return verdict
     told = go_on(evidence)
     done = what_to_do(FINISHED, verdict.run, False).replace("nothing", "nothing of its training was lost", 1)
+    if own.finished and own.is_followed_by_a_loop:  # that loop's own end is what happened
+        name = printable(os.path.basename(verdict.run), 40)
+        kept = done.replace("of its training", f"of {name}")
+        return replace(verdict, cause=replace(verdict.cause, next=(*verdict.cause.next, kept)))
     if own.finished:
         steps = [step for step in verdict.cause.next if step != told]
         if verdict.cause.id in WANTS_MEMORY:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from buoy.flight.attempt import is_kernel
 from buoy.flight.trainings import Training, training_of
+from buoy.units import format_duration
 from buoy.verdict.going_on import (
     FINISHED,
     LEFT,
@@ -21,7 +22,7 @@ from buoy.verdict.going_on import (
 )
 from buoy.verdict.model import Cause, Claim, Verdict
 from buoy.verdict.own_story import IDLE, before, fate, grade_of, what_became
-from buoy.verdict.saved import from_here, is_in_a_loop_of_its_own
+from buoy.verdict.saved import from_here, last_save, steps_of_its_own
 from buoy.verdict.values import printable
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ def in_a_line(verdict: Verdict, evidence: Evidence) -> str | None:
     for folder, story, own in left[:1]:
         name = printable(os.path.basename(folder), 40)
         words += f"; before that {name} {fate(story, own)}: `buoy why {shlex.quote(from_here(folder))}`"
+    alone = _loop_without_a_run(evidence)
+    if alone is not None:
+        words += f"; {alone.text}"
     return words
 
 
@@ -103,9 +107,12 @@ def with_its_runs(verdict: Verdict, evidence: Evidence) -> Verdict:
     if is_told:  # the one that trained last came to its end: that comes first
         return replace(verdict, cause=replace(verdict.cause, cascade=(*verdict.cause.cascade, *claims)))
     where, steps = replace(verdict.where, epoch=None), list(verdict.cause.next)
-    if not is_in_a_loop_of_its_own(evidence) or was_between_cells(evidence):
+    alone = _loop_without_a_run(evidence)
+    if alone is None or was_between_cells(evidence):
         where = replace(where, step=None, phase=None)
         steps = _advice(verdict, evidence, told)
+    if alone is not None:
+        claims.insert(0, alone)
     cause = replace(verdict.cause, cascade=(*claims, *verdict.cause.cascade), next=tuple(steps))
     return replace(verdict, cause=cause, where=where)
 
@@ -114,9 +121,43 @@ def _advice(verdict: Verdict, evidence: Evidence, told: list[tuple[str, str, Tra
     """How to go on with the run that was left last; what lowers a training's memory is no help outside of one."""
     steps = [step for step in verdict.cause.next if step != go_on(evidence)]
     left = next((each for each in told if each[1] in (LEFT, UNSAVED)), None)
-    again = "nothing of its trainings was lost: they were finished"
+    names = [printable(os.path.basename(folder), 40) for folder, story, _ in told if story == FINISHED]
+    whose = " and ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")
+    again = f"nothing of {whose} was lost: {'they were' if len(names) > 1 else 'it was'} finished"
     if left is not None:
         folder, story, own = left
         todo = finished_since(evidence, folder) or what_to_do(story, folder, True, own)
         again = f"{printable(os.path.basename(folder), 40)}: {todo}"
-    return [TOO_MUCH, again] if verdict.cause.id in WANTS_MEMORY else [again, *steps]
+    if verdict.cause.id in WANTS_MEMORY:
+        steps = [TOO_MUCH]
+        return [*steps, *_advice_on_the_loop(verdict, evidence), again]
+    return [*_advice_on_the_loop(verdict, evidence), again, *steps]
+
+
+def _loop_without_a_run(evidence: Evidence) -> Claim | None:
+    """What became of the loop that trained last, where no run of ours saved it."""
+    steps = steps_of_its_own(evidence)
+    if steps is None:
+        return None
+    told, saved = f"a loop without a run trained last, for {_in_words(steps)}", last_save(evidence)
+    if saved is None:
+        return Claim(f"{told}, and no checkpoint of that was seen", "certain")
+    age = f" {format_duration(saved.age)} before the end" if saved.age is not None else ""
+    return Claim(f"{told}; the last save that was seen{age}: {saved.path}", "certain")
+
+
+def _advice_on_the_loop(verdict: Verdict, evidence: Evidence) -> list[str]:
+    """How the loop goes on that trained last without a run; nothing after an orderly end, which a person wanted."""
+    steps = steps_of_its_own(evidence)
+    if steps is None or verdict.cause.id == "clean-exit":
+        return []
+    todo = go_on(evidence)
+    if last_save(evidence) is not None:
+        return [f"the loop without a run: {todo}"]
+    return [
+        f"{_in_words(steps)} of the loop without a run had no checkpoint: {todo}, or give it a `buoy.Run`"
+    ]
+
+
+def _in_words(steps: int) -> str:
+    return f"{steps} steps" if steps != 1 else "1 step"

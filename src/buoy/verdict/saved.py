@@ -62,7 +62,9 @@ def last_save(evidence: Evidence) -> Saved | None:
     trained = evidence.events_of("training")
     # A notebook trains one run after the other: what another one saved is of no use to the last that trained.
     if is_in_a_loop_of_its_own(evidence):
-        saves, opened = [event for event in saves if event.get("what") != "buoy"], []
+        began = _loop_began(evidence)
+        is_its_own = [e.get("what") != "buoy" and (number(e.get("t")) or 0.0) >= began for e in saves]
+        saves, opened = [save for save, is_its in zip(saves, is_its_own, strict=True) if is_its], []
     elif trained:
         of = trained[-1].get("run")
         saves = [event for event in saves if event.get("what") != "buoy" or _is_saved_by(evidence, event, of)]
@@ -115,13 +117,29 @@ def from_here(folder: str) -> str:
 
 def is_in_a_loop_of_its_own(evidence: Evidence) -> bool:
     """Whether a loop that no run of ours saves trained last: it was told of, or steps came after a run was finished."""
-    kinds = ("opened", "training", "trained", "loop")
-    told = [event for event in evidence.events if event.get("kind") in kinds]
-    if told and told[-1].get("kind") == "loop":
-        return True
-    is_over = bool(told) and told[-1].get("kind") == "trained" and told[-1].get("finished") is True
+    return steps_of_its_own(evidence) is not None
+
+
+def steps_of_its_own(evidence: Evidence) -> int | None:
+    """How many steps the loop did that no run of ours saves, where such a one trained last; else None."""
+    last = _last_told(evidence)
     step = evidence.main.step if evidence.main is not None else None
-    return is_over and step is not None and step != integer(told[-1].get("step"))
+    if last.get("kind") == "loop":
+        return step or 1  # one is what announced it
+    is_over = last.get("kind") == "trained" and last.get("finished") is True
+    done = integer(last.get("step"))
+    if not is_over or step is None or step == done:
+        return None
+    return step - done if done is not None and step > done else step
+
+
+def _last_told(evidence: Evidence) -> dict[str, object]:
+    kinds = ("opened", "training", "trained", "loop")
+    return next((event for event in reversed(evidence.events) if event.get("kind") in kinds), {})
+
+
+def _loop_began(evidence: Evidence) -> float:
+    return number(_last_told(evidence).get("t")) or 0.0
 
 
 def _is_saved_by(evidence: Evidence, save: dict[str, object], run: object) -> bool:
