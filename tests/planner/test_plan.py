@@ -13,7 +13,7 @@ import pytest
 import buoy
 from buoy.estimate.request import EstimateError
 from buoy.planner.advice import changes_for
-from buoy.planner.model import FITS, NOT, Plan
+from buoy.planner.model import FITS, NOT, UNKNOWN, Plan
 from buoy.planner.plan import parse_source
 from buoy.planner.remedies import NOT_APPLICABLE, find_remedies
 from buoy.planner.workshop import Workshop
@@ -62,6 +62,17 @@ def test_what_helps_depends_on_what_owns_the_peak(by_activations: Plan, by_param
     assert abs(saving(by_activations, "optimizer-sgd")) < 0.02
     assert saving(by_parameters, "lora") > 0.4
     assert saving(by_parameters, "in-backward") > 0.1
+
+
+def test_what_moves_to_the_host_is_judged_by_its_ram_there(by_activations: Plan, by_parameters: Plan) -> None:
+    moved = next(remedy for remedy in by_activations.remedies if remedy.id == "offload")
+    unknown = next(remedy for remedy in by_parameters.remedies if remedy.id == "offload")
+    # Of each block the input and what `relu` returned are kept, and the weights' views.
+    kept = 4 * 200_000 * (1024 + 4096) * 4
+
+    assert moved.host is not None and moved.host.low > kept and moved.host.limit < kept
+    assert moved.verdict == NOT and "host RAM" in moved.note and "offload" not in by_activations.cheapest.id
+    assert unknown.verdict == UNKNOWN and "not known" in unknown.note
 
 
 def test_advice_that_does_nothing_is_named_with_its_reason(by_activations: Plan) -> None:

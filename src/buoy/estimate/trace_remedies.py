@@ -92,13 +92,36 @@ def _in_backward(job: Any) -> None:
 
 
 def _offload(job: Any) -> None:
+    """What autograd keeps goes to the host; how much of it lies there at once is among the trace's facts."""
     loss = job.loss
 
     def offloaded(model: Any, batch: Any) -> torch.Tensor:
-        with torch.autograd.graph.save_on_cpu():
-            return loss(model, batch)  # type: ignore[no-any-return]
+        moved = _Moved()
+        with moved:
+            result: torch.Tensor = loss(model, batch)
+        before = job.facts.get("moved_to_host", (0, 0))
+        job.facts["moved_to_host"] = (max(before[0], moved.asked), max(before[1], moved.pinned))
+        return result
 
     job.loss = offloaded
+
+
+class _Moved(torch.autograd.graph.save_on_cpu):
+    """As `save_on_cpu`, counting: the bytes, and what pinned memory takes for them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.asked = self.pinned = 0
+        pack = self.pack_hook
+
+        def counted(tensor: torch.Tensor) -> Any:
+            size = tensor.numel() * tensor.element_size()
+            self.asked += size
+            # PyTorch's allocator of pinned memory rounds every block up to a power of two.
+            self.pinned += 1 << (size - 1).bit_length() if size else 0
+            return pack(tensor)
+
+        self.pack_hook = counted
 
 
 def _chunked_loss(job: Any) -> None:

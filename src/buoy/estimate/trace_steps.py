@@ -46,6 +46,8 @@ class Job:
     notes: list[str] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     """Where several optimizers step in turns; `loss` is then the sum of theirs, and `optimizer` the first."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What a remedy found out while the step ran; goes into the trace's facts."""
 
 
 def trace_steps(
@@ -122,6 +124,7 @@ def trace_steps(
         "recurrent_doubt": round(RESERVE_DOUBT * semantics.reserve / (taken * accumulate)),
         "parameters": _parameters(job.model),
         "optimizer": ", ".join(dict.fromkeys(type(turn.optimizer).__name__ for turn in turns)),
+        **job.facts,
     }
     return trace
 

@@ -73,9 +73,6 @@ def changes_for(request: Request, answer: Answer) -> list[Change]:
         Change("in-backward", "the optimizer's step inside backward", True, (0.9, 1.1), "0.9 to 1.1 measured on a CPU",
                "# p.register_post_accumulate_grad_hook: one optimizer per parameter, see docs/plan.md",
                "not together with accumulation or gradient clipping", inside="in_backward"),
-        Change("offload", "activations kept in host RAM", True, None, "each activation crosses the bus twice",
-               "with torch.autograd.graph.save_on_cpu(pin_memory=True):   # around the forward pass",
-               "moves the need to host RAM", inside="offload"),
         Change("lora", "LoRA, rank 8", False, (0.4, 0.8), "0.37 to 0.70 measured on a CPU",
                "model = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=\"all-linear\"))",
                "trains small matrices beside the frozen weights" + _missing("peft"), inside="lora"),
@@ -89,6 +86,11 @@ def changes_for(request: Request, answer: Answer) -> list[Change]:
         Change("smaller-input", "inputs of half the length or side", False, None, "fewer operations",
                "# crop or resize the samples, or cut the sequences", "another training", inside="smaller_input"),
     ]  # fmt: skip
+    if device.capability:
+        found.append(Change("offload", "activations kept in host RAM", True, None,
+                            "each activation crosses the bus twice",
+                            "with torch.autograd.graph.save_on_cpu(pin_memory=True):   # around the forward pass",
+                            inside="offload"))  # fmt: skip
     if answer.estimate.trace.facts.get("optimizer") != "SGD":
         found.append(Change("optimizer-sgd", "SGD with momentum instead of the optimizer", False, None, "not measured",
                             "optimizer = torch.optim.SGD(model.parameters(), lr=..., momentum=0.9)   # another rate",

@@ -104,6 +104,8 @@ class Remedy:
     time_basis: str
     code: str
     note: str = ""
+    host: Need | None = None
+    """The host's RAM with it, where it moves bytes there; `verdict` is then of both."""
 
     def saving(self, now: Interval) -> float | None:
         """The share of the peak it takes away; negative when it adds."""

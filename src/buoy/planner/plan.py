@@ -106,6 +106,7 @@ def make_plan(
             lambda text: say(f"{known}; {text}"),
             linear,
             limit,
+            session,
         )
     dearer = None
     if len(places) == 1 and tried is not None:

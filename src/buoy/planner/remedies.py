@@ -11,8 +11,10 @@ from buoy.estimate.devices import Device
 from buoy.estimate.request import EstimateError, Request
 from buoy.estimate.result import Estimate, estimate
 from buoy.planner.advice import Change, changes_for, popular, predicted
-from buoy.planner.model import FITS, UNKNOWN, Answer, Remedy, within
+from buoy.planner.model import FITS, UNKNOWN, Answer, Need, Remedy, within, worst
+from buoy.planner.session import Session, host_ram, with_moved
 from buoy.planner.workshop import Workshop
+from buoy.units import format_bytes
 
 _MOST_COMBINED = 4
 # Less than this share of the peak is no remedy for it.
@@ -40,13 +42,14 @@ def find_remedies(
     say: Callable[[str], None],
     linear: float | None = None,
     seconds: float | None = None,
+    session: Session | None = None,
 ) -> tuple[tuple[Remedy, ...], Remedy | None]:
     """Every remedy's effect on this place, largest saving first, and the cheapest way to fit.
 
     `linear` are the bytes of the linear layers' weights, where they were counted. After `seconds` no further one is
     begun and those left out are named; another training is then not tried where one fits that stays the same.
     """
-    bench = _Bench(workshop, request, answer, capacity)
+    bench = _Bench(workshop, request, answer, capacity, session or Session())
     changes = changes_for(request, answer)
     tried: list[tuple[Change, Remedy]] = []
     end = time.monotonic() + seconds if seconds is not None else math.inf
@@ -65,7 +68,11 @@ def find_remedies(
             if remedy is not None:
                 tried.append((change, remedy))
     now = answer.peak
-    helping = [(change, remedy) for change, remedy in tried if (remedy.saving(now) or 0) > _NOTHING]
+    helping = [
+        (change, remedy)
+        for change, remedy in tried
+        if (remedy.saving(now) or 0) > _NOTHING and (remedy.host is None or remedy.host.verdict == FITS)
+    ]
     cheapest = None
     if answer.memory_verdict != FITS:
         say("seeking the cheapest combination")
@@ -83,11 +90,14 @@ def allocator_of(request: Request, device: Device) -> str | None:
 class _Bench:
     """Tries changes on one step and one place."""
 
-    def __init__(self, workshop: Workshop, request: Request, answer: Answer, capacity: int | None) -> None:
+    def __init__(
+        self, workshop: Workshop, request: Request, answer: Answer, capacity: int | None, session: Session
+    ) -> None:
         self._workshop = workshop
         self._request = request
         self._answer = answer
         self._capacity = capacity
+        self._session = session
 
     def prepare(self, changes: list[Change]) -> None:
         """Have the traces of these changes made together, each alone on the step."""
@@ -101,7 +111,9 @@ class _Bench:
             if error.message in NOT_APPLICABLE:
                 return None
             return _untried(changes, f"could not be tried: {error.received or error.message}")
-        verdict = figure.verdict(self._capacity)
+        alone = figure.verdict(self._capacity)
+        host = self._host(figure)
+        verdict = alone if host is None else UNKNOWN if host.limit is None else worst([alone, host.verdict])
         # What was found out while applying it, such as the smaller sibling's name.
         learned = [note for note in figure.notes if note not in self._answer.estimate.notes]
         traced = any(change.request or change.inside for change in changes)
@@ -110,13 +122,22 @@ class _Bench:
             title=", ".join(change.title for change in changes),
             exact=all(change.exact for change in changes),
             basis="traced" if traced else "replayed",
-            peak=within(figure.total, verdict, self._answer.target.memory),
+            peak=within(figure.total, alone, self._answer.target.memory),
             verdict=verdict,
             time=_product([change.time for change in changes]),
             time_basis="; ".join(dict.fromkeys(change.time_basis for change in changes)),
             code="\n".join(change.code for change in changes),
-            note="; ".join([*learned, *(change.note for change in changes if change.note)]),
+            note="; ".join([*learned, *(change.note for change in changes if change.note), *_moves(host)]),
+            host=host,
         )
+
+    def _host(self, figure: Estimate) -> Need | None:
+        """The host's RAM, where these changes move bytes there."""
+        moved = figure.trace.facts.get("moved_to_host")
+        if moved is None:
+            return None
+        around = host_ram(self._session, self._answer.target, figure.trace, figure.reserved)
+        return with_moved(around, *moved)
 
     def cheapest(self, helping: list[tuple[Change, Remedy]]) -> Remedy | None:
         """The one that fits at the least cost; else the best of each kind together until they do."""
@@ -153,6 +174,16 @@ class _Bench:
                 request = replace(request, changes=(*request.changes, change.inside))
             allocator = change.allocator or allocator
         return request, allocator
+
+
+def _moves(host: Need | None) -> list[str]:
+    """What the host must hold, against what it has."""
+    if host is None:
+        return []
+    need = f"{format_bytes(host.low)} to {format_bytes(host.high)}"
+    if host.limit is None:
+        return [f"host RAM then takes {need}: how much this place has is not known"]
+    return [f"host RAM then takes {need} of {format_bytes(host.limit)}: {host.verdict}"]
 
 
 def _pairs(changes: list[Change]) -> list[list[Change]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from buoy.errors import UsageError
@@ -14,6 +14,7 @@ from buoy.planner.targets import Target
 from buoy.units import format_bytes, format_duration, parse_bytes, parse_duration
 
 _MIB = 1 << 20
+_LOADING = "loading a checkpoint"
 _SHM = "/dev/shm"  # noqa: S108 - asked about, not written to
 # Interpreter and torch on a CPU: 0.22 to 0.35 GiB measured, other libraries beside. With CUDA's libraries more, which
 # nobody measured for us: hence the width.
@@ -185,7 +186,7 @@ def host_ram(session: Session, target: Target, trace: Trace, peak: Interval) -> 
         "nodes, kernels and Python objects of each, fitted on a CPU")  # fmt: skip
     # On a CPU that is before the first step, in the memory that its activations take later.
     loading = max(0, 2 * (weights + state) - peak.low) if target.is_cpu else 2 * weights + state
-    add("loading a checkpoint", 0, loading, "on resume the saved state is beside the model it is loaded into")
+    add(_LOADING, 0, loading, "on resume the saved state is beside the model it is loaded into")
     data = None if session.data is None else session.data * (1 + session.augmented)
     if session.in_memory and data is not None:
         add("data set", data, data, "as given" + _copies(session))
@@ -218,6 +219,18 @@ def host_ram(session: Session, target: Target, trace: Trace, peak: Interval) -> 
     if session.data is None:
         note = "without the data set: say its size with data="
     return parts.need("host RAM", target.ram, note)
+
+
+def with_moved(need: Need, low: float, high: float) -> Need:
+    """The host's RAM where a step moves so many bytes there.
+
+    A checkpoint is loaded before the first step: what that takes is free again by then.
+    """
+    before = need.parts.get(_LOADING, 0)
+    parts = {**need.parts, "moved from the device": high}
+    note = "the step's activations lie there between forward and backward"
+    return replace(need, low=need.low + low, high=max(need.high, need.high - before + high), parts=parts, note=note,
+                   why={**need.why, "moved from the device": "traced; pinned blocks are powers of two"})  # fmt: skip
 
 
 def _disk(session: Session, target: Target, checkpoint: int, sample: float | None) -> Need:

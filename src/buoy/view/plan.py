@@ -335,20 +335,21 @@ def _answer_values(answer: Answer) -> dict[str, Any]:
         "step_seconds": answer.step_seconds,
         "step_basis": answer.step_basis,
         "units_per_hour": target.units_per_hour,
-        "needs": [
-            {
-                "name": need.name,
-                "low": need.low,
-                "high": need.high,
-                "limit": need.limit,
-                "unit": need.unit,
-                "verdict": need.verdict,
-                "parts": need.parts,
-                "note": need.note,
-                "why": need.why,
-            }
-            for need in answer.needs
-        ],
+        "needs": [_need_values(need) for need in answer.needs],
+    }
+
+
+def _need_values(need: Need) -> dict[str, Any]:
+    return {
+        "name": need.name,
+        "low": need.low,
+        "high": need.high,
+        "limit": need.limit,
+        "unit": need.unit,
+        "verdict": need.verdict,
+        "parts": need.parts,
+        "note": need.note,
+        "why": need.why,
     }
 
 
@@ -365,4 +366,5 @@ def _remedy_values(remedy: Remedy, now: Interval | None) -> dict[str, Any]:
         "time_basis": remedy.time_basis,
         "code": remedy.code,
         "note": remedy.note,
+        "host_ram": None if remedy.host is None else _need_values(remedy.host),
     }
