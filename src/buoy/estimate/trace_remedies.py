@@ -110,7 +110,7 @@ class _Moved(torch.autograd.graph.save_on_cpu):
     """As `save_on_cpu`, counting: the bytes, and what pinned memory takes for them."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.asked = self.pinned = 0
         pack = self.pack_hook
 
