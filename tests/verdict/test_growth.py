@@ -88,3 +88,41 @@ def test_holders_beyond_the_limit_explain_themselves(attempt: Attempt) -> None:
         attempt.verdict().holders[0].detail or ""
     )
     assert "does not count" in str(attempt.verdict())
+
+
+def warns(attempt: Attempt, before: float, seconds: float, alarm: str = "ram") -> None:
+    values = {"name": alarm.upper(), "used": GIB, "limit": LIMIT, "seconds": seconds, "per_step": 8 * MIB,
+              "per_second": 64 * MIB, "at_step": 303, "share": 0.5, "alarm": True}  # fmt: skip
+    attempt.event("warning", before, alarm=alarm, text="RAM is filling", values=values)
+
+
+def test_a_leak_that_was_warned_of_is_evidence_and_the_first_advice(attempt: Attempt) -> None:
+    """It began late: the last samples agree on no growth, the forecast did."""
+    grows(attempt, lambda n: 300 + (n > 40) * 40 * (n - 40))
+    warns(attempt, before=2.5, seconds=3.0)
+    attempt.oom_killed()
+    cause = attempt.verdict().cause
+
+    assert "memory grew about 8.0 MiB with each step" in cause.next[0]
+    assert any(
+        reading.text.startswith("warned 2.5 s before: 1.0 GiB of 2.0 GiB") for reading in cause.claim.evidence
+    )
+    assert not any("halve" in step for step in cause.next)
+
+
+def test_a_warning_of_long_ago_explains_no_end(attempt: Attempt) -> None:
+    warns(attempt, before=500.0, seconds=60.0)
+    attempt.oom_killed()
+    cause = attempt.verdict().cause
+
+    assert not any("kept for ever" in step for step in cause.next)
+    assert not any("warned" in reading.text for reading in cause.claim.evidence)
+
+
+def test_a_leak_on_the_gpu_that_was_warned_of_comes_before_smaller_batches(attempt: Attempt) -> None:
+    attempt.raises("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB.")
+    warns(attempt, before=2.5, seconds=3.0, alarm="vram")
+    cause = attempt.verdict().cause
+
+    assert cause.id == "gpu-oom" and "grew about 8.0 MiB with each step" in cause.next[0]
+    assert not any("halve" in step for step in cause.next)

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+from math import inf
 
+from buoy.checkpoint.schedule import Cost
 from buoy.flight.attempt import Attempt
 from buoy.flight.recorder import Recorder
 
 _EXHAUSTION = {"ram", "vram", "disk", "shm"}
+_DEADLY = _EXHAUSTION - {"disk"}
+"""What ends the process when it is full; on a disk that fills, more checkpoints are no help."""
 _MOST_BYTES = 256 << 10
 _PAUSE = 60.0
-"""A leak is told again and again; one checkpoint a minute is enough."""
+"""A leak is told again and again; one checkpoint a minute is enough for being told."""
+_LEAST_AFTER = 60.0
+"""Seconds after the foretold end in which it may still come; at least as long again as it was foretold before."""
+_LEAST_PAUSE, _UNKNOWN_PAUSE = 2.0, 10.0
+
+
+def pause(cost: Cost | None) -> float:
+    """Seconds between two checkpoints before a foretold end: saving may take a tenth of the time, for a short while.
+
+    >>> pause(Cost(stall=0.01, slowdown=0.0, write=0.2)), pause(Cost(0.5, 0.5, 4.0)), pause(None)
+    (2.0, 12.0, 10.0)
+    """
+    return max(_LEAST_PAUSE, 10 * cost.seconds, 3 * cost.write) if cost is not None else _UNKNOWN_PAUSE
 
 
 class Alarms:
@@ -22,13 +38,25 @@ class Alarms:
         self._attempt: Attempt | None = None
         self._offset = 0
         self._told = -_PAUSE
+        self._end = self._over = -inf
+        """When something that ends the process will be full, and when that is no longer to be expected."""
 
-    def heard(self, now: float) -> bool:
-        """Whether an exhaustion was foretold since the last call that said so, a minute ago or more."""
-        if not any(self._is_exhaustion(line) for line in self._new_lines()) or now - self._told < _PAUSE:
+    def due(self, now: float, saved: float | None, cost: Cost | None) -> bool:
+        """Whether to save for what was foretold, having last saved at `saved`.
+
+        When it is told, and again whenever the time that is left has halved: the nearer the end, the less is lost. The
+        measured cost sets the shortest pause. After the foretold end the pauses grow again, and then it is over.
+        """
+        told = [found for line in self._new_lines() if (found := _exhaustion(line)) is not None]
+        for alarm, seconds in told:
+            if alarm in _DEADLY and seconds is not None:
+                self._end, self._over = now + seconds, now + seconds + max(_LEAST_AFTER, seconds)
+        if told and now - self._told >= _PAUSE:
+            self._told = now
+            return True
+        if now >= self._over or saved is None:
             return False
-        self._told = now
-        return True
+        return now - saved >= max(abs(self._end - now), pause(cost))
 
     def _new_lines(self) -> list[bytes]:
         attempt = self._recorder.attempt
@@ -46,14 +74,17 @@ class Alarms:
         self._offset += len(whole) or (len(data) if len(data) == _MOST_BYTES else 0)
         return whole.splitlines()
 
-    @staticmethod
-    def _is_exhaustion(line: bytes) -> bool:
-        if b'"warning"' not in line:
-            return False
-        try:
-            event = json.loads(line)
-        except ValueError:
-            return False
-        return (
-            isinstance(event, dict) and event.get("kind") == "warning" and event.get("alarm") in _EXHAUSTION
-        )
+
+def _exhaustion(line: bytes) -> tuple[str, float | None] | None:
+    """What this line of the events says will be full, and in how many seconds; None where it says no such thing."""
+    if b'"warning"' not in line:
+        return None
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(event, dict) or event.get("kind") != "warning" or event.get("alarm") not in _EXHAUSTION:
+        return None
+    values = event.get("values")
+    seconds = values.get("seconds") if isinstance(values, dict) else None
+    return event["alarm"], float(seconds) if isinstance(seconds, int | float) else None

@@ -193,7 +193,7 @@ class Keeper:
             return "steps"
         if busy:
             return None  # the next one would have to wait for it
-        self._alarm = self._alarm or self._alarms.heard(now)
+        self._alarm = self._alarm or self._alarms.due(now, self._saved, self._interval.cost)
         if self._alarm:  # until it is answered: this may not have been a moment at which one can save
             return "alarm"
         next_save = self._interval.after(self._saved, self._began)

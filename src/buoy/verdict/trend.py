@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from buoy.units import format_bytes, format_duration, format_share
 from buoy.verdict.evidence import Evidence
-from buoy.verdict.values import count, number
+from buoy.verdict.model import Reading
+from buoy.verdict.values import count, mapping, number
 
 _FEWEST_STEPS = 8
 _FEWEST_SECONDS = 0.5
@@ -15,7 +19,52 @@ _LEAST_RISE = 0.05
 _ALIKE = 2.0
 """Two halves whose growth differs by more than this factor have no growth in common."""
 
+_LATE, _LATE_SECONDS = 2.0, 30.0
+"""A forecast has come true within so many times its time left, or so many seconds more."""
+
 _Rows = list[tuple[float, int]]
+
+
+class Growth(NamedTuple):
+    """How fast memory grew: by the step where steps explain it, else by the second."""
+
+    amount: float
+    is_by_step: bool
+    warned: Reading | None = None
+    """The warning that told of it, where it is known from that."""
+
+    def __str__(self) -> str:
+        return f"about {format_bytes(self.amount)} {'with each step' if self.is_by_step else 'a second'}"
+
+
+def growth_before_the_end(evidence: Evidence, limit: int | None) -> Growth | None:
+    """The growth of RAM that the last samples agree on, else that the recorder had warned of."""
+    is_by_step = bool(count(evidence.last_sample.get("step")))
+    seen = bytes_per_step(evidence, limit) if is_by_step else bytes_per_second(evidence, limit)
+    told = foretold(evidence, "ram")
+    if seen is not None:
+        return Growth(seen, is_by_step, told.warned if told is not None else None)
+    return told
+
+
+def foretold(evidence: Evidence, alarm: str) -> Growth | None:
+    """The growth of the last warning that this would be full, if the end came about when it said."""
+    events = [event for event in evidence.events_of("warning") if event.get("alarm") == alarm]
+    event = events[-1] if events else {}
+    values, t, end = mapping(event.get("values")), number(event.get("t")), evidence.last_t
+    left, used, limit = number(values.get("seconds")), number(values.get("used")), number(values.get("limit"))
+    if t is None or end is None or left is None or not 0 <= end - t <= _LATE * left + _LATE_SECONDS:
+        return None
+    by_step, by_second = number(values.get("per_step")), number(values.get("per_second"))
+    amount = by_step if by_step is not None else by_second
+    if amount is None or amount <= 0 or used is None or limit is None:
+        return None
+    found = Growth(amount, by_step is not None)
+    words = (
+        f"warned {format_duration(end - t)} before: {format_share(int(used), int(limit))} in use, growing {found}, "
+        f"full in about {format_duration(left)}"
+    )
+    return found._replace(warned=Reading(words, "events.jsonl", number(event.get("wall"))))
 
 
 def bytes_per_step(evidence: Evidence, limit: int | None) -> float | None:

@@ -6,6 +6,7 @@ from buoy.units import format_bytes, format_share
 from buoy.verdict.causes.common import gpu_grade, raised_as
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Reading
+from buoy.verdict.trend import Growth, foretold
 from buoy.verdict.values import count, mappings, printable, text
 
 
@@ -21,15 +22,23 @@ def judge(evidence: Evidence) -> Cause | None:
         name = printable(text(device.get("name")) or "GPU", 40)
         share = format_share(count(device.get("used")), count(device.get("total")))
         readings.append(Reading(f"{name}: {share} in use when it was read", "death.json", evidence.died_wall))
+    growth = foretold(evidence, "vram")
+    if growth is not None and growth.warned is not None:
+        readings.append(growth.warned)
     return Cause(
         id="gpu-oom",
         claim=Claim(f"The GPU's memory did not suffice{what}", gpu_grade(evidence, found), tuple(readings)),
         cascade=found.cascade,
-        next=_next(found.finding.type, found.finding.message),
+        next=_next(found.finding.type, found.finding.message, growth),
     )
 
 
-def _next(kind: str, message: str) -> tuple[str, ...]:
+def _next(kind: str, message: str, growth: Growth | None) -> tuple[str, ...]:
+    if growth is not None:
+        return (
+            f"find what is kept for ever on the GPU: it grew {growth}; the usual ones are losses and outputs in a list "
+            "(keep `loss.item()`), and graphs that are kept with them (`.detach()`)",
+        )
     first = "halve the batch and accumulate gradients over two (batch norm and in-batch losses will notice)"
     if kind.startswith("torch.") or "PYTORCH" in message or "Tried to allocate" in message:
         return (

@@ -10,7 +10,7 @@ from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.oom import describe_limit, examine, memory_reading
 from buoy.verdict.traces import headline
-from buoy.verdict.trend import bytes_per_second, bytes_per_step
+from buoy.verdict.trend import growth_before_the_end
 from buoy.verdict.values import count, mappings, printable
 
 
@@ -34,6 +34,9 @@ def judge(evidence: Evidence) -> Cause | None:
     seen = memory_reading(evidence)
     if seen is not None and seen not in readings:
         readings.append(seen)
+    growth = growth_before_the_end(evidence, limit)
+    if growth is not None and growth.warned is not None:
+        readings.append(growth.warned)
     readings += _colab(evidence)
     return Cause(
         id="kernel-oom",
@@ -84,17 +87,14 @@ def remedies(evidence: Evidence, limit: int | None, peak: int | None, has_worker
     """
     steps = []
     has_steps = bool(count(evidence.last_sample.get("step")))
-    growth = bytes_per_step(evidence, limit) if has_steps else bytes_per_second(evidence, limit)
+    growth = growth_before_the_end(evidence, limit)
     if growth is not None:
-        each = "with each step" if has_steps else "a second"
         usual = (
             "losses and outputs in a list (keep `loss.item()`), and results gathered over an epoch"
-            if has_steps
+            if growth.is_by_step
             else "a list that only grows, and a file that is read whole"
         )
-        steps.append(
-            f"find what is kept for ever: memory grew about {format_bytes(growth)} {each}; the usual ones are {usual}"
-        )
+        steps.append(f"find what is kept for ever: memory grew {growth}; the usual ones are {usual}")
     children = [p for p in mappings(evidence.death.get("processes")) if p.get("role") == "child"]
     held = sum(count(child.get("rss")) or 0 for child in children)
     if has_workers and children and limit and held > 0.2 * limit:
@@ -107,6 +107,8 @@ def remedies(evidence: Evidence, limit: int | None, peak: int | None, has_worker
             f"one sudden allocation did it (memory was at {format_share(peak, limit)} just before): "
             "build or load that object in pieces"
         )
+    if growth is not None and growth.is_by_step:
+        return steps  # what is never freed fills any room: a smaller batch only makes it take longer
     if evidence.death.get("gpu"):
         steps.append(
             "keep the data set out of RAM: read it in pieces or memory-map it; the batch lives on the GPU"
