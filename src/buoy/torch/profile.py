@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import nn
 
 from buoy.flight.profile import Summary
 from buoy.torch.holders import holders
+from buoy.torch.saved_bytes import SavedBytes
 from buoy.torch.state import parts
 
 _PHASES = ("data wait", "forward", "backward", "optimizer", "other")
@@ -36,8 +37,8 @@ class Profile:
         self._spent_in_whole_steps = dict(self._spent)
         self._calls = 0
         self._thread = 0
-        self._kept: dict[str, int] = {}
-        self._stack: list[str] = []
+        self._saved = SavedBytes()
+        self._is_in_backward = False
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -86,11 +87,12 @@ class Profile:
         """What was measured; writes the trace."""
         known = self._spent_in_whole_steps
         spent: dict[str, float | None] = {**known, "other": max(0.0, seconds - sum(known.values()))}
-        saved = dict(sorted(self._kept.items(), key=lambda item: -item[1]))
         held = holders(self._modules, self._optimizers)
         trace = self._write_trace()
         lost = trace is None and self._folder is not None
-        return Summary(steps, seconds, spent, held, saved=saved, trace=trace, trace_is_lost=lost)
+        return Summary(
+            steps, seconds, spent, held, saved=self._saved.at_peak(), trace=trace, trace_is_lost=lost
+        )
 
     def _record(self) -> None:
         self._profiler.start_trace()
@@ -128,41 +130,33 @@ class Profile:
     def _hook_modules(self) -> None:
         """Time in the outermost forward, and what each module's own operations keep for the backward pass."""
         entered: list[float] = []
-        # `2 (Linear)`: in a Sequential the name alone is only a number.
-        kinds = {
-            name: f"{name} ({type(part).__name__})".strip()
-            for module in self._modules
-            for name, part in module.named_modules()
-        }
-        live = dict.fromkeys(kinds, 0)
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            if self._stack and not isinstance(tensor, nn.Parameter):
-                name = self._stack[-1]
-                live[name] += tensor.numel() * tensor.element_size()
-                shown = kinds[name]
-                self._kept[shown] = max(self._kept.get(shown, 0), live[name])
-            return tensor
+        stack = self._saved.stack
+        own = [*self._modules, *self._optimizers]
 
         def before(name: str) -> Callable[..., None]:
-            def enter(module: nn.Module, arguments: Any) -> None:
-                if not self._stack:
+            def enter(module: nn.Module, arguments: Any, options: Any) -> None:
+                if not stack:
                     entered.append(time.perf_counter())
-                    live.update(dict.fromkeys(live, 0))
-                self._stack.append(name)
+                    self._saved.forward_begins(_tensors_of(own), (arguments, options))
+                stack.append(name)
 
             return enter
 
         def after(module: nn.Module, arguments: Any, output: Any) -> None:
-            self._stack.pop()
-            if not self._stack:
-                self._spent["forward"] += time.perf_counter() - entered.pop()
+            stack.pop()
+            if not stack:
+                began = entered.pop()
+                if not self._is_in_backward:  # where a checkpointed part is computed again
+                    self._spent["forward"] += time.perf_counter() - began
 
         for module in self._modules:
+            root = f"{type(module).__name__}: " if len(self._modules) > 1 else ""
             for name, part in module.named_modules():
-                self._undo.append(part.register_forward_pre_hook(before(name)).remove)
+                # `2 (Linear)`: in a Sequential the name alone is only a number.
+                shown = f"{root}{name} ({type(part).__name__})".strip()
+                self._undo.append(part.register_forward_pre_hook(before(shown), with_kwargs=True).remove)
                 self._undo.append(part.register_forward_hook(after, always_call=True).remove)
-        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        hooks = self._saved.hooks()
         hooks.__enter__()
         self._undo.append(lambda: hooks.__exit__(None, None, None))
 
@@ -198,14 +192,27 @@ class Profile:
         original = torch.autograd.backward
 
         def backward(*arguments: Any, **options: Any) -> None:
-            start = time.perf_counter()
+            if self._is_in_backward:  # one inside of the other, where a part is computed again
+                return original(*arguments, **options)
+            start, self._is_in_backward = time.perf_counter(), True
             try:
                 original(*arguments, **options)
             finally:
+                self._is_in_backward = False
                 self._spent["backward"] += time.perf_counter() - start
 
         torch.autograd.backward = backward
         self._undo.append(lambda: setattr(torch.autograd, "backward", original))
+
+
+def _tensors_of(things: Iterable[nn.Module | torch.optim.Optimizer]) -> Iterator[torch.Tensor]:
+    """Parameters and buffers: what they hold is there before and after every step."""
+    for thing in things:
+        if isinstance(thing, nn.Module):
+            yield from thing.parameters()
+            yield from thing.buffers()
+        else:
+            yield from (parameter for group in thing.param_groups for parameter in group["params"])
 
 
 def _is_whole(path: str) -> bool:
