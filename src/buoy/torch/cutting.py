@@ -15,6 +15,7 @@ from buoy.torch.backward import LossFunction
 from buoy.torch.kind import kind_of
 from buoy.torch.probe import Finding, Probe
 from buoy.torch.release import release
+from buoy.torch.trained import Trained
 from buoy.torch.vote import GIVE_UP, READY, Vote
 
 _OTHERS = "others"
@@ -29,12 +30,13 @@ class Cutting:
     def __init__(
         self,
         modules: list[torch.nn.Module],
-        parameters: list[torch.Tensor],
+        trained: Trained,
         inexact: tuple[str, ...],
         attempt: Callable[[Callable[[], Any]], Any],
     ) -> None:
         self._modules = modules
-        self._probe = Probe(modules, parameters, inexact)
+        self._trained = trained
+        self._probe = Probe(modules, trained.now, inexact)
         self._attempt = attempt
         self._is_asked = False
         self._asked = Asked()
@@ -137,6 +139,8 @@ class Cutting:
         assert self._step is not None
         kind, self._is_fresh = self._kind_now(), True
         found = self._ask(*self._step)
+        if self._trained.look():  # the loss function freezes and thaws: only now is it known what it trains
+            found = self._ask(*self._step)
         if found is not None:
             self._found[kind] = found
         self.finding = found or self._found.get(kind)

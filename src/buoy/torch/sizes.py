@@ -15,6 +15,7 @@ from buoy.torch.memory import HostMemory, Memory, memory_of
 from buoy.torch.optimizer_step import expected_state
 from buoy.torch.probe import Finding
 from buoy.torch.ramp import MeasuredRamp
+from buoy.torch.trained import Trained
 
 
 class Sizes:
@@ -25,18 +26,16 @@ class Sizes:
         say: Callable[[str], object],
         event: Callable[..., object],
         micro_batch: int | None,
-        parameters: list[torch.Tensor],
+        trained: Trained,
         optimizers: list[torch.optim.Optimizer],
         cutting: Cutting,
     ) -> None:
-        """The lists are the transaction's own, and grow with it."""
+        """The parameters and the list are the transaction's own, and grow with it."""
         self._say, self._event = say, event
         self._sizer = Sizer(most=micro_batch)
         self._history = History()
-        self._parameters, self._optimizers, self._cutting = parameters, optimizers, cutting
+        self._trained, self._optimizers, self._cutting = trained, optimizers, cutting
         self._largest = 0
-        self.gradient_bytes = 0
-        """What the gradients of all parameters take."""
 
     @property
     def entries(self) -> list[dict[str, Any]]:
@@ -58,7 +57,7 @@ class Sizes:
             if max(replayed) <= (self._sizer.most or whole.samples):
                 return replayed, None
             self._history.leave()  # the bound was given anew, and is lower
-        memory = memory_of(self._parameters[0].device)
+        memory = memory_of(self._trained.device)
         size, ramp = self._sizer.samples(whole.samples, whole.each, self._free(memory, whole))
         if size >= whole.samples and not ramp:
             return [whole.samples], None
@@ -127,7 +126,8 @@ class Sizes:
 
     def _missing_bytes(self) -> int:
         """Gradients and optimizer state that are still to be made."""
-        gradients = 0 if self._parameters[0].grad is not None else self.gradient_bytes
+        first = self._trained.now[:1]
+        gradients = 0 if first and first[0].grad is not None else self._trained.gradient_bytes
         return gradients + self._missing_state()
 
     def _missing_state(self) -> int:

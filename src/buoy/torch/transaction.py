@@ -23,6 +23,7 @@ from buoy.torch.scaler_step import make_scaler_safe
 from buoy.torch.sizes import Sizes, count_of
 from buoy.torch.snapshot import Gradients, Snapshot
 from buoy.torch.switches import Switches
+from buoy.torch.trained import Trained
 from buoy.torch.vote import GIVE_UP, READY, Vote
 
 _TRIES = 40  # far more than halving ever needs: a bound, not a plan
@@ -58,13 +59,13 @@ class Transaction(Progress):
             set_cap(memory_cap, say)
         self._switches = Switches(remedies, say, event)
         self._modules: list[torch.nn.Module] = []
-        self._parameters: list[torch.Tensor] = []
+        self._trained = Trained()
         self._optimizers: list[torch.optim.Optimizer] = []
         self._snapshot = Snapshot()
         self._gradients = Gradients()
         self._vote = Vote()
-        self._cutting = Cutting(self._modules, self._parameters, self._inexact, self._guarded)
-        self._sizes = Sizes(say, event, micro_batch, self._parameters, self._optimizers, self._cutting)
+        self._cutting = Cutting(self._modules, self._trained, self._inexact, self._guarded)
+        self._sizes = Sizes(say, event, micro_batch, self._trained, self._optimizers, self._cutting)
         self._ramp: MeasuredRamp | None = None
         self._part = 0
         self._voted = self._is_doubt_told = False
@@ -96,14 +97,7 @@ class Transaction(Progress):
         self._snapshot.watch(modules)
         self._modules += modules
         self._optimizers += optimizers
-        known = {id(parameter) for parameter in self._parameters}
-        found = [parameter for module in modules for parameter in module.parameters()]
-        found += [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-        for parameter in found:
-            if id(parameter) not in known and parameter.requires_grad:
-                known.add(id(parameter))
-                self._parameters.append(parameter)
-                self._sizes.gradient_bytes += parameter.numel() * parameter.element_size()
+        self._trained.add(modules, optimizers)
         for optimizer in optimizers:
             make_atomic(optimizer, self)
         for scaler in scalers:
@@ -120,10 +114,11 @@ class Transaction(Progress):
     ) -> torch.Tensor:
         """The gradient of `loss_fn` over the whole batch, added to `.grad`; returns the loss, detached."""
         __tracebackhide__ = True
-        if not self._parameters:
+        if not self._trained.all:
             raise UsageError("nothing to train is known", received="run.backward before run.track",
                              expected="run.track(model=model, optimizer=optimizer)")  # fmt: skip
-        loss_fn = self._switches.around(loss_fn, self._parameters[0].device, scaler)
+        self._trained.look()
+        loss_fn = self._switches.around(loss_fn, self._trained.device, scaler)
         with self._vote.quiet():
             self._voted = False
             try:
@@ -220,7 +215,7 @@ class Transaction(Progress):
             with ramp.watching() if ramp is not None else nullcontext():
                 loss = accumulate(
                     whole.samples, next_size, whole.take, loss_fn, reduction=reduction, scaler=scaler,
-                    parameters=self._parameters, progress=self,
+                    parameters=self._trained.all, progress=self,
                 )  # fmt: skip
             if versions != [getattr(array, "_version", 0) for array in whole.arrays]:
                 raise BadLoss("the loss function changed the batch in place",
@@ -237,7 +232,7 @@ class Transaction(Progress):
             else {name: getattr(scaler, name, None) for name in ("_scale", "_growth_tracker")}
         )
         found = self._cutting.finding
-        weights = self._parameters if found is not None and found.steps_inside else []
+        weights = self._trained.all if found is not None and found.steps_inside else []
         counts = [parameter._version for parameter in weights]
         try:
             return self._guarded(work, keep=True)
@@ -261,7 +256,7 @@ class Transaction(Progress):
         done = False
         try:
             self._snapshot.take()
-            self._gradients.begin(self._parameters)
+            self._gradients.begin(self._trained.all)
             result = work()
             done = keep
             return result
@@ -306,7 +301,7 @@ class Transaction(Progress):
                        parameters=[], progress=Progress())  # fmt: skip
         self._gradients.undo()
         self._snapshot.restore()
-        self._gradients.begin(self._parameters)
+        self._gradients.begin(self._trained.all)
 
     def _tell_peers(self, vote: int) -> int:
         """Cast this rank's vote, unless it is already among the others'."""
@@ -351,7 +346,7 @@ class Transaction(Progress):
         return hint
 
     def _too_big(self, error: BaseException, what: str = "one sample does") -> OutOfMemory:
-        return too_big(self._modules, self._parameters, self._optimizers, error, what, self._switches.names)
+        return too_big(self._modules, self._trained.now, self._optimizers, error, what, self._switches.names)
 
     def _tell_doubt(self, whole: Batch) -> None:
         """Once: the comparison has shown that such a cut is exact, but it may not be the one that was meant."""

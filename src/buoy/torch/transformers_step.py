@@ -95,7 +95,7 @@ class StepTransaction(Transaction):
     def __init__(self, loss: StepLoss, **settings: Any) -> None:
         super().__init__(**settings)
         self._loss = loss
-        self._cutting = _Choosing(loss, self._modules, self._parameters, self._inexact, self._guarded)
+        self._cutting = _Choosing(loss, self._modules, self._trained, self._inexact, self._guarded)
 
     def usable(self, hint: str) -> str:
         """In words of a Trainer."""
