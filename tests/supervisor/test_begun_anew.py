@@ -14,7 +14,7 @@ import pytest
 
 from buoy.flight.attempt import attempt_numbers, find_attempt
 from buoy.view.now import state
-from tests.processes import alive, attempt, event, events, read, wait_until
+from tests.processes import alive, attempt, buoy, event, events, read, wait_until
 
 _CODE = """
 import sys, time, buoy
@@ -113,3 +113,34 @@ def test_a_project_that_was_moved_whole_is_not_made_again_where_it_was(
     assert told.startswith("buoy: the folder of the recording is gone: ")
     assert told.endswith("; nothing is recorded, the training goes on\n")
     assert not kept.parent.exists() and training.poll() is None
+
+
+_UNDER_RUN = """
+import shutil, sys, time
+from buoy.supervisor import following
+from buoy.flight.recorder import current
+following.LOOK_SECONDS = 0.1
+training = current()
+training.step()
+shutil.rmtree(sys.argv[1])
+while training.attempt is not None:  # until it is seen
+    training.step()
+    time.sleep(0.01)
+while training.attempt is None:  # until there is another
+    training.step()
+    time.sleep(0.01)
+training.step()
+raise ValueError("after the folder went")
+"""
+
+
+def test_a_folder_removed_under_buoy_run_is_told_and_a_new_recording_begins(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "cats"
+    done = buoy("run", "--run", str(run), "--", sys.executable, "-c", _UNDER_RUN, str(run), timeout=60)
+    verdict = read(attempt(run) / "verdict.json")
+
+    assert f"buoy: the folder of the recording is gone: {run}\n" in done.stderr
+    assert done.stderr.count(f"buoy: a new recording begins in {run}\n") == 1
+    assert done.returncode == 1
+    assert "ValueError: after the folder went" in verdict["cause"]["claim"]["text"]
+    assert verdict["where"]["step"] > 2

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from buoy.errors import RunFolderError
 from buoy.flight.attempt import Attempt, discard, new_attempt, write_json
 from buoy.flight.log import EventLog, read_events
+from buoy.supervisor.following import is_gone
 from buoy.supervisor.launch import Child, Terminal
 from buoy.supervisor.refused import forget, is_refused
 from buoy.supervisor.start import describe_attempt, start_sidecar, write_attempt
@@ -58,10 +59,10 @@ def supervise(order: Order) -> int:
     restarts = 0
     began = time.time()
     while True:
-        attempt = new_attempt(order.run_folder)
-        outcome = _Life(order, attempt, began, restarts).live()
+        life = _Life(order, new_attempt(order.run_folder), began, restarts)
+        outcome = life.live()
         try:
-            again = _look_back(order, attempt, outcome, restarts, best_step)
+            again = _look_back(order, life.attempt, outcome, restarts, best_step)
         except Exception as error:  # noqa: BLE001 - the command has ended: its own code is what counts now
             order.say(f"buoy: could not look back on this attempt: {error!r}")
             again = False
@@ -166,7 +167,9 @@ class _Life:
 
     def __init__(self, order: Order, attempt: Attempt, began: float, restarts: int) -> None:
         self._order = order
-        self._attempt = attempt
+        self.attempt = attempt
+        """Another than at the start where its folder went under it."""
+        self._is_given_up = False
         self._began = began
         self._restarts = restarts
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
@@ -180,7 +183,7 @@ class _Life:
 
     def live(self) -> Outcome:
         try:
-            child = Child(self._order.command, self._attempt.folder, set(_HANDLED) - set(self._mask))
+            child = Child(self._order.command, self.attempt.folder, set(_HANDLED) - set(self._mask))
             self._pid = child.pid
             try:
                 self._prepare()
@@ -209,23 +212,23 @@ class _Life:
             os.waitpid(self._pid, 0)
         except ChildProcessError:
             pass
-        discard(self._attempt)
+        discard(self.attempt)
 
     def _prepare(self) -> None:
         order = self._order
         description = describe_attempt(
-            self._attempt, "run", self._pid, order.command, order.mirror, order.time_limit
+            self.attempt, "run", self._pid, order.command, order.mirror, order.time_limit
         )
         if order.time_limit is not None:
             description["session_started"] = self._began  # a restart does not begin a new session
         if order.restart:
             description["restart"] = {"allowed": order.restart, "done": self._restarts}
         try:
-            write_attempt(description, self._attempt)
+            write_attempt(description, self.attempt)
         except OSError as error:
             raise RunFolderError(
                 "cannot write the run folder",
-                received=f"{self._attempt.folder} ({error.strerror})",
+                received=f"{self.attempt.folder} ({error.strerror})",
                 expected="a folder with at least 1 MiB of free space",
                 hint="choose another with `--run DIR`",
                 exit_code=125,
@@ -234,7 +237,7 @@ class _Life:
 
     def _start_sidecar(self) -> None:
         self._sidecar_starts += 1
-        self._sidecar = start_sidecar(self._attempt, self._pid, os.getpid())
+        self._sidecar = start_sidecar(self.attempt, self._pid, os.getpid())
         try:
             self._sidecar_fd = os.pidfd_open(self._sidecar) if self._sidecar is not None else None
         except OSError:
@@ -250,6 +253,7 @@ class _Life:
                 self._forward(information)
             state = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
             if state is None:
+                self._look_after_folder()
                 self._look_after_sidecar()
             elif state.si_code == os.CLD_STOPPED:
                 os.waitid(os.P_PID, self._pid, os.WSTOPPED | os.WNOHANG)  # seen: do not report it again
@@ -268,9 +272,7 @@ class _Life:
             return
         self._forwarded.append(number)
         self._asked_to_stop = self._asked_to_stop or number in _ASKS_TO_STOP
-        _note(
-            self._attempt, "signal", signal=signal.Signals(number).name, from_pid=information.si_pid or None
-        )
+        _note(self.attempt, "signal", signal=signal.Signals(number).name, from_pid=information.si_pid or None)
 
     def _stop_with_child(self) -> None:
         """Ctrl-Z stopped the child: stop with it, and go on with it, as a shell's job does."""
@@ -278,6 +280,30 @@ class _Life:
         os.kill(os.getpid(), signal.SIGSTOP)
         self._terminal.lend(self._pid)
         os.killpg(self._pid, signal.SIGCONT)
+
+    def _look_after_folder(self) -> None:
+        """Begin a new recording where the folder was moved or removed; what trains finds it by its next steps."""
+        if self._is_given_up or not is_gone(self.attempt.folder):
+            return
+        if self._sidecar_fd is not None:  # it would write an end that nobody finds
+            signal.pidfd_send_signal(self._sidecar_fd, signal.SIGTERM)
+            os.close(self._sidecar_fd)
+            self._sidecar_fd = None
+        run_folder = self.attempt.run_folder
+        # Where all around it went with it, making it there again would only litter.
+        self._is_given_up = is_gone(os.path.dirname(os.path.dirname(run_folder)))
+        rest = "; nothing is recorded, the command goes on" if self._is_given_up else ""
+        self._order.say(f"buoy: the folder of the recording is gone: {run_folder}{rest}")
+        if self._is_given_up:
+            return
+        try:
+            self.attempt, self._sidecar_starts = new_attempt(run_folder), 0
+            self._prepare()
+        except (RunFolderError, OSError) as error:
+            self._is_given_up = True
+            self._order.say(f"buoy: nothing is recorded, the command goes on: {error}")
+            return
+        self._order.say(f"buoy: a new recording begins in {run_folder}")
 
     def _look_after_sidecar(self) -> None:
         if self._sidecar_fd is None or not select.select([self._sidecar_fd], [], [], 0)[0]:
@@ -288,7 +314,7 @@ class _Life:
             self._order.say("buoy: the recorder died again and stays down; the command goes on")
             return
         self._start_sidecar()
-        _note(self._attempt, "sidecar", what="restarted", times=self._sidecar_starts - 1)
+        _note(self.attempt, "sidecar", what="restarted", times=self._sidecar_starts - 1)
 
     def _settle(self, status: int) -> Verdict | None:
         from buoy.verdict import settle
@@ -314,16 +340,16 @@ class _Life:
         }
         self._record(record)
         try:
-            return settle(self._attempt.folder)
+            return settle(self.attempt.folder)
         except Exception as error:  # noqa: BLE001 - the child has ended: its code is what counts now
-            gone = not os.path.isdir(self._attempt.folder)
-            reason = f"the run folder {self._attempt.run_folder} is gone" if gone else repr(error)
+            gone = not os.path.isdir(self.attempt.folder)
+            reason = f"the run folder {self.attempt.run_folder} is gone" if gone else repr(error)
             self._order.say(f"buoy: no verdict: {reason}")
             return None
 
     def _record(self, record: dict[str, object]) -> None:
         try:
-            write_json(os.path.join(self._attempt.folder, "exit.json"), record)
+            write_json(os.path.join(self.attempt.folder, "exit.json"), record)
         except OSError:
             pass  # a full disk: the sidecar's reserve still takes the verdict
 

@@ -17,6 +17,7 @@ from buoy.errors import RunFolderError
 from buoy.flight.attempt import Attempt, discard
 from buoy.flight.recorder import Recorder
 from buoy.machine import procfs
+from buoy.supervisor.following import is_gone
 from buoy.supervisor.start import start_sidecar
 
 LOOK_SECONDS = 2.0
@@ -74,7 +75,7 @@ class Upkeep:
     def _look(self, folder: str | None) -> None:
         attempt = self._recorder.attempt
         # Its own part of it: another process may have begun to record in the same place since.
-        if attempt is not None and _is_gone(os.path.join(attempt.folder, f"process-{self._pid}")):
+        if attempt is not None and is_gone(os.path.join(attempt.folder, f"process-{self._pid}")):
             self._leave(attempt)
             if self._given_up:
                 return
@@ -101,7 +102,7 @@ class Upkeep:
         self._sidecar = self._born = None
         self._recorder.move(None)
         # Where all around it went with it, making it there again would only litter.
-        self._given_up = _is_gone(os.path.dirname(os.path.dirname(attempt.run_folder)))
+        self._given_up = is_gone(os.path.dirname(os.path.dirname(attempt.run_folder)))
         rest = f"; {_GOES_ON}" if self._given_up else ""
         self._say(f"the folder of the recording is gone: {attempt.run_folder}{rest}")
 
@@ -151,16 +152,6 @@ def forget(attempt: Attempt) -> None:
         discard(attempt)
     except OSError:
         pass
-
-
-def _is_gone(folder: str) -> bool:
-    try:
-        os.stat(folder)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        pass  # a drive that does not answer may answer again
-    return False
 
 
 def _born(pid: int | None) -> int | None:

@@ -50,7 +50,10 @@ def _join() -> None:
 
         attempt = recorder.attempt_of_environment()
         if attempt is not None and not recorder.is_helper_process():
-            recorder.join(attempt)
+            joined = recorder.join(attempt)
+            from buoy.supervisor.following import Following
+
+            Following(joined)
     except Exception as error:  # noqa: BLE001 - an old Python, a full disk: the script runs unrecorded from inside
         _leave_word(error)
 

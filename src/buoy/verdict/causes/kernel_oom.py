@@ -29,14 +29,14 @@ def judge(evidence: Evidence) -> Cause | None:
         else f"its memory limit of {format_bytes(limit)}"
     )
     readings = list(finding.evidence)
+    growth = growth_before_the_end(evidence, limit)
+    if growth is not None and growth.warned is not None:
+        readings.append(growth.warned)
     if evidence.status.known:
         readings.append(status_reading(evidence))
     seen = memory_reading(evidence)
     if seen is not None and seen not in readings:
         readings.append(seen)
-    growth = growth_before_the_end(evidence, limit)
-    if growth is not None and growth.warned is not None:
-        readings.append(growth.warned)
     readings += _colab(evidence)
     return Cause(
         id="kernel-oom",
