@@ -19,7 +19,7 @@ class Batch:
 
     __slots__ = ("_listed", "_split", "arrays", "elements", "hint", "reason", "samples", "value")
 
-    def __init__(self, value: object, split: Split | None = None) -> None:
+    def __init__(self, value: object, split: Split | None = None, listed: int | None = None) -> None:
         self.value = value
         self.reason: str | None = None
         """Why it cannot be cut; None when it can."""
@@ -27,12 +27,12 @@ class Batch:
         """What to do about that."""
         self.arrays: list[Any] = []
         self._split = split
-        self._listed: int | None = None
+        self._listed = listed
         """Lists of so many arrays or mappings are lists of samples."""
         rows: list[int] = []
         try:
-            _look(value, self.arrays, rows)
-            self.samples = _checked(split) if split is not None else self._count(rows)
+            _look(value, self.arrays, rows, listed)
+            self.samples = listed or (_checked(split) if split is not None else self._count(rows))
         except _NeverCut as why:
             self.samples, self.reason, self.hint = 1 if split is None else _checked(split), *why.args
             self.reason = self.reason if split is None else None
@@ -53,7 +53,7 @@ class Batch:
     def part(self, start: int, stop: int) -> Batch:
         """The samples from `start` to `stop` as a batch, which is cut as this one is."""
         if self._split is None:
-            return Batch(self.take(start, stop))
+            return Batch(self.take(start, stop), listed=self._listed and stop - start)
         cut = self._split[1]
         return Batch(cut(start, stop), (stop - start, lambda first, last: cut(start + first, start + last)))
 
@@ -66,7 +66,7 @@ class Batch:
     def doubt(self) -> str | None:
         """What a person should hear when it is cut: a list of arrays that are all alike may be a list of samples."""
         many = None if self._split is not None else _many_alike(self.value)
-        if many is None:
+        if many is None or len(many) == self._listed:
             return None
         return (
             f"a list of {len(many)} arrays of shape {list(many[0].shape)} is cut along their first dimension; if each "
@@ -76,6 +76,17 @@ class Batch:
     def pick(self, indices: list[int]) -> object:
         """These samples in this order; only where no split of the person's own is used."""
         return _cut(self.value, indices, None, self.samples, self._listed)
+
+    def picked(self, indices: list[int]) -> Batch:
+        """The same as a batch, whose lists are read as this one's are."""
+        return Batch(self.pick(indices), listed=self._listed and len(indices))
+
+    @property
+    def entries(self) -> list[Any]:
+        """The lists that have one entry per sample: of strings, of numbers, or of arrays or mappings."""
+        found: list[Any] = []
+        _look_for_entries(self.value, found, self.samples, self._listed)
+        return found
 
     def _count(self, rows: list[int]) -> int:
         lengths = {int(array.shape[0]) for array in self.arrays if len(array.shape)} or set(rows)
@@ -194,6 +205,17 @@ def _look(value: Any, found: list[Any], rows: list[int], listed: int | None = No
     else:
         for _, item in _members(value, ""):
             _look(item, found, rows, listed)
+
+
+def _look_for_entries(value: Any, found: list[Any], samples: int, listed: int | None) -> None:
+    if _is_array(value):
+        return
+    if type(value) in (list, tuple) and len(value) == samples:
+        if _is_rows(value) or (listed is not None and _is_listed(value, listed)):
+            found.append(value)
+            return
+    for _, item in _members(value, ""):
+        _look_for_entries(item, found, samples, listed)
 
 
 def _members(value: Any, path: str) -> list[tuple[str, Any]]:

@@ -2,62 +2,135 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from buoy.microbatch.split import Batch
+from buoy.microbatch.telling import FEW_VALUES, Column, Wish, extremes, labels, picked, ranges
 
 SAMPLES = 6
 FEWEST = 2
 """Where more do not fit."""
+_LOOKED_AT = 1 << 20
+"""Numbers of an array: of larger ones, every second, third, ... of each sample."""
+_SAMPLES_LOOKED_AT = 1024
+"""Where a person's own cut must be asked for each of them."""
 
 
-def few_of(whole: Batch, most: int) -> Batch:
-    """Some samples, among them those that differ: the most and the least padded, rare and equal labels.
+def trials_of(whole: Batch, most: int) -> list[Batch]:
+    """A few samples for each trial, among them those that differ: in labels, weights, masks, padding and size.
 
     A mean over tokens, over what is not ignored or by class weights shows there, and a loss that seeks pairs.
     """
     n = whole.samples
-    if whole.gives_ranges_only:  # a person's own cut gives ranges only
-        return whole.part(0, min(n, most))
-    chosen: list[int] = []
-    for array in whole.arrays if n > most else []:
-        try:
-            chosen += _chosen(array, n)
-        except RuntimeError:  # a dtype that has no least number
-            continue
-    spread = [number * n // most for number in range(most)]
-    indices = list(dict.fromkeys([*chosen[: most - 1], *spread, *range(n)]))[:most]
-    return Batch(whole.pick(indices))
-
-
-def _chosen(array: Any, n: int) -> list[int]:
-    if not isinstance(array, torch.Tensor) or not array.dim():
-        return []
-    flat = array.detach().reshape(n, -1)
-    if _is_counted(array):
-        if array.dim() < 2:
-            return _telling(flat.reshape(n))
-        padded = (flat == flat.min()).sum(dim=1)
-        return [int(padded.argmin()), int(padded.argmax())]
-    if array.is_complex() or array.numel() != n:
-        return []
-    return [int(flat.argmax()), int(flat.argmin())]  # a target, or a weight
-
-
-def _is_counted(array: torch.Tensor) -> bool:
-    return not array.is_floating_point() and not array.is_complex()
+    if n <= most:
+        return [whole.part(0, n) if whole.gives_ranges_only else whole.picked(list(range(n)))]
+    if whole.gives_ranges_only:
+        return [whole.part(start, stop) for start, stop in ranges(_by_asking(whole), n, most)]
+    found = [_wishes(array, n) for array in whole.arrays] + [_of_entries(each) for each in whole.entries]
+    one = [wishes for single, _ in found for wishes in single]
+    many = [wishes for _, several in found for wishes in several]
+    # One number per sample is mostly a label, a weight or a mask; what comes last is mostly a target.
+    return [whole.picked(rows) for rows in picked([*one[::-1], *many[::-1]], n, most)]
 
 
 def twice(few: Batch) -> Batch:
     """As many samples, the first half of them two times: what is divided by a count of some of them shows there."""
     half = list(range(max(1, few.samples // 2)))
-    return Batch(few.pick([*half, *half]))
+    return few.picked([*half, *half])
 
 
-def _telling(labels: torch.Tensor) -> list[int]:
-    """A sample of the rarest label, of the least (ignored ones are negative), and two that share theirs."""
-    kind, count = labels.unique(return_inverse=True, return_counts=True)[1:]  # type: ignore[no-untyped-call]
-    equal = (kind == count.argmax()).nonzero().reshape(-1)[:2].tolist()
-    return list(dict.fromkeys([int((kind == count.argmin()).int().argmax()), int(labels.argmin()), *equal]))
+_Found = tuple[list[list[Wish]], list[list[Wish]]]
+"""Of numbers that a sample has one of, and of numbers that it has many of."""
+
+
+def _wishes(array: Any, n: int) -> _Found:
+    try:
+        values = torch.as_tensor(array).detach()
+        if not values.dim() or len(values) != n or values.is_complex() or values.layout != torch.strided:
+            return [], []
+        single, several = _columns(_thinned(values.reshape(n, -1)))
+    except (RuntimeError, TypeError, ValueError):  # an array of strings; a dtype that has no least number
+        return [], []
+    return [labels(column) for column in single], [extremes(column) for column in several]
+
+
+def _columns(flat: torch.Tensor) -> tuple[list[Column], list[Column]]:
+    """What each sample has one of, and how much of it is what padding, masks and rare labels are made of."""
+    if flat.shape[1] == 0:
+        return [], []
+    if flat.dtype == torch.bool:
+        flat = flat.byte()
+    if flat.shape[1] == 1:
+        return [_column(flat[:, 0])], []
+    nothing = flat.isnan().sum(1) if flat.is_floating_point() else torch.zeros(len(flat))
+    single = []
+    if flat.shape[1] <= FEW_VALUES:
+        single = [_column(each) for each in flat.unbind(1) if _is_whole(each)]
+    if not _is_whole(flat):
+        return single, [_column((flat == 0).sum(1)), _column(nothing)]
+    values, counts = flat.unique(return_counts=True)  # type: ignore[no-untyped-call]
+    if len(values) == 2 and bool((flat.max(1).values == values[1]).all()):
+        once = (flat == values[1]).sum(1)
+        if bool((once == 1).all()):  # one of many: a label
+            single.append(_column((flat == values[1]).int().argmax(1)))
+    if len(values) > FEW_VALUES:
+        values = torch.stack([values[0], values[-1], values[counts.argmax()]])
+    several = [(flat == value).sum(1) for value in values]
+    several += [_run(flat), _run(flat.flip(1))]  # padding by any number, before or behind
+    return single, [*map(_column, several), _column(nothing)]
+
+
+def _run(flat: torch.Tensor) -> torch.Tensor:
+    """How often each row begins with the same number."""
+    return (flat == flat[:, :1]).int().cumprod(1).sum(1)
+
+
+def _is_whole(values: torch.Tensor) -> bool:
+    return not values.is_floating_point() or bool((values == values.round()).all())
+
+
+def _thinned(flat: torch.Tensor) -> torch.Tensor:
+    each = max(2, _LOOKED_AT // len(flat))
+    return flat if flat.shape[1] <= each else flat[:, :: -(-flat.shape[1] // each)]
+
+
+def _column(values: torch.Tensor) -> Column:
+    return [None if value != value else value for value in values.tolist()]  # noqa: PLR0124 - NaN
+
+
+def _of_entries(entries: list[Any]) -> _Found:
+    """A list with one entry per sample: its numbers, or how large its entries are (texts, boxes of an image)."""
+    if all(isinstance(entry, (bool, int, float, type(None))) for entry in entries):
+        return [labels([None if entry is None or entry != entry else entry for entry in entries])], []  # noqa: PLR0124
+    return [], [extremes(list(sizes)) for sizes in zip(*map(_sizes, entries), strict=False)]
+
+
+def _sizes(entry: Any) -> list[int]:
+    if isinstance(entry, Mapping):
+        return [size for key in sorted(entry, key=str) for size in _sizes(entry[key])]
+    shape = getattr(entry, "shape", None)
+    if shape is not None:
+        return [math.prod(shape)]
+    return [len(entry)] if isinstance(entry, (str, bytes)) else []
+
+
+def _by_asking(whole: Batch) -> list[list[Wish]]:
+    """Of a person's own cut: each sample is taken alone and looked at, as it is not known where it is in an array."""
+    n = whole.samples
+    if n > _SAMPLES_LOOKED_AT:
+        return []
+    try:
+        parts = [[*map(torch.as_tensor, whole.part(row, row + 1).arrays)] for row in range(n)]
+    except Exception:  # noqa: BLE001 - the person's own function: not for one sample
+        return []
+    found: list[list[Wish]] = []
+    for arrays in zip(*parts, strict=False):
+        found.append(extremes([math.prod(array.shape) for array in arrays]))
+        if len({array.shape for array in arrays}) == 1:
+            single, several = _wishes(torch.stack([array.detach().reshape(-1) for array in arrays]), n)
+            found += [*single, *several]
+    return found

@@ -17,7 +17,7 @@ from buoy.microbatch.split import Batch
 from buoy.torch.allocations import AllocationWatch
 from buoy.torch.backward import LossFunction, Progress, accumulate
 from buoy.torch.constant import SHARES, Generators
-from buoy.torch.few import FEWEST, SAMPLES, few_of, twice
+from buoy.torch.few import FEWEST, SAMPLES, trials_of, twice
 from buoy.torch.quiet import Still, eager, same_random
 from buoy.torch.release import release
 from buoy.torch.rounding import Nudged, alike, disturbed
@@ -77,7 +77,7 @@ class Probe:
             return None
         for most in (SAMPLES, FEWEST):
             try:
-                found = self._ask(few_of(whole, most), loss_fn, reduction, attempt)
+                found = self._ask(trials_of(whole, most), loss_fn, reduction, attempt)
                 found.moved = tuple(self._moved)
                 return found
             except SteppedInside as stepped:
@@ -108,7 +108,8 @@ class Probe:
         parts = (part for module in self._modules for part in module.modules())
         return [part for part in parts if isinstance(part, _BatchNorm) and part.training]
 
-    def _ask(self, few: Batch, loss_fn: LossFunction, reduction: str, attempt: Any) -> Finding:
+    def _ask(self, trials: list[Batch], loss_fn: LossFunction, reduction: str, attempt: Any) -> Finding:
+        few = trials[0]
         watch, still, generators = AllocationWatch(), Still(), Generators()
         forward = _LiveAfterForward(watch)
 
@@ -172,6 +173,13 @@ class Probe:
                     same = self._compared(gradient([n], other), gradient, other, still)
                 if same and reduction == "sum" and not few.gives_ranges_only:
                     same = self._also(gradient, twice(few), still)
+                for other in trials[1:] if same else []:
+                    same = self._also(gradient, other, still)
+                    if same and reduction == "sum" and not other.gives_ranges_only:
+                        same = self._also(gradient, twice(other), still)
+                    if not same:
+                        few = other
+                        break
                 if same and (still.drew or generators.drew):
                     same = self._other_side(gradient, few, still, generators)
             except _PartError as fails:
@@ -180,7 +188,8 @@ class Probe:
                 raise CannotSplit("nothing shows that this batch can be cut with the same gradient",
                                   received="a gradient of a few samples that is mostly rounding",
                                   expected="one that can be compared, of whole and parts",
-                                  hint="a smaller batch")  # fmt: skip
+                                  hint="a smaller batch; a mean over tokens or boxes: return (sum of the losses, how "
+                                       "many)")  # fmt: skip
             if same:
                 return Finding(None, None, size)
             if names and not allowed:
@@ -256,7 +265,7 @@ class Probe:
                 "let a teacher follow after `optimizer.step()`, outside the loss function",
             )
         n = few.samples
-        together = gradient([n])
+        together = gradient([n], few)
         most, last = gradient([n - 1], few.part(0, n - 1)), gradient([1], few.part(n - 1, n))
         share = 1.0 if reduction == "mean" else 1 / n
         other = [
