@@ -98,7 +98,7 @@ def warns(attempt: Attempt, before: float, seconds: float, alarm: str = "ram") -
 
 def test_a_leak_that_was_warned_of_is_evidence_and_the_first_advice(attempt: Attempt) -> None:
     """It began late: the last samples agree on no growth, the forecast did."""
-    grows(attempt, lambda n: 300 + (n > 40) * 40 * (n - 40))
+    grows(attempt, lambda n: 300 + (n > 50) * 900)
     warns(attempt, before=2.5, seconds=3.0)
     attempt.oom_killed()
     cause = attempt.verdict().cause
@@ -126,3 +126,18 @@ def test_a_leak_on_the_gpu_that_was_warned_of_comes_before_smaller_batches(attem
 
     assert cause.id == "gpu-oom" and "grew about 8.0 MiB with each step" in cause.next[0]
     assert not any("halve" in step for step in cause.next)
+
+
+def test_a_leak_that_began_late_is_seen_from_where_it_began(attempt: Attempt) -> None:
+    grows(attempt, lambda n: 300 + max(0, n - 44) * 60)
+
+    assert bytes_per_step(attempt.evidence(), LIMIT) == pytest.approx(60 * MIB, rel=0.1)
+
+
+@pytest.mark.parametrize("used", [lambda n: 300 + (n > 50) * 60 * min(n - 50, 4), lambda n: 20 * 1.08**n,
+                                  lambda n: 300 + max(0, n - 44) * 8])  # fmt: skip
+def test_a_short_end_must_grow_much_and_evenly(attempt: Attempt, used: Callable[[int], float]) -> None:
+    """A burst that stopped, a growth that itself grows, and one too small to fill anything."""
+    grows(attempt, used)
+
+    assert bytes_per_step(attempt.evidence(), LIMIT) is None

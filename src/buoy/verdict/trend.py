@@ -14,11 +14,9 @@ _FEWEST_SECONDS = 0.5
 _STANDSTILL = 3.0
 """Seconds: who no longer grew for so long before the end did not die of growing."""
 _FEWEST_ROWS = 8
-_LEAST_RISE = 0.05
-"""Of the limit: a smaller rise is noise."""
-_ALIKE = 2.0
-"""Two halves whose growth differs by more than this factor have no growth in common."""
-
+_WINDOWS = ((2 / 3, 2.0, 0.05), (1 / 3, 1.3, 0.2), (1 / 6, 1.3, 0.2))
+"""The share of the samples that is looked at; the factor by which the growth of its two halves may differ and still be
+one; the least rise, as a share of the limit: what is less is noise."""
 _LATE, _LATE_SECONDS = 2.0, 30.0
 """A forecast has come true within so many times its time left, or so many seconds more."""
 
@@ -96,19 +94,29 @@ def _until_full(rows: _Rows) -> _Rows:
 
 
 def _growth(rows: _Rows, limit: int | None, least: float) -> float | None:
-    """The slope of the later two thirds, which warm-up has left behind, if both halves of them grew alike."""
+    """The slope of the later two thirds, which warm-up has left behind, if both halves of them grew alike.
+
+    Else that of a shorter end, by stricter rules: a leak that began late is seen from where it began.
+    """
     if not limit or not rows:
         return None
-    begin = rows[0][0] + (rows[-1][0] - rows[0][0]) / 3
-    rows = [row for row in rows if row[0] >= begin]
-    if len(rows) < _FEWEST_ROWS or rows[-1][0] - rows[0][0] < least:
+    for share, alike, rise in _WINDOWS:
+        begin = rows[-1][0] - (rows[-1][0] - rows[0][0]) * share
+        found = _steady([row for row in rows if row[0] >= begin], least, alike, rise * limit)
+        if found is not None:
+            return found
+    return None
+
+
+def _steady(rows: _Rows, least: float, alike: float, rise: float) -> float | None:
+    if len(rows) < _FEWEST_ROWS or rows[-1][0] - rows[0][0] < least or rows[-1][1] - rows[0][1] < rise:
         return None
     middle = (rows[0][0] + rows[-1][0]) / 2
     early = _slope([row for row in rows if row[0] <= middle])
     late = _slope([row for row in rows if row[0] >= middle])
-    if early is None or late is None or min(early, late) <= 0 or max(early, late) > _ALIKE * min(early, late):
+    if early is None or late is None or min(early, late) <= 0 or max(early, late) > alike * min(early, late):
         return None
-    return _slope(rows) if rows[-1][1] - rows[0][1] >= _LEAST_RISE * limit else None
+    return _slope(rows)
 
 
 def _slope(rows: _Rows) -> float | None:
