@@ -12,7 +12,7 @@ import pytest
 
 from buoy.checkpoint.store import Store
 from buoy.cli import main
-from buoy.view import history, report, timeline
+from buoy.view import history, report, timeline, verdicts
 from buoy.view.chart import charts
 from tests.processes import buoy
 from tests.view.folders import GIB, make_attempt
@@ -241,3 +241,39 @@ def test_removing_refuses_what_is_no_run(tmp_path: Path) -> None:
 
     assert main(["runs", "rm", str(tmp_path / "thesis"), "--yes"]) == 2
     assert (tmp_path / "thesis").is_dir()
+
+
+def test_every_verdict_is_on_the_page_the_older_ones_folded(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "cats"
+    for number in range(9):
+        folder = make_attempt(run, 1.0, first_step=60 * number)
+        claim = {"text": f"ValueError number {number}", "grade": "certain", "evidence": []}
+        told = {"run": str(run), "attempt": number + 1, "cause": {"id": "python-exception", "claim": claim}}
+        (folder / "verdict.json").write_text(json.dumps(told))
+    text = report.page(history.read(str(run)))
+    shown, _, folded = text.partition("<details>")
+
+    assert all(f"ValueError number {number}" in shown for number in (6, 7, 8))
+    assert all(f"ValueError number {number}" in folded for number in range(6))
+    assert "6 earlier verdicts" in folded and "ValueError number 5" not in shown
+
+
+def test_verdicts_of_hundreds_of_attempts_still_fit_on_the_page() -> None:
+    long = {"text": "x" * 390, "grade": "likely", "evidence": [{"text": "y" * 100, "source": "s"}] * 4}
+    told = [{"attempt": number, "cause": {"id": "killed", "claim": long}} for number in range(1, 401)]
+    text = verdicts.cards(told)
+
+    assert len(text.encode()) < 100_000
+    assert "attempt 380" in text and "before these" in text
+
+
+def test_the_steps_of_an_attempt_are_its_own(tmp_path: Path) -> None:
+    """One that went on from step 60 to step 120 did 60."""
+    run = tmp_path / "runs" / "cats"
+    folder = make_attempt(run, 1.0, first_step=117)
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "training", "t": 2000.0, "run": ".", "step": 60, "left": 0}) + "\n")
+    life = history.read(str(run)).lives[-1]
+
+    assert life.last["step"] == 120 and life.steps_done == 60
+    assert any("of its 60 steps no 2 s" in note for note in life.missing)

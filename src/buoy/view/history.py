@@ -53,6 +53,16 @@ class Life:
         """Whether steps were made, and too few at a stretch to tell their time."""
         return bool(self.last.get("step")) and "step_seconds" not in self.series
 
+    @property
+    def steps_done(self) -> int | None:
+        """The steps of this attempt: its last one counts from the run's first, and what trained may have gone on."""
+        last = self.last.get("step")
+        told = [event for event in self.events if event.get("kind") in ("training", "loop")]
+        began = told[-1].get("step") if told and told[-1].get("kind") == "training" else 0
+        if not isinstance(last, int) or not isinstance(began, int) or last <= began:
+            return None
+        return last - began
+
     def since_start(self, event: dict[str, Any]) -> float | None:
         """When an event happened, in seconds since the attempt began; the wall clock may have moved, `t` does not."""
         moment, start = event.get("t"), self.about.get("t")
@@ -182,8 +192,11 @@ def read_life(attempt: Attempt, every: int = 1) -> Life:
     if not samples and not minutes:
         life.missing.append("samples: nothing was measured in this attempt")
     elif life.is_untimed:
-        least, steps = f"{LEAST_SECONDS:.0f} s", life.last["step"]
-        life.missing.append(f"time per step: of its {steps} steps no {least} without a pause were recorded")
+        least, of = (
+            f"{LEAST_SECONDS:.0f} s",
+            f"its {done} steps" if (done := life.steps_done) else "its steps",
+        )
+        life.missing.append(f"time per step: of {of} no {least} without a pause were recorded")
     if not life.ended and not life.alive:
         life.missing.append("its end: the log stops without one")
     return life

@@ -17,8 +17,7 @@ from buoy.checkpoint.store import Entry, Store
 from buoy.errors import UsageError, in_notebook
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.values import printable
-from buoy.view import changes, chart, planned, timeline
-from buoy.view.card import verdict_card
+from buoy.view import changes, chart, planned, timeline, verdicts
 from buoy.view.history import LEAST_SECONDS, History, Life
 from buoy.view.places import without_places
 
@@ -45,7 +44,7 @@ def page(history: History) -> str:
     body = "".join(
         [
             _header(history),
-            _verdicts(history),
+            verdicts.cards([_verdict(history, life) for life in history.lives if life.verdict is not None]),
             *(_group(key, title, axis) for key, (title, axis) in groups.items()),
             _attempts(history),
             _planned(history),
@@ -161,11 +160,6 @@ def _header(history: History) -> str:
             state += ", still running when this page was made"
     made = time.strftime("%Y-%m-%d %H:%M")
     return f'<h1>{escape(history.name)}</h1><p class="soft">{escape(state)} · page of {made}</p>'
-
-
-def _verdicts(history: History) -> str:
-    cards = [verdict_card(_verdict(history, life)) for life in history.lives if life.verdict is not None][-3:]
-    return "".join(reversed(cards))
 
 
 def _verdict(history: History, life: Life) -> dict[str, Any]:
