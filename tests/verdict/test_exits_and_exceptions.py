@@ -380,3 +380,15 @@ def test_a_missing_file_mentions_colabs_folder_on_colab_only(attempt: Attempt) -
 
     attempt.attempt["platform"] = "colab-t4"
     assert "/content" in attempt.verdict().cause.next[0]
+
+
+@pytest.mark.parametrize(("limit", "first"), [(6 << 30, "`ulimit -v`"), (None, "`ulimit -u`")])
+def test_a_thread_that_was_refused_names_the_limit_that_was_recorded(
+    attempt: Attempt, limit: int | None, first: str
+) -> None:
+    attempt.raises("builtins.RuntimeError", "can't start new thread", RUNTIME, memory_limit=limit)
+    cause = attempt.verdict().cause
+
+    assert cause.id == "process-limit" and cause.next[0].startswith(first)
+    assert cause.actor is not None and ("6.0 GiB" in cause.actor.text) == (limit is not None)
+    assert "cat /sys/fs/cgroup/pids.max" not in str(cause)  # not there in version 1, nor in a root group

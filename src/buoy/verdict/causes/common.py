@@ -190,3 +190,9 @@ def step_of(event: dict[str, object]) -> str:
     """`step 120`, or `its start` before the first."""
     step = integer(event.get("step"))
     return f"step {step}" if step else "its start"
+
+
+def memory_ceiling(evidence: Evidence) -> tuple[bool, int | None]:
+    """Whether the limits on this process's own memory were read, and the least of them if there is one."""
+    note = (evidence.speaker.exception if evidence.speaker else None) or {}
+    return "memory_limit" in note, count(note.get("memory_limit"))

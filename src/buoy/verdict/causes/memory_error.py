@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from buoy.units import format_bytes
-from buoy.verdict.causes.common import raised_as
+from buoy.verdict.causes.common import memory_ceiling, raised_as
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.exceptions import is_in_a_worker
 from buoy.verdict.model import Cause, Claim, Reading
@@ -41,7 +41,7 @@ def _reason(evidence: Evidence, asked: int | None, available: int | None, limit:
     room = min((value for value in (available, limit) if value is not None), default=None)
     if asked is not None and room is not None and asked > room:
         return Claim(f"it asked for more than there is ({format_bytes(room)})", "likely")
-    was_read, ceiling = _ceiling(evidence)
+    was_read, ceiling = memory_ceiling(evidence)
     if ceiling is not None:
         words = (
             f"a limit on the memory of a process was set: {format_bytes(ceiling)} (`ulimit -v`, `ulimit -d`)"
@@ -60,17 +60,11 @@ def _next(evidence: Evidence, asked: int | None, available: int | None, limit: i
             f"make it smaller or build it in pieces: {format_bytes(asked)} never fits into {format_bytes(room)}",
             "for data: `numpy.memmap` or a reader that yields batches instead of one array",
         )
-    was_read, ceiling = _ceiling(evidence)
+    was_read, ceiling = memory_ceiling(evidence)
     pieces = "build or load the object of that line in pieces"
     if was_read and ceiling is None:
         return (f"{pieces}; check the size that it works out to: no limit on address space was set",)
     return ("`ulimit -v` shows a limit on address space; `ulimit -v unlimited` lifts it", pieces)
-
-
-def _ceiling(evidence: Evidence) -> tuple[bool, int | None]:
-    """Whether the limits on this process's own memory were read, and the least of them if there is one."""
-    note = (evidence.speaker.exception if evidence.speaker else None) or {}
-    return "memory_limit" in note, count(note.get("memory_limit"))
 
 
 def _in_a_worker() -> tuple[str, ...]:
