@@ -128,7 +128,7 @@ def test_a_killed_kernel_is_told_of_once_whatever_else_records_into_its_folder(
 
     assert first.count('class="buoy-card"') == 1 and "<b>killed</b>" in first and "attempt 1" in first
     assert "whether attempt 1 was this notebook&#x27;s cannot be told" in first
-    assert "<b>killed</b>" in asked and "attempt 1" in asked
+    assert "<b>killed</b>" in asked and "attempt 1" in asked and "about a kernel before this one" in asked
     assert again == ""
 
 
@@ -197,6 +197,14 @@ def test_magics_answer_in_words(start: Start) -> None:
     kernel.run("x = np.zeros(3)\nprint(undefined_thing_of_mine)")
 
     assert "no recording of a kernel before this one" in html(kernel.run("%buoy why"))
+    kernel.run(
+        "import buoy\nfor _ in range(30): buoy.watch().step()\nraise ValueError('broken image 17.jpg')"
+    )
+    today = html(kernel.run("%buoy why"))
+    assert (
+        "ended with ValueError: broken image 17.jpg" in today and "trained to step 30: no checkpoint" in today
+    )
+    wait_until(lambda: "idle" in html(kernel.run("%buoy top")), "a sample")
     assert "RAM" in html(kernel.run("%buoy top"))
     assert "undefined_thing_of_mine" in html(kernel.run("%buoy check"))
     report = html(kernel.run("%buoy report"))

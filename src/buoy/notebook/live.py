@@ -10,6 +10,7 @@ from typing import Any
 from buoy.flight.recorder import Recorder
 from buoy.notebook.display import Output
 from buoy.view.lines_html import lines_html
+from buoy.view.liveness import RUNNING
 from buoy.view.now import lines, state
 
 _LEAST_SECONDS = 2.0
@@ -69,8 +70,10 @@ class LiveCard:
         self._next = end + max(_LEAST_SECONDS, (end - begin) / _SHARE)
 
 
-def where(recorder: Recorder) -> str:
-    """Where this kernel's training is, in lines."""
+def where(recorder: Recorder, *, is_asked: bool = False) -> str:
+    """Where this kernel's training is, in lines; `is_asked`: by a cell, which is then what runs, and no step does."""
     assert recorder.attempt is not None
     now = state(recorder.attempt)
+    if is_asked and not recorder.is_training and now["status"] == RUNNING:
+        now = {**now, "status": "idle"}
     return "\n".join(lines(now))

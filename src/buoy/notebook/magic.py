@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from buoy.notebook.extension import Extension
 
 _HELP = """\
-%buoy why      what killed the kernel before this one, how sure that is, and how to go on
+%buoy why      what ended the training here, or killed the kernel before this one, how sure that is, and how to go on
 %buoy top      where the training is: steps, RAM, VRAM, disk and time against their limits
 %buoy plan     whether the training in this notebook fits, here or elsewhere: `%buoy plan --on colab-t4`
 %buoy check    the lines in the cells run so far that will end the session
@@ -75,20 +75,29 @@ class Magic:
         return find_attempt(self._extension.folder)
 
     def _why(self, words: list[str]) -> None:
-        """The card of the first cell again; without one, the kernel of this folder that ended last."""
+        """What left this kernel's training; then the card of the first cell again, else the kernel that ended last."""
+        from dataclasses import replace
+
         from buoy.notebook.before import last_ended, lives
+        from buoy.notebook.present import tell_of_this_kernel
         from buoy.verdict import why
         from buoy.view.card import verdict_card
 
         told, here = self._extension.told, self._attempt()
+        was_told = self._extension.recorder is not None and tell_of_this_kernel(here)
         if told is None:
             last = last_ended(lives(here.run_folder))
+            if last is None and was_told:
+                return None
             if last is None:
                 return show_text(
                     f"{here.run_folder} holds no recording of a kernel before this one that has ended"
                 )
             told = find_attempt(here.run_folder, last.number)
         verdict = why(told.run_folder, told.number)
+        if told.number != here.number:
+            beside = f"; {verdict.beside}" if verdict.beside else ""
+            verdict = replace(verdict, beside=f"this is about a kernel before this one{beside}")
         return show(verdict_card(verdict.to_json()), str(verdict))
 
     def _top(self, words: list[str]) -> None:
@@ -99,7 +108,7 @@ class Magic:
         if recorder is None:
             return show_text("\n".join(lines(state(self._attempt()))))
         if recorder.attempt is not None:
-            return show_text(where(recorder))
+            return show_text(where(recorder, is_asked=True))
         try:
             before = ["; the last recording:", *lines(state(self._attempt()))]
         except BuoyError:

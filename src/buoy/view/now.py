@@ -316,7 +316,8 @@ def _pace(now: dict[str, Any]) -> str:
         parts.append(str(now["phase"]))
     each = now["step_seconds"]
     if each and now["step"]:
-        parts.append(f"{1 / each:.3g} steps/s" if each < 1 else f"{format_duration(each)} a step")
+        rate = f"{1 / each:.3g} steps/s" if each < 1 else f"{format_duration(each)} a step"
+        parts.append(rate if now["status"] != "idle" else f"last at {rate}")
     if now["micro_batch"] is not None:
         parts.append(f"micro-batch {now['micro_batch']}")
     if each and now["status"] == "running":

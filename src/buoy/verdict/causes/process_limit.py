@@ -23,7 +23,7 @@ def judge(evidence: Evidence) -> Cause | None:
     what = "thread" if "thread" in found.finding.message else "process"
     was_read, ceiling = memory_ceiling(evidence)
     actor = Claim("a limit on processes and threads (user, container), or no memory for one more", "likely")
-    steps = (_SHOW, _FEWER)
+    steps: tuple[str, ...] = (_SHOW, _FEWER)
     if ceiling is not None:
         actor = Claim(
             f"a limit on the memory of a process was set, {format_bytes(ceiling)} (`ulimit -v`, `ulimit -d`, or "
@@ -31,7 +31,7 @@ def judge(evidence: Evidence) -> Cause | None:
             "likely",
         )
         steps = (
-            "`ulimit -v` shows the limit on address space; `ulimit -v unlimited` lifts it, unless the script itself sets it",
+            "`ulimit -v` shows the limit on address space, `ulimit -v unlimited` lifts it; the script may set it too",
             _FEWER,
             _SHOW,
         )
