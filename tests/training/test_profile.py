@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 import buoy
@@ -77,11 +78,39 @@ def test_what_holds_memory_is_told_by_owner() -> None:
     optimizer.step()
     stray = torch.zeros(3_000_000)
 
-    held = holders([model], [optimizer])
+    held = holders([model], [optimizer]).sizes
 
     assert held["parameters"] == held["gradients"] == 4_004_000
     assert held["optimizer state"] >= 2 * 4_004_000
-    assert held["other tensors"] >= stray.numel() * 4
+    name = "stray in test_what_holds_memory_is_told_by_owner() (tensor)"
+    assert held[name] == stray.numel() * 4
+
+
+class Pictures(torch.utils.data.Dataset):  # type: ignore[misc,name-defined]
+    """As people write them: everything in one array."""
+
+    def __init__(self) -> None:
+        self.images = numpy.zeros((64, 50_000), "float32")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.from_numpy(self.images[index, :8])
+
+
+def test_the_arrays_of_a_dataset_are_told_that_only_its_loader_has(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    model = torch.nn.Linear(8, 1)
+    run = buoy.Run()
+    run.track(model=model, optimizer=(optimizer := torch.optim.SGD(model.parameters(), lr=0.1)))
+    run.profile(steps=2)
+    for x in run.batches(torch.utils.data.DataLoader(Pictures(), batch_size=8)):
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    assert "12.2 MiB  Pictures.images (NumPy array)" in capfd.readouterr().err
 
 
 def test_a_run_profiles_its_next_steps_after_a_warm_up_and_trains_on(

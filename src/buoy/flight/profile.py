@@ -18,7 +18,7 @@ _MOST_GROWTH = 32 << 20
 """Bytes that a profile may add to the process while it records. When it ends a framework makes about ten times as much
 of them (measured: torch 2.4 MiB a step while recording and 28 at the end; TensorFlow 1.4 and 5)."""
 _TOO_LARGE = "their record would take too much memory"
-_MODULES, _OWNERS = 8, 6
+_MODULES, _OWNERS, _LEAST_SHARE = 8, 10, 0.001
 
 
 @dataclass
@@ -31,6 +31,8 @@ class Summary:
     """Seconds per phase, all steps together; None where they cannot be told."""
     held: dict[str, int] = field(default_factory=dict)
     """What holds memory now, largest first."""
+    held_is_partial: bool = False
+    """There was more to look through than there was time."""
     saved: dict[str, int] = field(default_factory=dict)
     """PyTorch: bytes that each module keeps for the backward pass, at its highest, largest first."""
     operations: dict[str, float] = field(default_factory=dict)
@@ -57,7 +59,8 @@ class Summary:
             lines.append("kept for the backward pass, by module:")
             lines += _sizes(self.saved, _MODULES)
         if self.held:
-            lines.append("what holds memory now:")
+            partial = " (not all: there was too much to look through)" if self.held_is_partial else ""
+            lines.append(f"what holds memory now{partial}:")
             lines += _sizes(self.held, _OWNERS)
         if self.trace is not None:
             lines.append(f"raw trace: {self.trace}")
@@ -80,7 +83,12 @@ def _short(seconds: float) -> str:
 
 
 def _sizes(sizes: dict[str, int], most: int) -> list[str]:
-    return [f"  {format_bytes(size):>10}  {name}" for name, size in list(sizes.items())[:most]]
+    """The largest of them, and what the others are together."""
+    least = sum(sizes.values()) * _LEAST_SHARE
+    shown = [(name, size) for name, size in sizes.items() if size >= least][:most]
+    lines = [f"  {format_bytes(size):>10}  {name}" for name, size in shown]
+    rest = list(sizes.values())[len(shown) :]
+    return [*lines, f"  {format_bytes(sum(rest)):>10}  {len(rest)} more"] if rest else lines
 
 
 class Profiler(Protocol):

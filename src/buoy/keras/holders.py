@@ -10,7 +10,7 @@ import tensorflow as tf
 from buoy.machine import heap
 
 
-def holders(models: Iterable[Any] = ()) -> dict[str, int]:
+def holders(models: Iterable[Any] = ()) -> heap.Held:
     """Bytes by owner, largest first. Each variable is counted once, for the first owner that fits."""
     models = list(models)
     optimizers = [model.optimizer for model in models if getattr(model, "optimizer", None) is not None]
@@ -20,10 +20,10 @@ def holders(models: Iterable[Any] = ()) -> dict[str, int]:
         "metrics": (v for model in models for v in model.metrics_variables),
     }
     kinds: dict[str, heap.Size] = {
-        "other variables": _variable,
-        "other tensors": _tensor,
-        "NumPy arrays": heap.array,
-        "data frames": heap.data_frame,
+        "variable": _variable,
+        "tensor": _tensor,
+        "NumPy array": heap.array,
+        "data frame": heap.data_frame,
     }
     return heap.by_owner(owners, _variable, kinds)
 

@@ -90,7 +90,14 @@ class Profile:
         held = holders([self._model])
         trace = self._folder if any(os.path.getsize(path) for path in _traces(self._folder)) else None
         return Summary(
-            steps, seconds, phases, held, operations=operations, trace=trace, trace_is_lost=trace is None
+            steps,
+            seconds,
+            phases,
+            held=held.sizes,
+            held_is_partial=held.is_partial,
+            operations=operations,
+            trace=trace,
+            trace_is_lost=trace is None,
         )
 
 

@@ -11,14 +11,12 @@ from torch import nn
 from buoy.machine import heap
 
 
-def holders(
-    modules: Iterable[nn.Module] = (), optimizers: Iterable[torch.optim.Optimizer] = ()
-) -> dict[str, int]:
+def holders(modules: Iterable[nn.Module] = (), optimizers: Iterable[torch.optim.Optimizer] = ()) -> heap.Held:
     """Bytes by owner, largest first. Each storage is counted once, for the first owner that fits.
 
     >>> import torch
     >>> held = holders([torch.nn.Linear(1000, 1000)])
-    >>> held["parameters"]
+    >>> held.sizes["parameters"]
     4004000
     """
     modules, optimizers = list(modules), list(optimizers)
@@ -29,9 +27,9 @@ def holders(
         "optimizer state": (v for o in optimizers for state in o.state.values() for v in state.values()),
     }
     kinds: dict[str, heap.Size] = {
-        "other tensors": _tensor,
-        "NumPy arrays": heap.array,
-        "data frames": heap.data_frame,
+        "tensor": _tensor,
+        "NumPy array": heap.array,
+        "data frame": heap.data_frame,
     }
     return heap.by_owner(owners, _tensor, kinds)
 

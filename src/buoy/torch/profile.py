@@ -89,9 +89,15 @@ class Profile:
         spent: dict[str, float | None] = {**known, "other": max(0.0, seconds - sum(known.values()))}
         held = holders(self._modules, self._optimizers)
         trace = self._write_trace()
-        lost = trace is None and self._folder is not None
         return Summary(
-            steps, seconds, spent, held, saved=self._saved.at_peak(), trace=trace, trace_is_lost=lost
+            steps,
+            seconds,
+            spent,
+            held=held.sizes,
+            held_is_partial=held.is_partial,
+            saved=self._saved.at_peak(),
+            trace=trace,
+            trace_is_lost=trace is None and self._folder is not None,
         )
 
     def _record(self) -> None:
@@ -131,7 +137,7 @@ class Profile:
         """Time in the outermost forward, and what each module's own operations keep for the backward pass."""
         entered: list[float] = []
         stack = self._saved.stack
-        own = [*self._modules, *self._optimizers]
+        own: list[nn.Module | torch.optim.Optimizer] = [*self._modules, *self._optimizers]
 
         def before(name: str) -> Callable[..., None]:
             def enter(module: nn.Module, arguments: Any, options: Any) -> None:
@@ -152,8 +158,9 @@ class Profile:
         for module in self._modules:
             root = f"{type(module).__name__}: " if len(self._modules) > 1 else ""
             for name, part in module.named_modules():
+                kind = type(part).__name__
                 # `2 (Linear)`: in a Sequential the name alone is only a number.
-                shown = f"{root}{name} ({type(part).__name__})".strip()
+                shown = f"{root}{name} ({kind})" if name else f"{kind}'s own forward"
                 self._undo.append(part.register_forward_pre_hook(before(shown), with_kwargs=True).remove)
                 self._undo.append(part.register_forward_hook(after, always_call=True).remove)
         hooks = self._saved.hooks()
