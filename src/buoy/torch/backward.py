@@ -116,7 +116,9 @@ def _check(loss: torch.Tensor, scaler: Any, fresh: list[torch.Tensor], part: int
                               received=f"{loss.detach()} for {part} samples of it",
                               expected="a finite loss for every part",
                               hint="where all labels of a part are ignored, their mean is 0 / 0: return (sum of the "
-                                   "losses, how many); the step was not done, weights are as before it")  # fmt: skip
+                                   "losses, how many); a `.std()` or `.var()` over samples has no value for one: "
+                                   "normalise before run.backward(...); the step was not done, weights are as before "
+                                   "it")  # fmt: skip
         raise BadLoss("the loss is not a number (NaN)", received=str(loss.detach()), expected="a finite loss",
                       hint="the step was not done, weights are as before it; look at this batch, lower the learning "
                            "rate, or catch buoy.BuoyError to go on with the next batch")  # fmt: skip

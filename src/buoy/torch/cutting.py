@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,13 +13,15 @@ from buoy.microbatch.errors import CannotSplit, StepError
 from buoy.microbatch.oom import is_oom
 from buoy.microbatch.split import Batch
 from buoy.torch.backward import LossFunction
+from buoy.torch.carried import STATE_HINT, Carried, keeps_state
 from buoy.torch.kind import kind_of
-from buoy.torch.probe import Finding, Probe
+from buoy.torch.probe import DEPENDS, NOT_AGAIN, Finding, Probe
 from buoy.torch.release import release
 from buoy.torch.trained import Trained
 from buoy.torch.vote import GIVE_UP, READY, Vote
 
 _OTHERS = "others"
+_NAMES = 8  # of what a loss function changes that are looked at, one by one, for the reason of a refusal
 
 
 class Cutting:
@@ -31,14 +34,16 @@ class Cutting:
         self,
         modules: list[torch.nn.Module],
         trained: Trained,
+        carried: Carried,
         inexact: tuple[str, ...],
         attempt: Callable[[Callable[[], Any]], Any],
     ) -> None:
         self._modules = modules
-        self._trained = trained
+        self._trained, self._carried = trained, carried
         self._probe = Probe(modules, trained.now, inexact)
         self._attempt = attempt
         self._is_asked = False
+        self._asks = 0
         self._asked = Asked()
         self._found: dict[Hashable, Finding] = {}
         self._step: tuple[Batch, LossFunction, str] | None = None
@@ -54,8 +59,9 @@ class Cutting:
     def ask_first(self, whole: Batch, loss_fn: LossFunction, reduction: str, vote: Vote) -> Finding | None:
         """With the first batch that can be cut; the finding when there is a new one. To be asked at each step."""
         self._step, self._kind, self._is_fresh = (whole, loss_fn, reduction), None, False
-        if self._is_asked:
-            return None
+        self._asks += 1
+        if self._is_asked or (self._probe.failed is not None and self._asks & (self._asks - 1)):
+            return None  # what fails is asked about at the 1st, 2nd, 4th... step, and when a cut is needed
         found = self._compare()
         self._is_asked = found is not None or vote.is_group
         if (
@@ -89,6 +95,14 @@ class Cutting:
         """The failure when not even two samples fit, so that nothing could be compared."""
         return self._probe.no_room if self.finding is None else None
 
+    @property
+    def fails(self) -> str | None:
+        """What a few samples or a part of them raised, if that is all that forbids a cut."""
+        if self.finding is not None:
+            return self.finding.reason if self.finding.fails else None
+        failed = self._probe.failed
+        return None if failed is None or isinstance(failed, StepError) else _alone(failed)
+
     def refusal(self, whole: Batch) -> StepError | None:
         """To be asked before each step that is cut."""
         if whole.reason is not None:
@@ -103,11 +117,12 @@ class Cutting:
             failed = self._probe.failed
             if isinstance(failed, StepError):
                 return failed  # of this loss or batch, cut or not
-            why = f": {type(failed).__name__}: {failed}" if failed is not None else ""
+            alone, state = _alone(failed), self._carried.state_of(whole.samples)
             return CannotSplit("nothing shows that this batch can be cut with the same gradient",
-                               received=f"a few of its samples cannot be computed alone{why}",
+                               received=alone if state is None else f"{keeps_state(state)}; {alone}",
                                expected="a comparison of whole and parts",
-                               hint="a smaller batch; `split=` where samples are not the first dimension")  # fmt: skip
+                               hint="a smaller batch; `split=` where samples are not the first dimension"
+                               if state is None else STATE_HINT)  # fmt: skip
         if self.finding.reason is not None:
             steps = self._asked.steps(self._kind)
             before = (
@@ -125,26 +140,81 @@ class Cutting:
         if self._kind is None and self._step is not None:
             try:
                 self._kind = self._asked.known_as(kind_of(self._modules, *self._step)) or _OTHERS
-            except Exception as caught:  # no room for the few numbers that tell kinds apart?
-                if not is_oom(caught):
-                    raise
+            except Exception as caught:  # noqa: BLE001 - no room for the few numbers that tell kinds apart?
                 error = caught
             else:
                 return self._kind
-            release(error)
+            if is_oom(error):
+                release(error)
             self._kind = _OTHERS
         return self._kind
 
     def _compare(self) -> Finding | None:
         assert self._step is not None
         kind, self._is_fresh = self._kind_now(), True
+        self._carried.moved = {}
         found = self._ask(*self._step)
         if self._trained.look():  # the loss function freezes and thaws: only now is it known what it trains
             found = self._ask(*self._step)
+        if found is not None and (found.fails or found.reason in (DEPENDS, NOT_AGAIN)):
+            self._explain(found)
         if found is not None:
             self._found[kind] = found
         self.finding = found or self._found.get(kind)
         return found
 
+    def _explain(self, found: Finding) -> None:
+        """In better words, where it is shown that a state or hooks are the reason: without them parts are the whole."""
+        assert self._step is not None
+        whole, loss_fn, reduction = self._step
+        moved, self._carried.moved = self._carried.moved, {}
+        for name in sorted(moved, key=lambda name: not moved[name])[:_NAMES]:
+            if self._may_cut(whole, self._carried.forgetting(loss_fn, name), reduction):
+                found.fails = False
+                if moved[name]:
+                    found.reason, found.hint = keeps_state(name), STATE_HINT
+                else:
+                    found.reason = (
+                        f"{name} changes with each call of the loss function, and the gradient with it"
+                    )
+                    found.hint = (
+                        "keep what counts or collects out of it: a batch that is cut is several calls"
+                    )
+                return
+        if not found.moved and not found.steps_inside:
+            with _without_hooks(self._trained.now) as had_any:
+                if had_any and self._may_cut(whole, loss_fn, reduction):
+                    found.reason = (
+                        "gradient hooks of parameters see the gradient of each part, not that of the batch"
+                    )
+                    found.hint = (
+                        "clamp or clip once the gradient of the batch is there, before `optimizer.step()`"
+                    )
+
+    def _may_cut(self, whole: Batch, loss_fn: LossFunction, reduction: str) -> bool:
+        found = self._ask(whole, loss_fn, reduction)
+        return found is not None and found.reason is None
+
     def _ask(self, whole: Batch, loss_fn: LossFunction, reduction: str) -> Finding | None:
         return self._probe.ask(whole, loss_fn, reduction, self._attempt)
+
+
+def _alone(failed: BaseException | None) -> str:
+    why = f": {type(failed).__name__}: {failed}" if failed is not None else ""
+    return f"a few of its samples cannot be computed alone{why}"
+
+
+@contextmanager
+def _without_hooks(parameters: list[torch.Tensor]) -> Iterator[bool]:
+    """Whether there were any."""
+    found: list[Any] = [
+        hooks for p in parameters for hooks in (p._backward_hooks, p._post_accumulate_grad_hooks) if hooks
+    ]
+    held = [dict(hooks) for hooks in found]
+    for hooks in found:
+        hooks.clear()
+    try:
+        yield bool(found)
+    finally:
+        for hooks, kept in zip(found, held, strict=True):
+            hooks.update(kept)

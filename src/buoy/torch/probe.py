@@ -23,6 +23,8 @@ from buoy.torch.release import release
 from buoy.torch.rounding import Nudged, alike, disturbed
 from buoy.torch.unmoved import SteppedInside, Unmoved
 
+NOT_AGAIN = "the same samples give another gradient each time: something beside batch and weights is at work"
+DEPENDS = "the gradient of the batch is not that of its parts together: samples depend on each other"
 _KEPT = 1 << 14  # elements compared per parameter
 
 
@@ -39,6 +41,8 @@ class Finding:
     """Weights that computing a loss changes; the comparison has put them back."""
     steps_inside: bool = False
     """An optimizer steps while gradients are computed."""
+    fails: bool = False
+    """A part raised something, which is all that is known."""
 
 
 class Probe:
@@ -183,7 +187,8 @@ class Probe:
                 if same and (still.drew or generators.drew):
                     same = self._other_side(gradient, few, still, generators)
             except _PartError as fails:
-                return Finding(_batchnorm(names) or fails.words, _hint(names, fails.error), size)
+                return Finding(_batchnorm(names) or fails.words, _hint(names, fails.error), size,
+                               fails=not names and not isinstance(fails.error, StepError))  # fmt: skip
             if same is None:
                 raise CannotSplit("nothing shows that this batch can be cut with the same gradient",
                                   received="a gradient of a few samples that is mostly rounding",
@@ -279,7 +284,7 @@ class Probe:
             return f"the loss is a {right} over samples, not a {reduction}", f'reduction="{right}"'
         if not self._repeats:
             return (
-                "the same samples give another gradient each time: something beside batch and weights is at work",
+                NOT_AGAIN,
                 "a counter in the model, a list that grows, a file that is read on: keep it out of the loss function",
             )
         if self._written:
@@ -290,7 +295,7 @@ class Probe:
                 else "a smaller batch; or do not change it while training",
             )
         return (
-            "the gradient of the batch is not that of its parts together: samples depend on each other",
+            DEPENDS,
             "a mean over tokens, over positives or over what is not ignored: return (sum of the losses, how many); "
             "where the first dimension is not the samples (time first): `split=`; a loss that compares samples of a "
             "batch (contrastive) cannot be cut: use a smaller batch",

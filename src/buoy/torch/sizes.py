@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -71,6 +72,14 @@ class Sizes:
         if ramp and self._cutting.finding is not None:
             return [whole.samples], MeasuredRamp(size, memory, self._missing_state)
         return even(whole.samples, size), None
+
+    def is_only_asked(self, whole: Batch) -> bool:
+        """A cut is asked for by the person's own bound alone: as far as is known, the batch fits."""
+        if self._sizer.most is None:
+            return False
+        free = self._free(memory_of(self._trained.device), whole)
+        size, ramp = replace(self._sizer, most=None).samples(whole.samples, whole.each, free)
+        return size >= whole.samples and not ramp
 
     def note(self, found: Finding, whole: Batch) -> None:
         """The probe has seen what a sample takes, roughly."""

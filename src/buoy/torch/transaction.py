@@ -13,6 +13,7 @@ from buoy.microbatch.errors import BadLoss, CannotSplit, OutOfMemory, PeerFailed
 from buoy.microbatch.oom import is_oom
 from buoy.microbatch.split import Batch, Split, even
 from buoy.torch.backward import LossFunction, Progress, accumulate
+from buoy.torch.carried import Carried
 from buoy.torch.cutting import Cutting
 from buoy.torch.memory import memory_of
 from buoy.torch.optimizer_step import make_atomic
@@ -62,9 +63,10 @@ class Transaction(Progress):
         self._trained = Trained()
         self._optimizers: list[torch.optim.Optimizer] = []
         self._snapshot = Snapshot()
+        self._carried = Carried()
         self._gradients = Gradients()
         self._vote = Vote()
-        self._cutting = Cutting(self._modules, self._trained, self._inexact, self._guarded)
+        self._cutting = Cutting(self._modules, self._trained, self._carried, self._inexact, self._guarded)
         self._sizes = Sizes(say, event, micro_batch, self._trained, self._optimizers, self._cutting)
         self._ramp: MeasuredRamp | None = None
         self._part = 0
@@ -95,6 +97,7 @@ class Transaction(Progress):
         self._vote.watch(modules)
         self._switches.track(modules)
         self._snapshot.watch(modules)
+        self._carried.watch(modules)
         self._modules += modules
         self._optimizers += optimizers
         self._trained.add(modules, optimizers)
@@ -118,6 +121,7 @@ class Transaction(Progress):
             raise UsageError("nothing to train is known", received="run.backward before run.track",
                              expected="run.track(model=model, optimizer=optimizer)")  # fmt: skip
         self._trained.look()
+        self._carried.of(loss_fn)
         loss_fn = self._switches.around(loss_fn, self._trained.device, scaler)
         with self._vote.quiet():
             self._voted = False
@@ -128,11 +132,8 @@ class Transaction(Progress):
                 self._tell_peers(GIVE_UP)
                 raise
             found = self._cutting.ask_first(whole, loss_fn, reduction, self._vote)
-            if whole.reason is not None and self._micro_batch is not None:
-                self._say(
-                    f"micro_batch={self._micro_batch} is not kept, this batch cannot be cut: {whole.reason}"
-                )
-                self._micro_batch = None  # told once
+            if whole.reason is not None:
+                self._tell_not_kept(whole.reason)
             if found is not None:
                 self._sizes.note(found, whole)
                 self._snapshot.keep(found.moved)
@@ -141,6 +142,7 @@ class Transaction(Progress):
                 return self._done(whole, loss_fn, reduction, scaler)
             finally:
                 self._cutting.let_go()
+                self._carried.of(None)
 
     def _done(self, whole: Batch, loss_fn: LossFunction, reduction: str, scaler: Any) -> torch.Tensor:
         __tracebackhide__ = True
@@ -150,12 +152,17 @@ class Transaction(Progress):
             self._voted = False
             if len(parts) > 1 or ramp is not None:
                 refusal = self._cutting.refusal(whole)
-                if refusal is not None:
+                fails = self._cutting.fails if refusal is not None and not self._vote.is_group else None
+                if fails is not None and self._sizes.is_only_asked(whole):
+                    self._tell_not_kept(fails)
+                    parts, ramp = [whole.samples], None
+                elif refusal is not None:
                     self._tell_peers(GIVE_UP)
                     refusal.hint = self._hint(whole, refusal.hint)
                     no_room = self._cutting.no_room
                     raise refusal if no_room is None else self._too_big(no_room, "two samples do")
-                self._tell_doubt(whole)
+                else:
+                    self._tell_doubt(whole)
             outcome = self._try(whole, parts, ramp, loss_fn, reduction, scaler)
             if isinstance(outcome, torch.Tensor):
                 self._sizes.learn(self.steps, whole, parts, ramp)
@@ -256,13 +263,17 @@ class Transaction(Progress):
         done = False
         try:
             self._snapshot.take()
+            self._carried.take(is_step=keep)
             self._gradients.begin(self._trained.all)
             result = work()
+            if keep:
+                self._carried.done()
             done = keep
             return result
         finally:
             self.inside = False
             if not done:
+                self._carried.put_back(is_step=keep)
                 self._gradients.undo()
                 self._snapshot.restore()
 
@@ -299,6 +310,7 @@ class Transaction(Progress):
         for size in sizes:
             accumulate(size, lambda left: left, whole.take, loss_fn, reduction=reduction, scaler=None,
                        parameters=[], progress=Progress())  # fmt: skip
+        self._carried.put_back(is_step=False)
         self._gradients.undo()
         self._snapshot.restore()
         self._gradients.begin(self._trained.all)
@@ -317,7 +329,9 @@ class Transaction(Progress):
                               expected="room for the exchange beside the backward pass",
                               hint="start again from the last checkpoint, with micro_batch=") from error  # fmt: skip
         reason = self._cutting.reason(whole)
-        if (size == 1 or reason) and again:  # what the failed try held is free now: once more as it was
+        if (
+            size == 1 or reason or self._cutting.fails
+        ) and again:  # what the failed try held is free now: once more as it was
             what = count_of(size) if whole.reason is None else "the whole batch"
             self._tell(f"out of memory with {what}; the step is done again", size, size)
             return size
@@ -347,6 +361,11 @@ class Transaction(Progress):
 
     def _too_big(self, error: BaseException, what: str = "one sample does") -> OutOfMemory:
         return too_big(self._modules, self._trained.now, self._optimizers, error, what, self._switches.names)
+
+    def _tell_not_kept(self, reason: str) -> None:
+        if self._micro_batch is not None:
+            self._say(f"micro_batch={self._micro_batch} is not kept, this batch cannot be cut: {reason}")
+            self._micro_batch = None  # told once
 
     def _tell_doubt(self, whole: Batch) -> None:
         """Once: the comparison has shown that such a cut is exact, but it may not be the one that was meant."""

@@ -26,7 +26,7 @@ class StepLoss:
 
     def __init__(self, trainer: Any, training_step: Callable[..., Any]) -> None:
         self.mode = MODES[0]
-        self._trainer = trainer
+        self.trainer = trainer
         self._training_step = training_step
         self._arguments: tuple[Any, ...] = ()
         self._samples = 0
@@ -54,7 +54,7 @@ class StepLoss:
         return torch.where(count > 0, loss, 0.0) * count, count  # a mean of nothing is no number
 
     def _capture(self, part: Any) -> torch.Tensor:
-        accelerator = self._trainer.accelerator
+        accelerator = self.trainer.accelerator
         caught: list[torch.Tensor] = []
 
         def catch(loss: torch.Tensor, **options: Any) -> None:
@@ -86,7 +86,7 @@ class StepLoss:
     def backward(self) -> None:
         """Its gradients."""
         loss, self._loss = self._loss, None
-        self._trainer.accelerator.backward(loss, **self._options)
+        self.trainer.accelerator.backward(loss, **self._options)
 
 
 class StepTransaction(Transaction):
@@ -95,7 +95,10 @@ class StepTransaction(Transaction):
     def __init__(self, loss: StepLoss, **settings: Any) -> None:
         super().__init__(**settings)
         self._loss = loss
-        self._cutting = _Choosing(loss, self._modules, self._trained, self._inexact, self._guarded)
+        self._carried.watch([], [loss.trainer])
+        self._cutting = _Choosing(
+            loss, self._modules, self._trained, self._carried, self._inexact, self._guarded
+        )
 
     def usable(self, hint: str) -> str:
         """In words of a Trainer."""

@@ -1,0 +1,206 @@
+"""Where a function can keep something from call to call: attributes, variables around it, globals, its own object."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import threading
+from collections import deque
+from collections.abc import Iterator
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Protocol
+
+import torch
+
+NOTHING: Any = object()
+"""Stands for a name without a value."""
+_DEPTH = 3  # functions that a loss function calls by a name of its own: mostly one or two
+_NOT_OURS = ("torch", "buoy", "builtins", "threading", "queue", "logging")
+_SHARED = (type(threading.Lock()), type(threading.RLock()), threading.Thread, threading.Condition)
+_OF_TORCH = frozenset(vars(torch.nn.Module()))
+
+
+class Home(Protocol):
+    """A place with names."""
+
+    is_open: bool
+    """Names that appear are new ones of its own."""
+
+    def names(self) -> set[str]:
+        """Those that have a value now."""
+
+    def label(self, name: str) -> str:
+        """In words."""
+
+    def read(self, name: str) -> Any:
+        """Its value, or NOTHING."""
+
+    def write(self, name: str, value: Any) -> None:
+        """NOTHING takes the name away."""
+
+
+class Names:
+    """Names in a dict: attributes of an object, or some globals."""
+
+    def __init__(self, path: str, values: dict[str, Any], only: frozenset[str] | None = None) -> None:
+        self._path, self._values, self._only = path, values, only
+        self.is_open = only is None
+
+    def names(self) -> set[str]:
+        """Those that have a value now."""
+        if self._only is not None:
+            return {name for name in self._only if name in self._values}
+        return self._values.keys() - _OF_TORCH
+
+    def label(self, name: str) -> str:
+        """In words."""
+        return f"{self._path}.{name}" if self._path else name
+
+    def read(self, name: str) -> Any:
+        """Its value, or NOTHING."""
+        return self._values.get(name, NOTHING)
+
+    def write(self, name: str, value: Any) -> None:
+        """NOTHING takes the name away."""
+        if value is NOTHING:
+            self._values.pop(name, None)
+        else:
+            self._values[name] = value
+
+
+class Cell:
+    """A variable of an enclosing function."""
+
+    is_open = False
+
+    def __init__(self, name: str, cell: CellType) -> None:
+        self._name, self._cell = name, cell
+
+    def names(self) -> set[str]:
+        """Those that have a value now."""
+        return {self._name}
+
+    def label(self, name: str) -> str:
+        """In words."""
+        return name
+
+    def read(self, name: str) -> Any:
+        """Its value, or NOTHING."""
+        try:
+            return self._cell.cell_contents
+        except ValueError:
+            return NOTHING
+
+    def write(self, name: str, value: Any) -> None:
+        """NOTHING takes the name away."""
+        if value is NOTHING:
+            del self._cell.cell_contents
+        else:
+            self._cell.cell_contents = value
+
+
+def module_homes(module: torch.nn.Module) -> list[Home]:
+    """Attributes of a module and of those in it. PyTorch's own keep nothing there, but make their weights late."""
+    found: list[Home] = []
+    for path, part in module.named_modules():
+        if not type(part).__module__.startswith("torch."):
+            found += [Names(path, values) for values in (vars(part), part._modules, part._parameters)]
+    return found
+
+
+def function_homes(function: Any, besides: set[int]) -> list[Home]:
+    """Of a loss function, and of what it reaches by a name; but for these modules, by id."""
+    return list(_of_value("", function, set(besides), _DEPTH))
+
+
+def object_homes(thing: object) -> list[Home]:
+    """Its attributes."""
+    return list(_of_object("", thing))
+
+
+def _of_value(label: str, value: Any, seen: set[int], depth: int) -> Iterator[Home]:
+    if id(value) in seen or depth < 0 or isinstance(value, (type, ModuleType)):
+        return
+    seen.add(id(value))
+    if isinstance(value, functools.partial):
+        yield from _of_value(label, value.func, seen, depth)
+        for number, argument in enumerate([*value.args, *value.keywords.values()]):
+            yield from _of_value(f"argument {number + 1}", argument, seen, depth - 1)
+    elif isinstance(value, MethodType):
+        yield from _of_value(label or "self", value.__self__, seen, depth)
+        yield from _of_value(label, value.__func__, seen, depth)
+    elif isinstance(value, FunctionType):
+        yield from _of_function(value, seen, depth)
+    elif isinstance(value, torch.nn.Module):
+        yield from module_homes(value)
+    else:
+        yield from _of_object(label, value)
+        if callable(value) and not _is_of_others(value):
+            yield from _of_value(label, getattr(value.__call__, "__func__", None), seen, depth - 1)
+
+
+def _of_function(function: FunctionType, seen: set[int], depth: int) -> Iterator[Home]:
+    code, known = function.__code__, function.__globals__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        if id(cell) not in seen:
+            seen.add(id(cell))
+            home = Cell(name, cell)
+            yield home
+            yield from _of_value(name, home.read(name), seen, depth - 1)
+    given = dict(
+        zip(
+            reversed(code.co_varnames[: code.co_argcount]),
+            reversed(function.__defaults__ or ()),
+            strict=False,
+        )
+    )
+    given |= function.__kwdefaults__ or {}
+    if given:
+        yield Names("", given, frozenset(given))  # only what is in them can be changed
+        for name, value in given.items():
+            yield from _of_value(name, value, seen, depth - 1)
+    read = {name: known[name] for name in _read(code) if name in known}
+    kept = _assigned(code) | {name for name, value in read.items() if is_container(value)}
+    if kept:
+        yield Names("", known, frozenset(kept))
+    for value in read.values():
+        if isinstance(value, FunctionType) and value.__globals__ is known:
+            yield from _of_value("", value, seen, depth - 1)
+    wrapped = getattr(function, "__wrapped__", None)
+    if wrapped is not None:
+        yield from _of_value("", wrapped, seen, depth)
+
+
+def _of_object(label: str, thing: object) -> Iterator[Home]:
+    """What another thread may be writing to is left alone."""
+    values = getattr(thing, "__dict__", None)
+    if type(values) is not dict or _is_of_others(thing):
+        return
+    if not any(isinstance(value, _SHARED) for value in values.values()):
+        yield Names(label, values)
+
+
+def _is_of_others(thing: object) -> bool:
+    return type(thing).__module__.partition(".")[0] in _NOT_OURS
+
+
+def is_container(value: object) -> bool:
+    """Something that can be emptied and filled again."""
+    return isinstance(value, (list, dict, set, deque))
+
+
+def _read(code: CodeType) -> frozenset[str]:
+    """Globals that it reads."""
+    return _globals(code, "LOAD_GLOBAL")
+
+
+def _assigned(code: CodeType) -> frozenset[str]:
+    """Globals that it assigns."""
+    return _globals(code, "STORE_GLOBAL")
+
+
+@functools.lru_cache(maxsize=512)
+def _globals(code: CodeType, how: str) -> frozenset[str]:
+    found = {str(each.argval) for each in dis.get_instructions(code) if each.opname == how}
+    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    return frozenset(found).union(*(_globals(each, how) for each in inner))

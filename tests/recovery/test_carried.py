@@ -1,0 +1,289 @@
+"""What a loss function keeps from call to call: as in the plain loop, and a reason not to cut where it is read."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import buoy
+from buoy.microbatch.errors import CannotSplit
+
+SEEN: list[int] = []
+CALLS = 0
+
+
+class Recurrent(nn.Module):
+    """Goes on where the last batch ended, as truncated backpropagation through time does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.cell, self.out = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+        self.hidden: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made, hidden = self.cell(x, self.hidden)
+        self.hidden = tuple(part.detach() for part in hidden)
+        return self.out(made)  # type: ignore[no-any-return]
+
+
+def in_an_attribute(model: Recurrent) -> Callable[[Any], Any]:
+    return lambda part: F.mse_loss(model(part[0]), part[1])
+
+
+def in_a_variable(model: Recurrent, hidden: Any = None) -> Callable[[Any], Any]:
+    def loss(part: Any) -> Any:
+        nonlocal hidden
+        made, now = model.cell(part[0], hidden)
+        hidden = tuple(part.detach() for part in now)
+        return F.mse_loss(model.out(made), part[1])
+
+    return loss
+
+
+def in_place(model: Recurrent) -> Callable[[Any], Any]:
+    hidden = torch.zeros(1, 8, 4), torch.zeros(1, 8, 4)
+
+    def loss(part: Any) -> Any:
+        made, now = model.cell(part[0], tuple(each.clone() for each in hidden))
+        for old, new in zip(hidden, now, strict=True):
+            old.copy_(new.detach())
+        return F.mse_loss(model.out(made), part[1])
+
+    return loss
+
+
+class Trainer:
+    """An object of a person's own."""
+
+    def __init__(self, model: Recurrent) -> None:
+        self.model, self.state = model, None
+
+    def loss(self, scale: float, part: Any) -> Any:
+        made, now = self.model.cell(part[0], self.state)
+        self.state = tuple(each.detach() for each in now)  # type: ignore[assignment]
+        return F.mse_loss(self.model.out(made), part[1]) * scale
+
+
+def in_an_object(model: Recurrent) -> Callable[[Any], Any]:
+    return functools.partial(Trainer(model).loss, 1.0)
+
+
+PLACES = [in_an_attribute, in_a_variable, in_place, in_an_object]
+
+
+def batches(many: int = 3) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    source = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(8, 5, 3, generator=source), torch.randn(8, 5, 2, generator=source)) for _ in range(many)
+    ]
+
+
+def trained(place: Any, guarded: bool, fail_at: int | None = None) -> list[float]:
+    model = Recurrent()
+    optimizer, loss_fn = torch.optim.SGD(model.parameters(), lr=0.1), place(model)
+    run, losses, failed = buoy.Run(), [], []
+    run.track(model=model, optimizer=optimizer)
+
+    def fails_once(part: Any, number: int) -> Any:
+        made = loss_fn(part)
+        if number == fail_at and not failed:
+            failed.append(number)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return made
+
+    for number, batch in enumerate(batches()):
+        if guarded:
+            loss = run.backward(batch, lambda part, number=number: fails_once(part, number))
+        else:
+            loss = loss_fn(batch)
+            loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_state_between_batches_is_that_of_the_plain_loop(place: Any) -> None:
+    assert trained(place, guarded=True) == trained(place, guarded=False)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_state_is_put_back_when_memory_runs_out(place: Any) -> None:
+    assert trained(place, guarded=True, fail_at=2) == trained(place, guarded=False)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_state_forbids_the_cut_in_words(place: Any) -> None:
+    model = Recurrent()
+    run, loss_fn = buoy.Run(), place(model)
+    run.track(model=model)
+
+    def loss(part: Any) -> Any:
+        made = loss_fn(part)
+        if len(part[0]) == 8 and later:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return made
+
+    first, second = batches(2)
+    later = False
+    run.backward(first, loss)
+    later = True
+    with pytest.raises(
+        CannotSplit, match=r"keeps a state from batch to batch, in `.*(hidden|state)`"
+    ) as caught:
+        run.backward(second, loss)
+
+    assert "put the state into the batch" in (caught.value.hint or "")
+
+
+class Noting(nn.Module):
+    """Counts, remembers and caches, and reads none of that for its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        self.calls, self.sizes, self.last = 0, Counter[int](), deque[int](maxlen=3)
+        self.seen: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.sizes[len(x)] += 1
+        self.last.append(len(x))
+        if not hasattr(self, "table"):
+            self.table = torch.arange(6.0)
+        self.seen = made = self.layer(x + self.table)
+        return made  # type: ignore[no-any-return]
+
+
+def test_counters_and_lists_are_those_of_the_plain_loop_and_forbid_nothing() -> None:
+    global CALLS
+    for micro_batch, sizes in ((None, [16]), (5, [4, 4, 4, 4])):
+        model, x = Noting(), torch.randn(16, 6)
+        run, losses = buoy.Run(micro_batch=micro_batch), []
+        run.track(model=model)
+        SEEN.clear()
+        CALLS = 0
+
+        def loss(part: Any, model: Noting = model, losses: list[float] = losses) -> Any:
+            global CALLS
+            CALLS += 1
+            SEEN.append(len(part))
+            made = model(part).square().mean()
+            losses.append(made.item())
+            return made
+
+        run.backward(x, loss)
+        parts, model.layer.weight.grad = model.layer.weight.grad, None
+        model(x).square().mean().backward()
+
+        assert torch.allclose(parts, model.layer.weight.grad)  # type: ignore[arg-type]
+        assert sizes == SEEN
+        assert CALLS == len(losses) == len(sizes)
+        assert model.calls == len(sizes) + 1
+        assert model.sizes == Counter([*sizes, 16])
+        assert list(model.last) == [*sizes, 16][-3:]
+
+
+def test_a_counter_that_the_gradient_depends_on_is_named() -> None:
+    model = Noting()
+    run = buoy.Run(micro_batch=5)
+    run.track(model=model)
+
+    with pytest.raises(CannotSplit, match="calls changes with each call of the loss function"):
+        run.backward(torch.randn(16, 6), lambda part: model(part).square().mean() * model.calls)
+    assert model.calls == 0
+
+
+def test_a_trial_that_fails_ends_no_training_that_fits() -> None:
+    model, tried = nn.Linear(6, 4), []
+    run = buoy.Run()
+    run.track(model=model)
+
+    def loss(part: torch.Tensor) -> torch.Tensor:
+        if len(part) != 16:
+            print("few", len(part))
+            raise KeyError("sixteen")
+        return model(part).square().mean()
+
+    for _ in range(5):
+        run.backward(torch.randn(16, 6), loss)
+        tried.append(model.weight.grad is not None)
+    assert all(tried)
+
+
+def test_a_bound_that_a_part_cannot_keep_is_told_once_and_the_batch_trained_whole(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Boxes with the number of their image: cut only where by chance there are as many boxes as images."""
+    model = nn.Conv2d(3, 4, 1)
+    run = buoy.Run(micro_batch=3)
+    run.track(model=model)
+
+    def loss(part: Any) -> torch.Tensor:
+        images, boxes = part
+        return model(images)[boxes[:, 0].long()].square().mean()
+
+    images = torch.randn(8, 3, 4, 4)
+    for many in (8, 8, 14):
+        run.backward((images, torch.arange(many)[:, None] % 8), loss)
+        made, model.weight.grad = model.weight.grad, None
+        loss((images, torch.arange(many)[:, None] % 8)).backward()
+
+        assert torch.equal(made, model.weight.grad)  # type: ignore[arg-type]
+        model.weight.grad = None
+    said = capfd.readouterr().err
+    assert said.count("micro_batch=3 is not kept, this batch cannot be cut") == 1
+
+
+def test_a_bound_that_a_part_cannot_keep_ends_in_words_where_memory_needs_it() -> None:
+    model = nn.Conv2d(3, 4, 1)
+    run = buoy.Run(micro_batch=3)
+    run.track(model=model)
+
+    def loss(part: Any) -> torch.Tensor:
+        made = model(part[0])[part[1][:, 0].long()].square().mean()
+        if len(part[0]) == 8:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return made
+
+    with pytest.raises(CannotSplit) as caught:
+        run.backward((torch.randn(8, 3, 4, 4), torch.arange(8)[:, None]), loss)
+    assert "index" in (caught.value.received or "")
+
+
+def test_a_loss_that_normalises_over_the_batch_is_refused_with_the_way_out() -> None:
+    model = nn.Linear(6, 1)
+    run = buoy.Run(micro_batch=3)
+    run.track(model=model)
+
+    def loss(part: Any) -> torch.Tensor:
+        gain = (part[1] - part[1].mean()) / (part[1].std() + 1e-8)
+        return (model(part[0])[:, 0] * gain).mean()
+
+    with pytest.raises(CannotSplit) as caught:
+        run.backward((torch.randn(8, 6), torch.randn(8)), loss)
+    assert "`.std()`" in (caught.value.hint or "")
+    assert "normalise before run.backward" in (caught.value.hint or "")
+
+
+def test_hooks_that_clamp_gradients_are_named() -> None:
+    model = nn.Linear(6, 4)
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    run = buoy.Run(micro_batch=3)
+    run.track(model=model)
+    x = torch.randn(8, 6)
+
+    with pytest.raises(CannotSplit, match="hooks of parameters"):
+        run.backward(x, lambda part: model(part).square().mean())
+    model(x).square().mean().backward()
+    assert float(model.weight.grad.abs().max()) <= 0.0101, "the hooks are gone"  # type: ignore[union-attr]
