@@ -22,6 +22,11 @@ from buoy.checkpoint import saver
 from buoy.training import keeper as module
 from tests.checkpoint.ground import writers
 from tests.training.loop import *
+
+def until_committed(step):
+    while not any(name.startswith(f"step-{step:09d}") for name in os.listdir(os.path.join(sys.argv[1], "checkpoints"))):
+        time.sleep(0.01)
+    time.sleep(0.1)  # and the writer waits for the next
 """
 
 
@@ -35,7 +40,7 @@ def test_a_writer_that_hangs_costs_one_bounded_wait_and_is_named_once(tmp_path: 
 saver._LEAST_PATIENCE, module._RETRY_SECONDS, stopped = 0.4, 0.3, []
 def on_step(step):
     if step == 15:
-        time.sleep(0.5)  # step 10 is committed
+        until_committed(10)
         stopped.extend(writers(sys.argv[1]))
         for pid in stopped: os.kill(pid, signal.SIGSTOP)
 train(sys.argv[1], steps=150, save=10, keep=20, pause=0.01, each=on_step)
@@ -56,7 +61,7 @@ print("stopped", *stopped)
 STOPPED = """
 saver._LEAST_PATIENCE, module._RETRY_SECONDS = 1000.0, 0.3
 def stop_writers():
-    time.sleep(0.5)  # what is being written is committed
+    until_committed(10)
     for pid in writers(sys.argv[1]):
         os.kill(pid, signal.SIGSTOP)
         print("stopped", pid, flush=True)

@@ -29,6 +29,7 @@ _DRAW_ONCE = (
     WeightedRandomSampler,
 )
 _TORCHDATA = "torchdata.stateful_dataloader.sampler"  # its samplers are torch's, with a state
+_LONGEST = 10_000_000  # of an order that is held in memory whole
 _MASK = (1 << 64) - 1
 _STRIDE = 0x9E3779B97F4A7C15
 _ListIterator: type = type(iter([]))
@@ -194,7 +195,7 @@ def _drawn(sampler: Any, skip: int, course: Course, size: Callable[[Any], int] =
     nothing, given = object(), skip
     draws_once = type(sampler) in _DRAW_ONCE or _is_torchdatas(sampler, "RandomSampler")
     with course.drawing(0):
-        source = iter(sampler)
+        source = iter(_whole(sampler))
         if skip and next(source, nothing) is not nothing:
             _leave_out(source, skip - 1)
     while True:
@@ -208,6 +209,20 @@ def _drawn(sampler: Any, skip: int, course: Course, size: Callable[[Any], int] =
             yield from source
             break
     course.exhausted = True
+
+
+def _whole(sampler: Any) -> Any:
+    """The sampler; or all that it yields, where it would draw some of it later from a generator that others may use.
+
+    The loop may draw from that one in between: what the sampler drew could then not be found again.
+    """
+    draws_later = isinstance(sampler, RandomSampler) and (
+        sampler.replacement or sampler.num_samples > len(sampler.data_source)
+    )
+    has_own = (
+        getattr(sampler, "generator", None) is not None and getattr(sampler, "num_samples", 0) <= _LONGEST
+    )
+    return list(sampler) if draws_later and has_own else sampler
 
 
 def _leave_out(source: Any, count: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -116,6 +116,25 @@ def load_all(states: dict[str, Any], things: dict[str, Tracked]) -> None:
             ) from error
 
 
+def settings_of(things: Mapping[str, Tracked]) -> dict[str, list[dict[str, Any]]]:
+    """With what the script has built its optimizers (learning rate, decay), by their names."""
+    return {name: thing.settings for name, thing in things.items() if isinstance(thing, _Optimizer)}
+
+
+def changed_settings(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a script says now of an optimizer that it said otherwise before, in words.
+
+    >>> changed_settings([{"lr": 0.1}], [{"lr": 0.5}])
+    ['lr=0.5 (was 0.1)']
+    """
+    found: dict[str, None] = {}
+    for old, new in zip(before, now, strict=False):
+        for name, value in new.items():
+            if name in old and old[name] != value:
+                found[f"{name}={value} (was {old[name]})"] = None
+    return list(found)
+
+
 def _undo(loaded: list[tuple[Tracked, Any]]) -> None:
     for thing, before in loaded:
         try:
@@ -197,6 +216,11 @@ class _Optimizer:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
+        self.settings = [
+            {name: value for name, value in group.items() if type(value) in (bool, int, float)}
+            for group in optimizer.param_groups
+        ]
+        """As the script has built it, group by group."""
 
     @property
     def weight(self) -> int:

@@ -64,6 +64,8 @@ class Position:
         """What the script does on the way to the saved place was done before the save: it is to be undone there."""
         self._after_waiting = int(self._saved["next_loop"]) if self._saved else 0
         self._next_loop = self._saves = 0
+        self._outer: list[int] = []
+        """The loops of this epoch that were begun outside of any body: coming by again a script begins just these."""
         self._stepped = False
         self._roots: dict[int, int] = {}
         self._open: dict[int, Loop] = {}
@@ -86,6 +88,11 @@ class Position:
         return anew
 
     @property
+    def has_begun(self) -> bool:
+        """A loop over batches was begun, or come by again."""
+        return bool(self.epoch or self._next_loop)
+
+    @property
     def is_returning(self) -> bool:
         """The saved place has not been reached yet."""
         return self._saved is not None
@@ -98,6 +105,7 @@ class Position:
         self._open.clear()
         self._left.clear()
         self._roots.clear()
+        self._outer.clear()
         if self._saved is not None and epoch != self._saved["epoch"]:
             self._saved = None
             self._waiting.clear()
@@ -112,9 +120,21 @@ class Position:
         self.repeats = self.repeats or done
         root = self._roots.setdefault(owner, number)
         loop = Loop(number, root, owner, nested, saved or None, done, trains=owner in self._training)
+        if not nested:
+            self._outer.append(number)
         if not done:
             self._open[number] = loop
+        elif not nested:
+            self._next_loop = self._after(number)
         return loop
+
+    def _after(self, done: int) -> int:
+        """The number after a loop that yields nothing: those that were begun in its bodies are not begun again."""
+        assert self._saved is not None
+        outer = self._saved.get("outer")
+        if outer is None:  # an older checkpoint
+            return self._next_loop
+        return min([number for number in outer if number > done], default=int(self._saved["next_loop"]))
 
     def _claim(self, number: int) -> tuple[int, dict[str, Any] | None]:
         """The number of a loop that begins, and where it was in the checkpoint."""
@@ -133,6 +153,11 @@ class Position:
         if not self._waiting:
             self._next_loop = max(self._next_loop, self._after_waiting)
         return int(mine), saved["at"] or {}
+
+    @property
+    def was_missed(self) -> bool:
+        """A loop was under way in the checkpoint, others were come by, and it was not among them."""
+        return self._saved is not None and bool(self._waiting) and bool(self._outer)
 
     def arrive(self) -> bool:
         """The first loop with work to do begins; whether this is the saved place, found again."""
@@ -207,6 +232,7 @@ class Position:
             "epoch_done": epoch_done,
             "next_loop": self._next_loop,
             "saves": self._saves,
+            "outer": list(self._outer),
             "open": {
                 str(loop.number): {
                     "root": loop.root,

@@ -31,6 +31,7 @@ class Resumption:
         self._checkpoint = self._find(keeper)
         self._announced = False
         self._told_new: set[str] = set()
+        """Of these it was said already that they begin anew, or that they go on otherwise than the script says."""
         self._gone: set[str] = set()
         """What the checkpoint had, once it is let go."""
         whole = self._own_state()
@@ -67,17 +68,32 @@ class Resumption:
             f"going on from step {self.step}" + (f", epoch {epoch + 1}" if isinstance(epoch, int) else "")
         )
 
+    def say_missed(self) -> None:
+        """The script has ended, and its loops were not those of the checkpoint."""
+        self._say(
+            f"NOTHING WAS TRAINED: the script did not come back to its place at step {self.step}. It began other loops "
+            "over batches than the one that was saved; hint: `for epoch in run.epochs(n):` keeps them apart"
+        )
+
     def load(self, things: dict[str, Tracked]) -> None:
         """Load each from the checkpoint, or none if any does not fit."""
         checkpoint = self._checkpoint
         if checkpoint is None:
             return
         from buoy.torch.loose_buffers import load_buffers
-        from buoy.torch.state import load_all
+        from buoy.torch.state import changed_settings, load_all, settings_of
 
         there = {name: thing for name, thing in things.items() if name in checkpoint.names}
         load_all({name: checkpoint.value(name, thing.tensor) for name, thing in there.items()}, there)
         load_buffers(there, self.mine.get("buffers", {}), self._say)
+        for name, settings in settings_of(there).items():
+            changed = changed_settings(self.mine.get("settings", {}).get(name, []), settings)
+            if changed and name not in self._told_new:
+                self._told_new.add(name)
+                self._say(
+                    f"{name} goes on with what it was saved with; the script now says {', '.join(changed)}. To change "
+                    f"it, set it after `run.track`: `for group in {name}.param_groups: group['lr'] = ...`"
+                )
         for name in things:
             if name not in there and name not in self._told_new:
                 self._told_new.add(name)

@@ -14,6 +14,7 @@ from buoy.planner.rehearsal import is_rehearsal
 from buoy.training import arguments, open_runs, planned
 from buoy.training.again import Again
 from buoy.training.batches import Batches
+from buoy.training.counting import Counting
 from buoy.training.follower import Follower
 from buoy.training.keeper import Keeper
 from buoy.training.loaders import Loaders
@@ -92,7 +93,8 @@ class Run:
         self.resumed = bool(self._from)
         """Whether this process goes on from a checkpoint."""
         self.step = step
-        """Optimizer steps of the run so far (of the first tracked optimizer), or batches when none is tracked."""
+        """Optimizer steps of the run so far (of the first tracked optimizer, or of one that trains where that one does
+        not), or batches when none is tracked."""
         self.batch = 0
         """Batches that the loop has handed out in this pass, those before a resume included."""
         self._position = Position(self._from.mine.get("position"))
@@ -101,7 +103,8 @@ class Run:
         self._random = Randomness(self._from, seed, self._say)
         self._feeds = data.Feeds(self._say)
         self._loaders = Loaders(self._feeds, self._from.mine.get("loaders"))
-        self._tracking = Tracking(self._from, self._on_step, self._on_other_step)
+        self._tracking = Tracking(self._from, self._on_step)
+        self._counting = Counting(self._from.mine.get("counting", ()))
         self._micro = MicroBatches(
             self.folder,
             self._from.micro_batch,
@@ -163,8 +166,12 @@ class Run:
           expected: something that can be changed in place
           hint: keep it in a dict: `counters = {'best': ...}; run.track(counters=counters)`
         """
+        known = set(self._tracking.optimizers)
         self._micro.track(*self._tracking.add(objects))
-        self._position.counts_steps = self._tracking.counts_steps
+        for name in self._tracking.optimizers:
+            if name not in known:
+                self._counting.name(name, late=self._position.has_begun or bool(self._epochs_before))
+        self._position.counts_steps = bool(self._tracking.optimizers)
 
     def metric(self, **values: float) -> None:
         """Report figures such as `val_loss=0.3`: they are stored with the checkpoint of this step.
@@ -192,12 +199,16 @@ class Run:
         if was_interrupted:  # a notebook's cell, and it is run again: go on where it was
             self._position = self._position.again()
         self._in_epochs = self._counts_epochs = True
+        if self._from and not self._epochs_before:
+            self.step = self._from.step
         before, first = self._epochs_before, self._position.first_epoch
         if self.resumed and first >= before + count:
             if not self._from.finished:
                 self._say(f"all {count} epochs are done already (step {self.step}); nothing is left to do")
             self._random.return_to_place()  # what comes after the loop draws as it did the first time
         to_train = range(max(before, first), before + count)
+        if self._from.finished and to_train:
+            self._say(f"training on from step {self.step}, epoch {to_train[0] + 1} of {before + count}")
         if not was_interrupted and not self._finished:
             self._again.epochs_begin(count, len(to_train), self.step)
         try:
@@ -296,6 +307,8 @@ class Run:
         if self._finished:
             return
         self._finished = True
+        if self._position.was_missed:
+            self._from.say_missed()
         self._profiling.close()
         self._tracking.let_go()
         if not self._rank:
@@ -324,11 +337,14 @@ class Run:
     def _own_state(self, *, epoch_done: bool = False) -> dict[str, Any]:
         """What a run keeps about itself, of this rank."""
         from buoy.torch.loose_buffers import buffers_of
+        from buoy.torch.state import settings_of
 
         return {
             "position": self._position.describe(epoch_done=epoch_done),
             "loaders": self._loaders.state(self._position.under_way),
             "buffers": buffers_of(self._tracking.things),
+            "counting": self._counting.state(),
+            "settings": settings_of(self._tracking.things),
             **self._random.state(),
             "micro_batch": self._micro.state(),
         }
@@ -427,11 +443,15 @@ class Run:
                     if self._saves is not None and (loop.trains or counts_batches):
                         self._saves.weights_change()
                     position.hand_out(loop)
+                    if not loop.nested:
+                        self._counting.batch_begins()
                     if counts_batches:
                         self.step += 1
                     yield batch
         finally:
             position.end_loop(loop, exhausted=exhausted)
+            if not loop.nested:
+                self._counting.loop_ends()
             if not exhausted and (loop.trains or counts_batches):
                 self._profiling.leave(self._whole_step)
             if not loop.nested:
@@ -441,21 +461,22 @@ class Run:
         """The first loop with work to do begins; after a resume this is the saved place. `here`: it is for certain."""
         self._tracking.look_over(self._keeper, self.step, self._own_state)
         if self._position.arrive():
+            self.step = (
+                self._from.step
+            )  # steps on the way, of a search for the learning rate, were counted before
             if here or self._position.repeats:
                 # A scheduler stepped or a sum cleared at the epoch's start is in the checkpoint already: undo it.
                 self._tracking.load_again()
             self._random.return_to_place()
         self._from.forget()
 
-    def _on_step(self) -> None:
+    def _on_step(self, optimizer: str) -> None:
         self._claim_step()
-        self.step += 1
+        counts = self._counting.stepped(optimizer)
+        self.step += counts
         self._position.stepped()
-        self._micro.stepped()
-
-    def _on_other_step(self) -> None:
-        self._claim_step()
-        self._position.stepped()
+        if counts:
+            self._micro.stepped()
 
     def _claim_step(self) -> None:
         if isinstance(self._keeper, Keeper):

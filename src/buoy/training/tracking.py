@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from buoy.checkpoint.state import encode
@@ -18,13 +19,11 @@ if TYPE_CHECKING:
 class Tracking:
     """The objects of one run, by name."""
 
-    def __init__(
-        self, saved: Resumption, on_step: Callable[[], None], on_other_step: Callable[[], None]
-    ) -> None:
-        """`on_step` hears the first optimizer that is named, `on_other_step` every other one."""
+    def __init__(self, saved: Resumption, on_step: Callable[[str], None]) -> None:
+        """`on_step` hears of every optimizer's steps, by its name."""
         self._saved = saved
-        self._on_step, self._on_other_step = on_step, on_other_step
-        self._hooks: list[Any] = []
+        self._on_step = on_step
+        self._hooks: dict[str, Any] = {}
         self._looked_over = False
         self.objects: dict[str, object] = {}
         """As the person named them."""
@@ -32,9 +31,9 @@ class Tracking:
         """Those of them that have state of their own, as it is saved and loaded."""
 
     @property
-    def counts_steps(self) -> bool:
-        """An optimizer is among them."""
-        return bool(self._hooks)
+    def optimizers(self) -> list[str]:
+        """Those whose steps are heard, in the order in which they were named."""
+        return list(self._hooks)
 
     def add(self, objects: dict[str, object]) -> list[object]:
         """Name these; each is loaded from the checkpoint, or none if any does not fit. Those that are new."""
@@ -59,14 +58,14 @@ class Tracking:
         if new:
             self._saved.announce()
         self._saved.name_what_is_late(new)
-        unknown = [value for name, value in objects.items() if name not in self.objects]
-        for value in unknown:
-            hook = on_step(value, self._on_other_step if self._hooks else self._on_step)
+        unknown = {name: value for name, value in objects.items() if name not in self.objects}
+        for name, value in unknown.items():
+            hook = on_step(value, partial(self._on_step, name))
             if hook is not None:
-                self._hooks.append(hook)
+                self._hooks[name] = hook
         self.things.update(new)
         self.objects.update(objects)
-        return unknown
+        return list(unknown.values())
 
     def load_again(self) -> None:
         """Everything as it was saved once more."""
@@ -98,5 +97,5 @@ class Tracking:
 
     def let_go(self) -> None:
         """The optimizers step unheard from here on."""
-        for hook in self._hooks:
+        for hook in self._hooks.values():
             hook.remove()

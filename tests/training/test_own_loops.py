@@ -1,0 +1,197 @@
+"""Loops as people write them around `run.batches`: evaluations inside, stages of training, searches before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import buoy
+from buoy.checkpoint.store import Store
+from buoy.flight import recorder
+from buoy.training.counting import Counting
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "_current", recorder.Recorder(None))
+
+
+class Killed(Exception):  # noqa: N818 - says what happened
+    pass
+
+
+Step = Callable[..., None]
+
+
+def training(
+    folder: Path, kill_at: int = 0, **optimizer: Any
+) -> tuple[buoy.Run, nn.Module, Step, dict[int, float]]:
+    """A run, its model, one step of its training that is killed after its `kill_at`-th, and the losses by step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.Linear(3, 1))
+    first = torch.optim.SGD(model.parameters(), **{"lr": 0.01, **optimizer})
+    run = buoy.Run(folder, save=3)
+    run.track(model=model, optimizer=first)
+    losses: dict[int, float] = {}
+
+    def step(x: torch.Tensor, optimizer: torch.optim.Optimizer = first) -> None:
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses[run.step] = loss.item()
+        if run.step == kill_at:
+            raise Killed
+
+    return run, model, step, losses
+
+
+def data() -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.arange(32.0).reshape(8, 4) / 32), batch_size=2, shuffle=True)
+
+
+def rest_of(losses: dict[int, float], after: int) -> dict[int, float]:
+    return {step: loss for step, loss in losses.items() if step > after}
+
+
+def with_evaluations(folder: Path, kill_at: int = 0) -> dict[int, float]:
+    """Three epochs of four batches; after every second step the model is evaluated in the body, through the run."""
+    run, model, step, losses = training(folder, kill_at)
+    loader, others = data(), data()
+    try:
+        for _ in range(3):
+            for (x,) in run.batches(loader):
+                step(x)
+                if run.step % 2 == 0:
+                    for (y,) in run.batches(others):
+                        model(y)
+    finally:
+        run.finish()
+    return losses
+
+
+@pytest.mark.parametrize("kill_at", [5, 8, 11])
+def test_an_evaluation_inside_the_body_does_not_hide_the_place(kill_at: int, tmp_path: Path) -> None:
+    """Loops that were begun in the bodies of a loop that is done are not begun again on the way back."""
+    whole = with_evaluations(tmp_path / "whole")
+    with pytest.raises(Killed):
+        with_evaluations(tmp_path / "run", kill_at)
+    saved = Store(tmp_path / "run").list()[0].step
+
+    assert with_evaluations(tmp_path / "run") == rest_of(whole, saved)
+
+
+def test_a_place_that_is_not_come_by_again_is_told_loudly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _, step, _ = training(tmp_path / "run", kill_at=8)
+    loader = data()
+    with pytest.raises(Killed):
+        for _ in range(3):
+            for (x,) in run.batches(loader):
+                step(x)
+    run.finish()
+    other, _, step, losses = training(tmp_path / "run")
+    for (x,) in other.batches(loader):  # one epoch only, and the place is in the second
+        step(x)
+    other.finish()
+
+    assert losses == {}
+    assert (
+        "NOTHING WAS TRAINED: the script did not come back to its place at step 6" in capsys.readouterr().err
+    )
+
+
+def in_stages(folder: Path, kill_at: int = 0) -> tuple[dict[int, float], int]:
+    run, model, step, losses = training(folder, kill_at)
+    loader = data()
+    try:
+        for (x,) in run.batches(loader):
+            step(x)
+        all_layers = torch.optim.Adam(model.parameters())
+        run.track(all_layers=all_layers)
+        for _ in range(3):
+            for (x,) in run.batches(loader):
+                step(x, all_layers)
+    finally:
+        run.finish()
+    return losses, run.step
+
+
+def test_a_second_stage_with_an_optimizer_of_its_own_counts_and_is_saved(tmp_path: Path) -> None:
+    whole, steps = in_stages(tmp_path / "whole")
+    with pytest.raises(Killed):
+        in_stages(tmp_path / "run", kill_at=14)
+
+    assert steps == 16 and sorted(whole) == list(range(1, 17))
+    assert Store(tmp_path / "run").list()[0].step == 12
+    assert in_stages(tmp_path / "run") == (rest_of(whole, 12), 16)
+
+
+def test_of_two_optimizers_in_one_batch_one_counts() -> None:
+    counting = Counting(())
+    counting.name("generator", late=False)
+    counting.name("critic", late=False)
+    counted = []
+    for batch in range(6):
+        counting.batch_begins()
+        counted += [counting.stepped("critic"), batch % 3 == 2 and counting.stepped("generator")]
+    counting.loop_ends()
+
+    assert sum(counted) == 2, "the first that was named counts, as seldom as it steps"
+    for _ in range(2):  # a stage in which the other one trains alone: known once it is over
+        counting.batch_begins()
+        counted.append(counting.stepped("critic"))
+        counting.loop_ends()
+    assert counted[-2:] == [False, True]
+    assert Counting(counting.state()).stepped("critic")
+    counting.name("late", late=True)
+    counting.batch_begins()
+    assert [counting.stepped(name) for name in ("late", "generator", "late")] == [True, False, True]
+
+
+def test_steps_before_the_loop_are_not_counted_again(tmp_path: Path) -> None:
+    """Those of a search for the learning rate, which a script that is started again does again."""
+
+    def train(kill_at: int = 0) -> tuple[dict[int, float], int]:
+        run, _, step, losses = training(tmp_path / "run", kill_at)
+        for _ in range(5):
+            step(torch.zeros(2, 4))
+        losses.clear()
+        try:
+            for _ in run.epochs(2):
+                for (x,) in run.batches(data()):
+                    step(x)
+        finally:
+            run.finish()
+        return losses, run.step
+
+    with pytest.raises(Killed):
+        train(kill_at=11)
+
+    losses, steps = train()
+    assert sorted(losses) == [10, 11, 12, 13] and steps == 13
+
+
+def test_another_learning_rate_in_the_script_is_told_and_how_to_change_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(epochs: int, **settings: Any) -> str:
+        run, _, step, _ = training(tmp_path / "run", **settings)
+        for _ in run.epochs(epochs):
+            for (x,) in run.batches(data()):
+                step(x)
+        run.finish()
+        return capsys.readouterr().err
+
+    assert "goes on with" not in train(1) + train(2)
+    said = train(3, lr=0.5)
+
+    assert "optimizer goes on with what it was saved with; the script now says lr=0.5 (was 0.01)" in said
+    assert "training on from step 8, epoch 3 of 3" in said
