@@ -392,3 +392,10 @@ def test_a_thread_that_was_refused_names_the_limit_that_was_recorded(
     assert cause.id == "process-limit" and cause.next[0].startswith(first)
     assert cause.actor is not None and ("6.0 GiB" in cause.actor.text) == (limit is not None)
     assert "cat /sys/fs/cgroup/pids.max" not in str(cause)  # not there in version 1, nor in a root group
+
+
+def test_a_pipe_whose_reader_had_gone_is_no_line_to_mend(attempt: Attempt) -> None:
+    attempt.raises("builtins.BrokenPipeError", "[Errno 32] Broken pipe", ("builtins.OSError",), errno=32)
+    cause = attempt.verdict().cause
+
+    assert cause.id == "python-exception" and "what read its output was gone" in cause.next[0]

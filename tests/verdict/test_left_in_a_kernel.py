@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import PID, Attempt
+from folders import DIED_WALL, PID, Attempt
 
 import buoy
 from buoy.checkpoint.store import Store
@@ -358,3 +358,24 @@ def test_a_script_whose_loop_died_after_its_run_was_finished_lost_that_loop(tmp_
     assert verdict.cause.id == "kernel-oom"
     assert any("save every few minutes" in step for step in verdict.cause.next)
     assert "nothing of train was lost" in verdict.cause.next[-1]
+
+
+def test_how_to_go_on_is_not_said_twice(kernel: Kernel) -> None:
+    """`buoy.Run` in the folder that holds the recording too."""
+    folder = kernel.runs / "train"
+    kernel.attempt.event("opened", 1.9, run=".", newest=None)
+    kernel.attempt.event("training", 1.8, run=".", step=0, left=9)
+    kernel.attempt.event(
+        "save", 1.5, what="buoy", path=str(folder / "checkpoints" / "step-000000007"), step=7
+    )
+    kernel.attempt.event("cell-error", 1.0, type="builtins.ValueError", message="", step=9, runs=["."])
+    kernel.write()
+    saver = Store(str(folder)).saver(lambda words: None, lambda kind, **values: None)
+    saver.save({"x": 1}, {"step": 7, "epoch": 0, "time": DIED_WALL - 1.5}, lambda value: None, wait=True)
+    saver.close()
+    verdict = buoy.why(str(kernel.runs), None)
+
+    assert verdict.cause.next[0].startswith(
+        "train: train it again in a cell: it goes on from its last checkpoint, step 7"
+    )
+    assert not any(step.startswith("go on from") for step in verdict.cause.next)

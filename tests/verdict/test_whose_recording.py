@@ -63,7 +63,10 @@ def test_a_new_recording_of_the_same_number_tells_nothing_of_the_run(
 
     assert code == 2
     assert "the recording that it names is not here (train)" in captured.err
-    assert f"bring the folder that recorded it here too: {tmp_path / 'runs' / 'train'}" in captured.err
+    assert (
+        f"bring {tmp_path / 'runs' / 'train'} here too; if that was removed, only its checkpoints"
+        in captured.err
+    )
     assert (run["status"], run["alive"]) == ("not known", False)
 
 

@@ -98,6 +98,17 @@ def test_every_screen_holds_what_matters_without_wrapping(run: Path, columns: in
         assert "done again, 9 at a time" in "\n".join(shown)  # the newest event
 
 
+@pytest.mark.parametrize("columns", [40, 30])
+def test_on_a_narrow_screen_with_rows_to_spare_lines_are_folded_not_cut(run: Path, columns: int) -> None:
+    now = {**state(find_attempt(str(run))), "name": "cats", "run": "cats", "events": [], "status": "running"}
+    now.update(step=294, last_step=1000, step_seconds=0.1)
+    frame = _frame(now, columns, 30)
+    shown = " ".join(frame.plain.split())
+
+    assert max(map(len, frame.plain.split("\n"))) <= columns
+    assert "to go" in shown and shown.endswith("Ctrl-C ends this view; the training goes on")
+
+
 def test_names_with_control_characters_reach_no_terminal_as_they_are(tmp_path: Path) -> None:
     name = "cats\x1b]0;owned\x07\nbuoy: all is well"
     make_attempt(tmp_path / "runs" / name, 60.0)

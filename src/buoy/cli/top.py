@@ -78,9 +78,8 @@ def _frame(now: dict[str, Any], columns: int, rows: int) -> Any:
     bar = min(40, columns - _BESIDE_BAR)
     if bar < _LEAST_BAR:
         bar = max(0, min(_LEAST_BAR, columns - _FIGURES))
-    besides = len(lines(now, bar, 0)) + 2
     leave = "Ctrl-C ends this view" + ("; the training goes on" if now["status"] in LIVES else "")
-    text = [*lines(now, bar, max(0, rows - besides)), "", leave]
+    text = _fitting([[*lines(now, bar, events), "", leave] for events in range(rows, -1, -1)], columns, rows)
     frame = Text("\n".join(text), no_wrap=True, overflow="ellipsis")
     frame.stylize("bold", 0, len(text[0]))
     # Only the bars have a colour: words in green or yellow cannot be read on every background.
@@ -89,6 +88,17 @@ def _frame(now: dict[str, Any], columns: int, rows: int) -> Any:
         colour = "red" if share >= 90 else "yellow" if share >= 75 else "green"
         frame.stylize(colour, *found.span(1))
     return frame
+
+
+def _fitting(choices: list[list[str]], columns: int, rows: int) -> list[str]:
+    """The first that fits with its long lines folded; else the last with them cut: what is live must not scroll."""
+    from textwrap import wrap
+
+    for text in choices:
+        folded = [part for line in text for part in wrap(line, columns, subsequent_indent="  ") or [""]]
+        if len(folded) <= rows:
+            return folded
+    return choices[-1]
 
 
 def _follow_plain(run: str | None) -> None:

@@ -229,7 +229,7 @@ def _is_meant(pointer: dict, attempt: Attempt, run_folder: str) -> bool:  # type
 def _bring(run_folder: str) -> str:
     lost = lost_recording(run_folder)
     if lost is not None and read_json(os.path.join(run_folder, "run.json")) is not None:
-        return f"bring the folder that recorded it here too: {lost}"
+        return f"bring {lost} here too; if that was removed, only its checkpoints are left: `buoy ckpt list`"
     return f"make it readable, or bring {run_folder} here whole"
 
 

@@ -18,11 +18,12 @@ from buoy.verdict.going_on import (
     WANTS_MEMORY,
     finished_since,
     go_on,
+    go_on_from,
     what_to_do,
 )
 from buoy.verdict.model import Cause, Claim, Verdict
 from buoy.verdict.own_story import IDLE, before, fate, grade_of, what_became
-from buoy.verdict.saved import from_here, last_save, steps_of_its_own
+from buoy.verdict.saved import from_here, last_save, saved_of, steps_of_its_own
 from buoy.verdict.values import printable
 
 if TYPE_CHECKING:
@@ -119,7 +120,12 @@ def with_its_runs(verdict: Verdict, evidence: Evidence) -> Verdict:
 
 def _advice(verdict: Verdict, evidence: Evidence, told: list[tuple[str, str, Training]]) -> list[str]:
     """How to go on with the run that was left last; what lowers a training's memory is no help outside of one."""
-    steps = [step for step in verdict.cause.next if step != go_on(evidence)]
+    # The same in other words, where the run's own folder was looked into.
+    same = {
+        go_on(evidence),
+        *(go_on_from(evidence, saved_of(folder, evidence, own)) for folder, _, own in told),
+    }
+    steps = [step for step in verdict.cause.next if step not in same]
     left = next((each for each in told if each[1] in (LEFT, UNSAVED)), None)
     names = [printable(os.path.basename(folder), 40) for folder, story, _ in told if story == FINISHED]
     whose = " and ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")

@@ -14,6 +14,8 @@ _HINTS = {
     "SyntaxError": "mend the line; `python -m py_compile FILE` checks it without running",
     "RecursionError": "end the recursion; raising `sys.setrecursionlimit` risks a crash instead",
     "FileNotFoundError": "check the path and the working directory",
+    "BrokenPipeError": "what read its output was gone (`| head`, a pager that was closed, a connection that ended): "
+    "write to a file instead, or let the reader read to the end",
     "CalledProcessError": "the command that it ran failed: read that command's own last lines",
     "PermissionError": "check the owner and mode of that file, or write elsewhere",
     "KeyError": "print the keys that are there just before that line",
