@@ -155,7 +155,8 @@ class GuardedFit:
         self._guard.profiling.between_steps(self.adapter.position.step, self._new_profile)
 
     def _new_profile(self) -> Profile:
-        return Profile(self._keeper.folder, self._model, self._keeper)
+        beside = [callback for callback in self._list.callbacks if callback is not self._guard]
+        return Profile(self._keeper.folder, self._model, self._keeper, beside)
 
     def _try_to_save(self, reason: str, **more: Any) -> None:
         """A checkpoint that cannot be made must not end the training; the one before stands."""

@@ -7,8 +7,9 @@ import functools
 import glob
 import os
 import shutil
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -30,13 +31,22 @@ _WRAPPERS = (
 )
 
 
-class Profile:
-    """TensorFlow's profiler around steps, and a clock of ours around their checkpoints. A `flight.profile.Profiler`."""
+_OF_CALLBACKS = ("on_train_batch_begin", "on_train_batch_end", "on_epoch_begin", "on_epoch_end")
 
-    def __init__(self, folder: str, model: Any, keeper: Any) -> None:
+
+class Profile:
+    """TensorFlow's profiler around steps, and clocks of ours around the callbacks that come between them and the
+    checkpoints. A `flight.profile.Profiler`.
+    """
+
+    def __init__(self, folder: str, model: Any, keeper: Any, callbacks: Iterable[Any]) -> None:
+        """`callbacks`: whose time is not the step's."""
         self._folder = os.path.join(folder, "profiles", str(int(time.time())))
-        self._model, self._keeper = model, keeper
-        self._saving = self._saving_in_whole_steps = 0.0
+        self._model, self._keeper, self._callbacks = model, keeper, list(callbacks)
+        self._spent = {"callbacks": 0.0, "checkpoint": 0.0}
+        self._spent_in_whole_steps = dict(self._spent)
+        self._inner = 0.0
+        self._thread = 0
         self._records = self._has_whole_step = False
         self._hooks = contextlib.ExitStack()
 
@@ -44,26 +54,21 @@ class Profile:
         """TensorFlow's profiler starts at once."""
 
     def begin(self, look: Callable[[], None], other_work: Callable[[], None]) -> None:
-        """Record, and time what the keeper saves. `fit` always comes to its end: nobody needs to look."""
+        """Record, and time what is no step. `fit` always comes to its end: nobody needs to look."""
+        self._thread = threading.get_ident()
         for name in ("on_test_begin", "on_predict_begin"):  # every evaluation's: `fit`'s own and a callback's
             self._hooks.callback(_before(keras.callbacks.CallbackList, name, other_work))
+        for callback in self._callbacks:
+            for name in _OF_CALLBACKS:
+                self._time(callback, name, "callbacks")
+        self._time(self._keeper, "save", "checkpoint")
         os.makedirs(self._folder, exist_ok=True)
         tf.profiler.experimental.start(self._folder)
-        save = self._keeper.save
-
-        def timed(*arguments: Any, **options: Any) -> Any:
-            begin = time.perf_counter()
-            try:
-                return save(*arguments, **options)
-            finally:
-                self._saving += time.perf_counter() - begin
-
-        self._keeper.save = timed
         self._records = True
 
     def whole_step(self) -> None:
         """What was measured so far is of whole steps."""
-        self._saving_in_whole_steps = self._saving
+        self._spent_in_whole_steps = dict(self._spent)
         self._has_whole_step = True
 
     def cut(self) -> None:
@@ -75,7 +80,6 @@ class Profile:
         self._hooks.close()
         if self._records:
             self._records = False
-            del self._keeper.save  # the class's own again
             tf.profiler.experimental.stop()
             if not self._has_whole_step:
                 shutil.rmtree(self._folder, ignore_errors=True)
@@ -83,10 +87,11 @@ class Profile:
     def summary(self, steps: int, seconds: float) -> Summary:
         """What was measured, as far as the trace tells."""
         data_wait, operations = _read(self._folder, getattr(self._model.optimizer, "name", None))
-        saving = self._saving_in_whole_steps
-        # What is left is the step: its callbacks and Keras's own loop are in it.
-        step = None if data_wait is None else max(0.0, seconds - data_wait - saving)
-        phases = {"data wait": data_wait, "step": step, "checkpoint": saving}
+        beside = self._spent_in_whole_steps
+        # What is left is the step, with Keras's own loop around it. A clock around the training function would not
+        # do: on a GPU it returns before the step is done.
+        step = None if data_wait is None else max(0.0, seconds - data_wait - sum(beside.values()))
+        phases = {"data wait": data_wait, "step": step, **beside}
         held = holders([self._model])
         trace = self._folder if any(os.path.getsize(path) for path in _traces(self._folder)) else None
         return Summary(
@@ -100,6 +105,40 @@ class Profile:
             trace_is_lost=trace is None,
         )
 
+    def _time(self, thing: Any, name: str, phase: str) -> None:
+        """Count what the method takes, without what is counted for another one inside of it."""
+        # On the class: a callback that is saved as a whole is saved as it was. Some have a function of their own.
+        owner = thing if name in vars(thing) else type(thing)
+        original = getattr(owner, name)
+        if getattr(original, "_is_timed_by_buoy", False):
+            return  # two callbacks of one class
+
+        @functools.wraps(original)
+        def timed(*arguments: Any, **options: Any) -> Any:
+            if threading.get_ident() != self._thread:  # beside the training, which does not wait for it
+                return original(*arguments, **options)
+            outer, self._inner = self._inner, 0.0
+            begin = time.perf_counter()
+            try:
+                return original(*arguments, **options)
+            finally:
+                took = time.perf_counter() - begin
+                self._spent[phase] += took - self._inner
+                self._inner = outer + took
+
+        timed._is_timed_by_buoy = True  # type: ignore[attr-defined]
+        self._hooks.callback(_put(owner, name, timed))
+
+
+def _put(owner: Any, name: str, function: Any) -> Callable[[], None]:
+    """Have this in place of the method of that name; what takes it back."""
+    if name not in vars(owner):
+        setattr(owner, name, function)
+        return lambda: delattr(owner, name)
+    original = vars(owner)[name]
+    setattr(owner, name, function)
+    return lambda: setattr(owner, name, original)
+
 
 def _before(owner: Any, name: str, call: Callable[[], None]) -> Callable[[], None]:
     """Have this called before the method of that name; what takes it back."""
@@ -110,8 +149,7 @@ def _before(owner: Any, name: str, call: Callable[[], None]) -> Callable[[], Non
         call()
         return original(self, *arguments, **options)
 
-    setattr(owner, name, hooked)
-    return lambda: setattr(owner, name, original)
+    return _put(owner, name, hooked)
 
 
 def _traces(folder: str) -> list[str]:
