@@ -371,11 +371,11 @@ def test_how_to_go_on_is_not_said_twice(kernel: Kernel) -> None:
     kernel.attempt.event("cell-error", 1.0, type="builtins.ValueError", message="", step=9, runs=["."])
     kernel.write()
     saver = Store(str(folder)).saver(lambda words: None, lambda kind, **values: None)
-    saver.save({"x": 1}, {"step": 7, "epoch": 0, "time": DIED_WALL - 1.5}, lambda value: None, wait=True)
+    saver.save({"x": 1}, {"step": 8, "epoch": 0, "time": DIED_WALL - 1.5}, lambda value: None, wait=True)
     saver.close()
     verdict = buoy.why(str(kernel.runs), None)
 
     assert verdict.cause.next[0].startswith(
-        "train: train it again in a cell: it goes on from its last checkpoint, step 7"
+        "train: train it again in a cell: it goes on from its last checkpoint, step 8"
     )
     assert not any(step.startswith("go on from") for step in verdict.cause.next)

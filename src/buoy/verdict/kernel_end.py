@@ -121,10 +121,9 @@ def with_its_runs(verdict: Verdict, evidence: Evidence) -> Verdict:
 def _advice(verdict: Verdict, evidence: Evidence, told: list[tuple[str, str, Training]]) -> list[str]:
     """How to go on with the run that was left last; what lowers a training's memory is no help outside of one."""
     # The same in other words, where the run's own folder was looked into.
-    same = {
-        go_on(evidence),
-        *(go_on_from(evidence, saved_of(folder, evidence, own)) for folder, _, own in told),
-    }
+    same: set[str | None] = {go_on(evidence)}
+    for folder, _, own in told:
+        same |= {finished_since(evidence, folder), go_on_from(evidence, saved_of(folder, evidence, own))}
     steps = [step for step in verdict.cause.next if step not in same]
     left = next((each for each in told if each[1] in (LEFT, UNSAVED)), None)
     names = [printable(os.path.basename(folder), 40) for folder, story, _ in told if story == FINISHED]
