@@ -29,9 +29,24 @@ class Asked:
             self._steps[kind] = number
         return number & (number - 1) == 0
 
-    def steps(self, kind: Hashable) -> int:
-        """How many of this kind were cut."""
-        return self._steps.get(self.known_as(kind), 0)
+    def doubt(self, kind: Hashable) -> str:
+        """To be added to a refusal: steps that compute the same were cut, and what shows now was there perhaps unseen.
+
+        A kind is a pair of what is computed and what the batch is like.
+
+        >>> asked = Asked()
+        >>> asked.count(("mean", "plain"))
+        >>> asked.doubt(("mean", "padded")) != "", asked.doubt(("sum", "padded"))
+        (True, '')
+        """
+        alike = [other for other in self._steps if other == kind or _computes(other) == _computes(kind)]
+        steps = sum(self._steps[other] for other in alike)
+        if not steps:
+            return ""
+        return (
+            f"; steps like this one that were cut before it ({steps}) had perhaps another gradient: begin anew, or "
+            "from the last checkpoint before them"
+        )
 
     def count(self, kind: Hashable) -> None:
         """A step of this kind is cut."""
@@ -40,6 +55,10 @@ class Asked:
     def known_as(self, kind: Hashable) -> Hashable:
         """The kind itself; None, which stands for all others, when there are too many of them."""
         return kind if kind in self._steps or len(self._steps) < KINDS else None
+
+
+def _computes(kind: Hashable) -> Hashable:
+    return kind[0] if isinstance(kind, tuple) else kind
 
 
 def traits(least: float, largest: float, has_zero: bool) -> tuple[bool, ...]:

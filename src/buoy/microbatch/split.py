@@ -210,10 +210,10 @@ def _look(value: Any, found: list[Any], rows: list[int], listed: int | None = No
 def _look_for_entries(value: Any, found: list[Any], samples: int, listed: int | None) -> None:
     if _is_array(value):
         return
-    if type(value) in (list, tuple) and len(value) == samples:
-        if _is_rows(value) or (listed is not None and _is_listed(value, listed)):
-            found.append(value)
-            return
+    is_listed = type(value) in (list, tuple) and listed is not None and _is_listed(value, listed)
+    if is_listed or (isinstance(value, (list, tuple)) and _is_rows(value)):
+        found += [value] if len(value) == samples else []
+        return
     for _, item in _members(value, ""):
         _look_for_entries(item, found, samples, listed)
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from itertools import zip_longest
 from typing import NamedTuple
 
-TRIALS = 4
-"""At most, with other samples each."""
+TRIALS = 8
+"""At most, with other samples each; most batches need one or two."""
 FEW_VALUES = 8
 """A label that has no more of them is looked at with each."""
 _CANDIDATES = 16
@@ -57,7 +57,11 @@ def labels(column: Column) -> list[Wish]:
     else:
         by_count = sorted(counts, key=lambda value: counts[value])
         fewest = counts[by_count[0]]
-        chosen += [(frozenset(value for value in counts if counts[value] == fewest), 1), (least, 1), (largest, 1)]
+        chosen += [
+            (frozenset(value for value in counts if counts[value] == fewest), 1),
+            (least, 1),
+            (largest, 1),
+        ]
         chosen += [(frozenset(by_count[-1:]), 2)]
         if len(counts) <= FEW_VALUES:
             chosen += [(frozenset([value]), 1) for value in by_count]
@@ -77,7 +81,10 @@ def extremes(column: Column) -> list[Wish]:
     known = [value for value in column if value is not None]
     if len(set(column)) < 2 or not known:
         return []
-    return [Wish(column, frozenset([max(known)])), Wish(column, frozenset([min(known)]))]
+    most, least = frozenset([max(known)]), frozenset([min(known)])
+    # Two of the most: words that happen to be alike look like padding.
+    second = [Wish(column, most, 2)] if 2 <= column.count(max(known)) < len(column) else []
+    return [Wish(column, most), Wish(column, least), *second]
 
 
 def picked(wishes: list[list[Wish]], samples: int, most: int) -> list[list[int]]:
@@ -100,22 +107,28 @@ def ranges(wishes: list[list[Wish]], samples: int, most: int) -> list[tuple[int,
     """The same where only neighbours can be had together: where one sample has the value and the next has not.
 
     >>> ranges([extremes([9] * 20 + [8] * 4)], 24, 6)
-    [(0, 6), (17, 23), (9, 15), (18, 24)]
+    [(0, 6), (15, 21), (9, 15), (18, 24)]
     """
     last = max(0, samples - most)
-    starts = [0]
-    for wish in _by_turns(wishes):
-        if len(starts) < TRIALS and not any(wish.is_met(_window(start, most, samples)) for start in starts):
-            held = [wish.holds(row) for row in range(samples)]
-            edge = next((row for row in range(samples - 1) if held[row] != held[row + 1]), None)
-            if edge is not None:
-                starts.append(max(0, min(last, edge - most // 2 + 1)))
+    starts, wanted = [0], _by_turns(wishes)
+
+    def unmet(start: int) -> list[Wish]:
+        return [wish for wish in wanted if not wish.is_met(range(start, min(samples, start + most)))]
+
+    wanted = unmet(0)
+    while wanted and len(starts) < TRIALS:
+        edges = _edges(wanted.pop(0), samples)  # if it needs more than lie together, it stays unmet
+        around = {start for edge in edges for start in range(edge - most + 2, edge + 1) if 0 <= start <= last}
+        starts.append(min(around, key=lambda start: (len(unmet(start)), start)))
+        wanted = unmet(starts[-1])
     starts = list(dict.fromkeys([*starts, last // 2, last]))[:TRIALS]
     return [(start, min(samples, start + most)) for start in starts]
 
 
-def _window(start: int, most: int, samples: int) -> range:
-    return range(start, min(samples, start + most))
+def _edges(wish: Wish, samples: int) -> list[int]:
+    """Where a sample has one of the values and the next one has not, or the other way round; there is such a place."""
+    held = [wish.holds(row) for row in range(samples)]
+    return [row for row in range(samples - 1) if held[row] != held[row + 1]][:_CANDIDATES]
 
 
 def _by_turns(wishes: list[list[Wish]]) -> list[Wish]:

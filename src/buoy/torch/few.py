@@ -31,10 +31,7 @@ def trials_of(whole: Batch, most: int) -> list[Batch]:
     if whole.gives_ranges_only:
         return [whole.part(start, stop) for start, stop in ranges(_by_asking(whole), n, most)]
     found = [_wishes(array, n) for array in whole.arrays] + [_of_entries(each) for each in whole.entries]
-    one = [wishes for single, _ in found for wishes in single]
-    many = [wishes for _, several in found for wishes in several]
-    # One number per sample is mostly a label, a weight or a mask; what comes last is mostly a target.
-    return [whole.picked(rows) for rows in picked([*one[::-1], *many[::-1]], n, most)]
+    return [whole.picked(rows) for rows in picked(_in_order(found), n, most)]
 
 
 def twice(few: Batch) -> Batch:
@@ -99,13 +96,14 @@ def _thinned(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _column(values: torch.Tensor) -> Column:
-    return [None if value != value else value for value in values.tolist()]  # noqa: PLR0124 - NaN
+    """NaN is the number that is not equal to itself."""
+    return [None if value != value else value for value in values.tolist()]
 
 
 def _of_entries(entries: list[Any]) -> _Found:
     """A list with one entry per sample: its numbers, or how large its entries are (texts, boxes of an image)."""
     if all(isinstance(entry, (bool, int, float, type(None))) for entry in entries):
-        return [labels([None if entry is None or entry != entry else entry for entry in entries])], []  # noqa: PLR0124
+        return [labels([None if entry is None or entry != entry else entry for entry in entries])], []
     return [], [extremes(list(sizes)) for sizes in zip(*map(_sizes, entries), strict=False)]
 
 
@@ -127,10 +125,16 @@ def _by_asking(whole: Batch) -> list[list[Wish]]:
         parts = [[*map(torch.as_tensor, whole.part(row, row + 1).arrays)] for row in range(n)]
     except Exception:  # noqa: BLE001 - the person's own function: not for one sample
         return []
-    found: list[list[Wish]] = []
+    found: list[_Found] = []
     for arrays in zip(*parts, strict=False):
-        found.append(extremes([math.prod(array.shape) for array in arrays]))
+        found.append(([], [extremes([math.prod(array.shape) for array in arrays])]))
         if len({array.shape for array in arrays}) == 1:
-            single, several = _wishes(torch.stack([array.detach().reshape(-1) for array in arrays]), n)
-            found += [*single, *several]
-    return found
+            found.append(_wishes(torch.stack([array.detach().reshape(-1) for array in arrays]), n))
+    return _in_order(found)
+
+
+def _in_order(found: list[_Found]) -> list[list[Wish]]:
+    """One number per sample is mostly a label, a weight or a mask; what comes last is mostly a target."""
+    one = [wishes for single, _ in found for wishes in single]
+    many = [wishes for _, several in found for wishes in several]
+    return [*one[::-1], *many[::-1]]

@@ -20,17 +20,11 @@ _DEPTH = 3  # functions that a loss function calls by a name of its own: mostly 
 
 
 def kind_of(modules: list[torch.nn.Module], whole: Batch, loss_fn: Any, reduction: str) -> Hashable:
-    """Equal for steps that compute the same with other numbers."""
+    """Equal for steps that compute the same with other numbers: what is computed, and what the batch is like."""
     flags = tuple([part.training for module in modules for part in module.modules()])
     trained = tuple([parameter.requires_grad for module in modules for parameter in module.parameters()])
-    return (
-        _code(loss_fn, _DEPTH),
-        reduction,
-        whole.gives_ranges_only,
-        hash(flags),
-        hash(trained),
-        _make(whole),
-    )
+    computes = (_code(loss_fn, _DEPTH), reduction, whole.gives_ranges_only, hash(flags), hash(trained))
+    return computes, _make(whole)
 
 
 def _code(function: Any, depth: int) -> Hashable:

@@ -277,8 +277,10 @@ class Probe:
             a * (share if share == 1.0 else 1 - share) + b * share if a.shape == b.shape else a
             for a, b in zip(most, last, strict=True)
         ]
-        if alike(together, other, [], tolerance) and (
-            reduction == "sum" or _adds_up(gradient, few, tolerance)
+        if (
+            _shows(last)
+            and alike(together, other, [], tolerance)
+            and (reduction == "sum" or _adds_up(gradient, few, tolerance))
         ):
             right = "sum" if reduction == "mean" else "mean"
             return f"the loss is a {right} over samples, not a {reduction}", f'reduction="{right}"'
@@ -368,7 +370,14 @@ def _adds_up(gradient: Any, few: Batch, tolerance: float) -> bool:
         return True
     both = twice(few)
     once = gradient([both.samples // 2], both.part(0, both.samples // 2))
+    if not _shows(once):
+        return False
     return alike(gradient([both.samples], both), [2 * each for each in once], [], tolerance)
+
+
+def _shows(made: list[torch.Tensor]) -> bool:
+    """Zeros are any number of times themselves."""
+    return any(bool(each.any()) for each in made)
 
 
 def _names(modules: list[torch.nn.Module], wanted: list[Any]) -> list[str]:

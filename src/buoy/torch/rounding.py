@@ -29,8 +29,8 @@ _MOVES_ONLY = frozenset(
 class Nudged(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Moves what operations read by up to one unit in the last place, if rounding may have made it another one.
 
-    Numbers of the batch are the same in whole and parts, and so is what is computed from each alone: the cell that a box
-    lies in must not become the next one. Whole numbers may be indices. Parameters may be large.
+    Numbers of the batch are the same in whole and parts, and so is what is computed from each alone: the cell that a
+    box lies in must not become the next one. Whole numbers may be indices. Parameters may be large.
     """
 
     def __init__(self, parameters: list[torch.Tensor], seed: int) -> None:
