@@ -124,11 +124,7 @@ class Cutting:
                                hint="a smaller batch; `split=` where samples are not the first dimension"
                                if state is None else STATE_HINT)  # fmt: skip
         if self.finding.reason is not None:
-            steps = self._asked.steps(self._kind)
-            before = (
-                f"; steps like this one that were cut before it ({steps}) had perhaps another gradient: begin anew"
-                if steps else ""
-            )  # fmt: skip
+            before = self._asked.doubt(self._kind)
             return CannotSplit("cutting this batch would change the gradient", received=self.finding.reason,
                                expected="a gradient that is a sum over samples",
                                hint=f"{self.finding.hint}{before}")  # fmt: skip
