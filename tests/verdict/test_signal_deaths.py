@@ -383,3 +383,20 @@ def test_what_timeout_killed_after_its_time_is_advised_about_that(attempt: Attem
 
     assert cause.id == "worker-killed"
     assert "give `timeout` more than 9 min" in cause.next[0]
+
+
+def test_a_function_of_another_cell_is_named_with_that_cells_number(tmp_path: Path) -> None:
+    attempt = Attempt(tmp_path, 11)
+    stack = (
+        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x01 (most recent call first):\n"
+        '  File "/tmp/ipykernel_7/111.py", line 11 in forward\n  File "/tmp/ipykernel_7/222.py", line 2 in <module>\n'
+    )
+    attempt.process(PID, fault=(stack, 0.0))
+    (attempt.folder / f"process-{PID}" / "cells").write_text("3 111.py\n4 333.py\n5 222.py\n")
+    verdict = attempt.verdict()
+
+    assert verdict.where.file_cell == "In [3]"
+    assert (
+        "line 11 of In [3] in forward" in str(verdict)
+        and "line 11 of In [3] in forward" in verdict._repr_html_()
+    )

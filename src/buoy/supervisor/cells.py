@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -11,6 +12,9 @@ from buoy.flight.last_words import describe
 from buoy.flight.privacy import mask_code
 
 _MOST = 120
+_MOST_CELLS = 10_000
+CELLS = "cells"
+"""The file in a process's folder that tells which cell is which of the files that stacks name: a line each."""
 
 
 def mark_cells(beacon: Beacon) -> None:
@@ -30,6 +34,7 @@ def mark_cells(beacon: Beacon) -> None:
     def begins(info: Any) -> None:
         beacon.cell(f"In [{number(running=False)}] {_first_line(info.raw_cell)}")
         beacon.phase(before[0])
+        _name_file(shell, info.raw_cell, number(running=False))
 
     def ends(result: Any) -> None:
         beacon.cell("")
@@ -42,6 +47,21 @@ def mark_cells(beacon: Beacon) -> None:
 
     shell.events.register("pre_run_cell", begins)
     shell.events.register("post_run_cell", ends)
+
+
+def _name_file(shell: Any, code: str | None, number: int) -> None:
+    """Note the file that a kernel calls this cell by: what is defined in one cell may be what dies in another."""
+    there = recorder.current()
+    if there is None or there.attempt is None or not code or number > _MOST_CELLS:
+        return
+    try:
+        name = os.path.basename(shell.compile.get_code_name(code, code, number))
+        folder = os.path.join(there.attempt.folder, f"process-{os.getpid()}")
+        if not name.startswith("<") and name.isprintable():  # else the number is in the name
+            with open(os.path.join(folder, CELLS), "a", encoding="utf-8") as file:
+                file.write(f"{number} {name}\n")
+    except Exception:  # noqa: BLE001 - another kernel's ways, a full disk: it is a cell without a number then
+        pass
 
 
 def _first_line(code: str | None) -> str:

@@ -43,6 +43,8 @@ class ProcessNotes(NamedTuple):
     fault: Dump = Dump()
     stacks: Dump = Dump()
     signals: tuple[tuple[str, Dump], ...] = ()
+    cells: str = ""
+    """Lines `NUMBER FILE`: the cells by the files that stacks name."""
 
     @property
     def source(self) -> str:
@@ -345,6 +347,7 @@ def _notes(folder: str, pid: int) -> ProcessNotes:
         fault=_dump(folder, "fault.txt"),
         stacks=_dump(folder, "stacks.txt"),
         signals=tuple((name, _dump(folder, f"{name}.txt")) for name in SIGNAL_FILES),
+        cells=_dump(folder, "cells").text,
     )
     if beacon is None:
         return notes

@@ -18,7 +18,7 @@ from buoy.verdict.kernel_end import fitting
 from buoy.verdict.lost_child import lost_child
 from buoy.verdict.model import Cause, Claim, Holder, Reading, Verdict, Where
 from buoy.verdict.oom import describe_limit
-from buoy.verdict.traces import headline, user_frame
+from buoy.verdict.traces import cell_of, headline, user_frame
 from buoy.verdict.values import count, integer, mapping, mappings, number, printable, text
 
 _MEMORY_CAUSES = ("kernel-oom", "worker-killed", "memory-error", "gpu-oom", "thrashing", "shm-full", "killed",
@@ -125,6 +125,8 @@ def _with_history(evidence: Evidence, cause: Cause) -> Cause:
 
 def _where(evidence: Evidence, cause: Cause) -> Where:
     where, main = _told_where(evidence, cause), evidence.main
+    if where.file and evidence.speaker is not None:
+        where = replace(where, file_cell=cell_of(where.file, evidence.speaker.cells))
     if (
         where.step is None and main is not None and main.step
     ):  # a command that it ran counts no steps of its own

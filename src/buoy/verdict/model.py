@@ -37,6 +37,8 @@ class Where:
     phase: str | None = None
     cell: str | None = None
     file: str | None = None
+    file_cell: str | None = None
+    """Where the file is a notebook's cell: which one, as `In [3]`. It may be another than the one that ran."""
     line: int | None = None
     function: str | None = None
     seconds_before: float | None = None

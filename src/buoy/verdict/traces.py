@@ -75,6 +75,25 @@ def is_cell(path: str) -> bool:
     return _CELL.search(path) is not None
 
 
+def cell_of(path: str, known: str) -> str | None:
+    """The cell that a file is, by its name or by the lines `NUMBER FILE` that the kernel left; the last that fits.
+
+    >>> cell_of("/tmp/ipykernel_417/28.py", "3 28.py\\n4 31.py\\n"), cell_of("<ipython-input-7-5f1a>", "")
+    ('In [3]', 'In [7]')
+    >>> cell_of("/tmp/ipykernel_417/99.py", "3 28.py\\n") is None
+    True
+    """
+    if not is_cell(path):
+        return None
+    if (named := re.match(r"<ipython-input-(\d+)-", path)) is not None:
+        return f"In [{named[1]}]"
+    name = os.path.basename(path)
+    numbers = [
+        number for number, _, file in (line.partition(" ") for line in known.splitlines()) if file == name
+    ]
+    return f"In [{numbers[-1]}]" if numbers and numbers[-1].isdigit() else None
+
+
 def is_recursion(text: str) -> bool:
     """Whether a stack text shows the same few places over and over, or says so itself."""
     if "stack overflow" in text.lower():

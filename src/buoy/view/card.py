@@ -100,7 +100,13 @@ def _place(where: dict[str, Any]) -> str:
         parts.append(f"cell {printable(str(where['cell']), 60)}")
     if where.get("file") and is_cell(str(where["file"])):
         is_named = where.get("cell") and where.get("function") == "<module>"
-        parts += [f"line {where['line']}{'' if is_named else ' of a cell'}"] if where.get("line") else []
+        of = "" if is_named else f" of {printable(str(where.get('file_cell') or 'a cell'), 20)}"
+        function = (
+            ""
+            if where.get("function") in (None, "<module>")
+            else f" in {printable(str(where['function']), 30)}"
+        )
+        parts += [f"line {where['line']}{of}{function}"] if where.get("line") else []
     elif where.get("file"):
         line = f":{where['line']}" if where.get("line") else ""
         parts.append(f"{os.path.basename(printable(str(where['file']), 200))}{line}")

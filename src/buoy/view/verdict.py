@@ -54,7 +54,8 @@ def place_of(where: Where) -> str:
         line = f":{where.line}" if where.line else ""
         # What runs at the top of a cell is the cell that is named; a function may come from another one.
         is_named = where.cell and where.function == "<module>"
-        cell = f"line {where.line}{'' if is_named else ' of a cell'}" if where.line else "a cell"
+        other = where.file_cell or "a cell"
+        cell = f"line {where.line}{'' if is_named else f' of {other}'}" if where.line else other
         place = cell if is_cell(where.file) else f"{_short_path(where.file)}{line}"
         parts.append(f"{place}{function}")
     text = ", ".join(parts)
