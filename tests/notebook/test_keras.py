@@ -14,7 +14,10 @@ model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(256), keras.lay
 slow = tensorflow.data.Dataset.range(40).map(
     lambda i: (tensorflow.ensure_shape(tensorflow.numpy_function(
         lambda i: (time.sleep(0.005), numpy.ones(64, "float32"))[1], [i], "float32"), (64,)), i % 4))
-train_data = slow.batch(8)
+nothing_ahead = tensorflow.data.Options()
+nothing_ahead.autotune.enabled = nothing_ahead.experimental_optimization.apply_default_optimizations = False
+nothing_ahead.experimental_optimization.inject_prefetch = False
+train_data = slow.batch(8).with_options(nothing_ahead)
 """
 ASK = """
 from buoy.errors import UsageError
@@ -42,6 +45,17 @@ guard.profile(2)
 model.fit(train_data, epochs=1, verbose=0, callbacks=[Slow(), slower, guard])
 print('as before:', dict(vars(Slow)) == mine, slower.on_train_batch_end is its,
       buoy.training.keeper.Keeper.save is keepers);
+"""
+LOOP = """
+def train():
+    loop = buoy.keras.Loop('runs/loop')
+    pixels = numpy.zeros(5_000_000, 'uint8')
+    loop.track(model=model)
+    for epoch in loop.epochs(1):
+        for x, y in loop.batches(train_data):
+            model(x)
+            time.sleep(0.03)
+train()
 """
 FIT = "model.fit(train_data, epochs={epochs}, verbose=0, callbacks=[buoy.keras.Guard('runs/lines', save=3)]);"
 
@@ -76,6 +90,8 @@ def test_a_fit_is_profiled_between_its_batches_and_trains_on(tmp_path: Path) -> 
     kernel.run("%buoy profile 1000")
     validated = text(kernel.run(VALIDATED))
     slow = text(kernel.run(SLOW_CALLBACKS))
+    kernel.run("%buoy profile 2")
+    looped = text(kernel.run(LOOP))
     kernel.end()
 
     assert "takes a number of steps" in refused
@@ -102,3 +118,8 @@ def test_a_fit_is_profiled_between_its_batches_and_trains_on(tmp_path: Path) -> 
     assert spent["checkpoint"] > 0
     assert 99 < sum(shares.values()) < 101
     assert "as before: True True True" in slow
+    shares, spent = phases(looped)
+    assert list(spent) == ["data wait", "step", "checkpoint"]
+    assert spent["data wait"] >= 8 * 5
+    assert spent["step"] >= 30
+    assert "4.8 MiB  pixels in train() (NumPy array)" in looped

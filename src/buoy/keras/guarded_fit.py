@@ -156,7 +156,7 @@ class GuardedFit:
 
     def _new_profile(self) -> Profile:
         beside = [callback for callback in self._list.callbacks if callback is not self._guard]
-        return Profile(self._keeper.folder, self._model, self._keeper, beside)
+        return Profile(self._keeper, [self._model], [self._model.optimizer], beside)
 
     def _try_to_save(self, reason: str, **more: Any) -> None:
         """A checkpoint that cannot be made must not end the training; the one before stands."""

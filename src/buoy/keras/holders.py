@@ -10,14 +10,13 @@ import tensorflow as tf
 from buoy.machine import heap
 
 
-def holders(models: Iterable[Any] = ()) -> heap.Held:
+def holders(models: Iterable[Any] = (), optimizers: Iterable[Any] = ()) -> heap.Held:
     """Bytes by owner, largest first. Each variable is counted once, for the first owner that fits."""
     models = list(models)
-    optimizers = [model.optimizer for model in models if getattr(model, "optimizer", None) is not None]
     owners: dict[str, Iterable[Any]] = {
         "parameters": (v for model in models for v in model.weights),
         "optimizer state": (v for optimizer in optimizers for v in optimizer.variables),
-        "metrics": (v for model in models for v in model.metrics_variables),
+        "metrics": (v for model in models for v in getattr(model, "metrics_variables", ())),
     }
     kinds: dict[str, heap.Size] = {
         "variable": _variable,

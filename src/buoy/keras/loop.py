@@ -7,13 +7,17 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import keras
+
 from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.store import Receipt
 from buoy.errors import UsageError
+from buoy.flight.profile import Profiling
 from buoy.keras import rng, state
 from buoy.keras.data import BITWISE, Feed, feed_for
 from buoy.keras.epochs import Position
 from buoy.keras.holdings import refuse_others, stored_training
+from buoy.keras.profile import Profile
 from buoy.keras.size_log import SizeLog
 from buoy.keras.tape import Gradients
 from buoy.keras.tracked import Beside, Stored, Tracked, tracked
@@ -61,6 +65,8 @@ class Loop:
         self._seed = rng.run_seed(seed, stored)
         self._tracked: dict[str, Tracked] = {}
         self._steps: dict[str, Gradients] = {}
+        self._objects: list[Any] = []
+        self._profiling = Profiling(say)
         self._feed: tuple[Any, Feed] | None = None
         self._metrics: dict[str, float] = {}
         self._best_metric = BestMetric(keep, say)
@@ -97,6 +103,7 @@ class Loop:
                 if isinstance(thing, Beside) and not thing.is_in(stored[name]):
                     say(f"{name} is not in the checkpoint of step {self.step}: it starts as built")
         self._tracked.update(new)
+        self._objects += objects.values()
         for name, step in steps.items():
             log = SizeLog(self._keeper.folder, step, f"micro-batches.{name}.jsonl")
             if self._checkpoint is None:
@@ -127,6 +134,7 @@ class Loop:
                     self._batches_left = False
                     self._safe_point(finished=position.epoch == count)
         finally:
+            self._profiling.close()
             self._keeper.finish()
 
     def batches(self, dataset: Any) -> Iterator[Any]:
@@ -139,12 +147,16 @@ class Loop:
         iterator = feed.open(feed.dataset, position.number, position.offset)
         if drawn is not None:
             self._arrive(drawn)
+        self._profiling.between_steps(position.step, self._new_profile)
         try:
             for batch in iterator:
                 position.batch, position.offset = position.batch + 1, position.offset + 1
                 position.step += 1
                 yield batch
                 self._safe_point()
+        except BaseException:
+            self._profiling.leave(None)  # whether the step was done, nobody can tell
+            raise
         finally:
             self._batches_left = True
         feed.epoch_ends(position.epoch)
@@ -164,6 +176,19 @@ class Loop:
             return self._save("user", pin=pin)
         finally:
             self._position = before
+
+    def profile(self, steps: int = 3) -> None:
+        """Hand the next steps to TensorFlow's profiler, then print where their time went and what holds memory.
+
+        The first two steps are not measured: they warm up. Where the loop ends early, what there is is printed.
+        The raw trace for TensorBoard is kept in `<folder>/profiles/`.
+        """
+        self._profiling.ask(steps)
+
+    def _new_profile(self) -> Profile:
+        models = [each for each in self._objects if isinstance(each, keras.layers.Layer)]
+        optimizers = [each for each in self._objects if isinstance(each, keras.optimizers.Optimizer)]
+        return Profile(self._keeper, models, optimizers)
 
     def _begin_epoch(self) -> None:
         """After a resume the script draws on its way to the batches what it drew the first time."""
@@ -195,6 +220,7 @@ class Loop:
         if reason is not None:
             self._save(reason, finished=finished)
             self._keeper.stop_if_asked()
+        self._profiling.between_steps(self._position.step, self._new_profile)
 
     def _save(self, reason: str, *, pin: str | None = None, finished: bool = False) -> Receipt:
         metrics, self._metrics = self._metrics, {}

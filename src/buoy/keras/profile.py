@@ -39,11 +39,19 @@ class Profile:
     checkpoints. A `flight.profile.Profiler`.
     """
 
-    def __init__(self, folder: str, model: Any, keeper: Any, callbacks: Iterable[Any]) -> None:
-        """`callbacks`: whose time is not the step's."""
-        self._folder = os.path.join(folder, "profiles", str(int(time.time())))
-        self._model, self._keeper, self._callbacks = model, keeper, list(callbacks)
-        self._spent = {"callbacks": 0.0, "checkpoint": 0.0}
+    def __init__(
+        self,
+        keeper: Any,
+        models: Iterable[Any],
+        optimizers: Iterable[Any],
+        callbacks: Iterable[Any] | None = None,
+    ) -> None:
+        """`callbacks`: whose time is not the step's; None for a loop, which has none."""
+        self._folder = os.path.join(keeper.folder, "profiles", str(int(time.time())))
+        self._keeper, self._models, self._optimizers = keeper, list(models), list(optimizers)
+        self._callbacks = list(callbacks or ())
+        self._spent = {} if callbacks is None else {"callbacks": 0.0}
+        self._spent["checkpoint"] = 0.0
         self._spent_in_whole_steps = dict(self._spent)
         self._inner = 0.0
         self._thread = 0
@@ -86,13 +94,15 @@ class Profile:
 
     def summary(self, steps: int, seconds: float) -> Summary:
         """What was measured, as far as the trace tells."""
-        data_wait, operations = _read(self._folder, getattr(self._model.optimizer, "name", None))
+        data_wait, operations = _read(
+            self._folder, [getattr(each, "name", None) for each in self._optimizers]
+        )
         beside = self._spent_in_whole_steps
         # What is left is the step, with Keras's own loop around it. A clock around the training function would not
         # do: on a GPU it returns before the step is done.
         step = None if data_wait is None else max(0.0, seconds - data_wait - sum(beside.values()))
         phases = {"data wait": data_wait, "step": step, **beside}
-        held = holders([self._model])
+        held = holders(self._models, self._optimizers)
         trace = self._folder if any(os.path.getsize(path) for path in _traces(self._folder)) else None
         return Summary(
             steps,
@@ -156,7 +166,7 @@ def _traces(folder: str) -> list[str]:
     return glob.glob(os.path.join(glob.escape(folder), "**", "*.xplane.pb"), recursive=True)
 
 
-def _read(folder: str, optimizer: str | None) -> tuple[float | None, dict[str, float]]:
+def _read(folder: str, optimizers: list[str | None]) -> tuple[float | None, dict[str, float]]:
     """Seconds of waiting for data, and of operations by their part of the step; None and {} if they cannot be read."""
     try:
         from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -173,18 +183,18 @@ def _read(folder: str, optimizer: str | None) -> tuple[float | None, dict[str, f
                 name, spent = names.get(event.metadata_id, ""), event.duration_ps / 1e12
                 if name.startswith(_DATA_WAIT):
                     waited += spent
-                elif (part := _part(name, optimizer)) is not None:
+                elif (part := _part(name, optimizers)) is not None:
                     parts[part] += spent
     return waited, parts if any(parts.values()) else {}
 
 
-def _part(name: str, optimizer: str | None) -> str | None:
+def _part(name: str, optimizers: list[str | None]) -> str | None:
     """Of which part of the step an operation is, by the name that its graph gives it: `.../dense/MatMul:MatMul`."""
     path, separator, kind = name.partition(":")
     if not separator or "/" not in path or " " in path or kind in _WRAPPERS or "::" in name:
         return None
     if "gradient_tape/" in path:
         return "backward"
-    if optimizer and f"/{optimizer}/" in f"/{path}":
+    if any(optimizer and f"/{optimizer}/" in f"/{path}" for optimizer in optimizers):
         return "update"
     return "forward"

@@ -18,6 +18,7 @@ def profile(words: list[str]) -> None:
         )
     Profiling.of_next_training = int(text)
     show_text(
-        f"{text} steps of the next training with `buoy.Run` or `buoy.keras.Guard` are profiled, after {WARM_UP} that "
-        "only warm up; what they were spent on is printed when they are done, or when the training ends before"
+        f"{text} steps of the next training with `buoy.Run`, `buoy.keras.Guard` or `buoy.keras.Loop` are profiled, "
+        f"after {WARM_UP} that only warm up; what they were spent on is printed when they are done, or when the "
+        "training ends before"
     )

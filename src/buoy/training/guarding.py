@@ -204,4 +204,5 @@ def _take_back_profile(library: str) -> None:
         return
     Profiling.of_next_training = 0
     own = _OWN_PROFILERS[library]
-    say(f"this training is not profiled: `%buoy profile` knows `buoy.Run` and `buoy.keras.Guard` only; {own}")
+    known = "`buoy.Run`, `buoy.keras.Guard` and `buoy.keras.Loop`"
+    say(f"this training is not profiled: `%buoy profile` knows {known} only; {own}")
