@@ -145,6 +145,28 @@ def test_a_state_forbids_the_cut_in_words(place: Any) -> None:
     assert "put the state into the batch" in (caught.value.hint or "")
 
 
+def test_a_state_that_is_in_the_batch_can_be_cut() -> None:
+    """As the refusal's hint says."""
+    found = []
+    for micro_batch in (None, 3):
+        model, state, rows = Recurrent().double(), torch.zeros(8, 4).double(), []
+        run = buoy.Run(micro_batch=micro_batch)
+        run.track(model=model)
+
+        def loss(part: Any, model: Any = model, rows: list[Any] = rows) -> torch.Tensor:
+            made, (new, _) = model.cell(part[0], (part[2][None], torch.zeros_like(part[2])[None]))
+            rows.append(new[0].detach())
+            return F.mse_loss(model.out(made), part[1])
+
+        for x, y in batches():
+            rows.clear()
+            run.backward((x.double(), y.double(), state), loss)
+            state = torch.cat(rows)
+        found.append([state, *(parameter.grad for parameter in model.parameters())])
+
+    assert all(map(torch.allclose, *found))  # type: ignore[arg-type]
+
+
 class Noting(nn.Module):
     """Counts, remembers and caches, and reads none of that for its gradient."""
 

@@ -124,18 +124,19 @@ class Carried:
                 if home.is_open:
                     self._open.append((home, names))
 
-    def put_back(self, *, is_step: bool, only: str | None = None) -> None:
+    def put_back(self, *, is_step: bool, only: frozenset[str] | None = None) -> None:
         """As it was; of a step that failed only what holds tensors, as by the rest a person may tell tries apart."""
         for kept in self._kept:
-            has_tensors = kept.change() if only in (None, kept.label) else None
+            has_tensors = kept.change() if only is None or kept.label in only else None
             if has_tensors is not None:
                 self._note(kept.label, has_tensors, is_step)
                 if has_tensors or not is_step:
-                    kept.put_back()
+                    with suppress(Exception):  # somebody's container that cannot be filled again
+                        kept.put_back()
         for home, names in self._open:
             for name in home.names() - names:
                 has_tensors = _has_tensors(home.read(name))
-                if only in (None, home.label(name)):
+                if only is None or home.label(name) in only:
                     self._note(home.label(name), has_tensors, is_step)
                     if has_tensors or not is_step:
                         home.write(name, NOTHING)
@@ -154,11 +155,12 @@ class Carried:
             self._states |= states
             self._watched_states = self._among(self._watched or [])
 
-    def forgetting(self, loss_fn: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
+    def forgetting(self, loss_fn: Callable[[Any], Any], names: Iterable[str]) -> Callable[[Any], Any]:
         """The loss function, each call of which finds there what the first one found."""
+        only = frozenset(names)
 
         def forgets(part: Any) -> Any:
-            self.put_back(is_step=False, only=name)
+            self.put_back(is_step=False, only=only)
             return loss_fn(part)
 
         return forgets

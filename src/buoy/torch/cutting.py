@@ -164,20 +164,10 @@ class Cutting:
         assert self._step is not None
         whole, loss_fn, reduction = self._step
         moved, self._carried.moved = self._carried.moved, {}
-        for name in sorted(moved, key=lambda name: not moved[name])[:_NAMES]:
-            if self._may_cut(whole, self._carried.forgetting(loss_fn, name), reduction):
-                found.fails = False
-                if moved[name]:
-                    found.reason, found.hint = keeps_state(name), STATE_HINT
-                else:
-                    found.reason = (
-                        f"{name} changes with each call of the loss function, and the gradient with it"
-                    )
-                    found.hint = (
-                        "keep what counts or collects out of it: a batch that is cut is several calls"
-                    )
-                return
-        if not found.moved and not found.steps_inside:
+        if moved and self._may_cut(whole, self._carried.forgetting(loss_fn, moved), reduction):
+            found.fails = False
+            found.reason, found.hint = self._what_is_kept(moved)
+        elif not found.moved and not found.steps_inside:
             with _without_hooks(self._trained.now) as had_any:
                 if had_any and self._may_cut(whole, loss_fn, reduction):
                     found.reason = (
@@ -186,6 +176,20 @@ class Cutting:
                     found.hint = (
                         "clamp or clip once the gradient of the batch is there, before `optimizer.step()`"
                     )
+
+    def _what_is_kept(self, moved: dict[str, bool]) -> tuple[str, str]:
+        """Which of these it is, if one alone is the reason; the first of them otherwise."""
+        assert self._step is not None
+        whole, loss_fn, reduction = self._step
+        names = sorted(moved, key=lambda name: not moved[name])[:_NAMES]
+        alone = (n for n in names if self._may_cut(whole, self._carried.forgetting(loss_fn, [n]), reduction))
+        name = names[0] if len(names) == 1 else next(alone, names[0])
+        if moved[name]:
+            return keeps_state(name), STATE_HINT
+        return (
+            f"{name} changes with each call of the loss function, and the gradient with it",
+            "keep what counts or collects out of it: a batch that is cut is several calls",
+        )
 
     def _may_cut(self, whole: Batch, loss_fn: LossFunction, reduction: str) -> bool:
         found = self._ask(whole, loss_fn, reduction)

@@ -27,7 +27,7 @@ class Home(Protocol):
     """Names that appear are new ones of its own."""
 
     def names(self) -> set[str]:
-        """Those that have a value now."""
+        """Those that it has, or may get."""
 
     def label(self, name: str) -> str:
         """In words."""
@@ -47,9 +47,9 @@ class Names:
         self.is_open = only is None
 
     def names(self) -> set[str]:
-        """Those that have a value now."""
+        """Those that it has, or may get."""
         if self._only is not None:
-            return {name for name in self._only if name in self._values}
+            return set(self._only)
         return self._values.keys() - _OF_TORCH
 
     def label(self, name: str) -> str:
@@ -77,7 +77,7 @@ class Cell:
         self._name, self._cell = name, cell
 
     def names(self) -> set[str]:
-        """Those that have a value now."""
+        """Those that it has, or may get."""
         return {self._name}
 
     def label(self, name: str) -> str:
@@ -163,9 +163,11 @@ def _of_function(function: FunctionType, seen: set[int], depth: int) -> Iterator
     kept = _assigned(code) | {name for name, value in read.items() if is_container(value)}
     if kept:
         yield Names("", known, frozenset(kept))
-    for value in read.values():
-        if isinstance(value, FunctionType) and value.__globals__ is known:
-            yield from _of_value("", value, seen, depth - 1)
+    for name, value in read.items():
+        if (
+            not isinstance(value, FunctionType) or value.__globals__ is known
+        ):  # a library's functions are its own affair
+            yield from _of_value(name, value, seen, depth - 1)
     wrapped = getattr(function, "__wrapped__", None)
     if wrapped is not None:
         yield from _of_value("", wrapped, seen, depth)
