@@ -39,6 +39,28 @@ for x, y in loader:
 """
 
 
+READS_VALUES = """
+import torch
+from torch import nn
+from bars import width
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = nn.Linear(32, 8), []
+    def forward(self, x):
+        out = self.layer(x)
+        self.seen.append(out.detach().numpy())
+        return out
+model = Net()
+optimizer = torch.optim.Adam(model.parameters())
+nn.functional.cross_entropy(model(torch.randn(16, 32)), torch.zeros(16, dtype=torch.long)).backward()
+assert width == 80
+optimizer.step()
+"""
+BARS = "import os\nwidth = int(os.popen('stty size').read().split()[1])\n"
+
+
 def planned(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "buoy", "plan", *arguments],
@@ -106,3 +128,16 @@ def test_a_script_without_a_step_says_why(tmp_path: Path) -> None:
     asking = planned("asks.py", cwd=tmp_path)
     assert asking.returncode == 2
     assert "asks for input" in asking.stderr
+
+
+def test_a_script_that_reads_values_and_asks_for_its_terminal_is_stepped_for_real_and_said_before(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(READS_VALUES)
+    (tmp_path / "bars.py").write_text(BARS)
+
+    done = planned("train.py", "--on", "colab-t4", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("buoy: running real steps on the CPU, with 2 and 4 samples") == 1
+    assert "extrapolated from real CPU steps" in done.stdout

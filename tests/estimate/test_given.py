@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from buoy.estimate.request import EstimateError
+from buoy.estimate.request import EstimateError, Request
+from buoy.estimate.trace_torch import explain
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -85,3 +88,18 @@ def test_sequences_end_where_learned_positions_do() -> None:
         trace_build._must_have_positions(learned, config, 1025, notes)
     trace_build._must_have_positions(nn.Linear(2, 2), config, 1025, notes)
     assert "longer than" in notes[0], "positions that are computed go on"
+
+
+def test_the_line_that_raised_is_named_not_the_one_that_imported_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import bars_of_mine\n")
+    (tmp_path / "bars_of_mine.py").write_text("import json\n\njson.loads('{')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match="property name") as caught:
+        runpy.run_path(str(script))
+
+    refusal = explain(caught.value, Request("torch", {"build": f"{script}:"}))
+
+    assert str(refusal.received).endswith("bars_of_mine.py:3")

@@ -43,7 +43,7 @@ def test_chunked_cross_entropy_is_the_models_own_loss_and_gradient(model: Any, b
     ours, own = copy.deepcopy(model), copy.deepcopy(model)
     names = {"model": ours, **batch}
 
-    exec(code_after("Chunked cross-entropy for a causal"), names)  # noqa: S102 - the page's own code
+    exec(code_after("Chunked cross-entropy for a causal"), names)
     names["loss"].backward()
     expected = own(**batch).loss
     expected.backward()
@@ -57,7 +57,7 @@ def test_steps_inside_backward_are_the_optimizers_own(model: Any, batch: dict[st
     ours, own = copy.deepcopy(model), copy.deepcopy(model)
     optimizer = torch.optim.AdamW(own.parameters(), lr=1e-4)
 
-    exec(code_after("The optimizer's step inside backward"), {"model": ours, "torch": torch})  # noqa: S102
+    exec(code_after("The optimizer's step inside backward"), {"model": ours, "torch": torch})
     for _ in range(2):
         ours(**batch).loss.backward()
         optimizer.zero_grad()

@@ -92,7 +92,24 @@ def largest_batch(
         if fits(checked):
             break
         low = low - max(1, low // 32)
+    else:
+        return LargestBatch(0, traces)
+    # The line may have been drawn far from the answer: through the trace of the answer itself it is a better one.
+    near = min((small, large), key=lambda size: abs(size - low))
+    if near != low:
+        beside = {small: first, large: second}[near]
+        higher = low
+        while higher < most and fits(at_size(beside, near, checked, low, higher + _further(low))):
+            higher += _further(low)
+        if higher - low >= 2 * _further(low):
+            traces += 1
+            low = higher if fits(trace_at(higher)) else low
     return LargestBatch(low, traces)
+
+
+def _further(size: int) -> int:
+    """A step upwards that is worth looking at: a hundredth."""
+    return max(1, size // 100)
 
 
 def _shape(trace: Trace) -> list[str]:

@@ -68,7 +68,8 @@ def failure(code: int | None, result: str, said: str, *, limit: int, timeout: fl
             "the code to be traced did not come to its end",
             received=f"no result after {format_duration(timeout)}; it said last: {last}",
             expected="a build function that returns a model and a batch, and a step that ends",
-            hint="let build() return only what one step needs: no training, no download, no server",
+            hint="let build() return only what one step needs: no training, no download, no server; "
+            "or give it longer with --timeout",
         )
     try:
         with open(result + REFUSED, encoding="utf-8") as file:

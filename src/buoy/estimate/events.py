@@ -13,6 +13,9 @@ from typing import Any
 
 Event = tuple[str, int, int]
 
+LOSS = "the loss"
+"""In place of a module's name: what the step computes outside of the model's modules."""
+
 PARTS = ("weights", "gradients", "optimizer", "activations", "temporaries", "workspace", "batch")
 """What memory can be for, in the order people read it."""
 

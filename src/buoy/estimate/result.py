@@ -30,6 +30,8 @@ TOUCHED, PER_OPERATION = 1.36, 31_600
 _MIB = 1 << 20
 PROCESS_GROWS = (60 * _MIB, 120 * _MIB, 190 * _MIB)
 LIES_FREE = (0.0, 0.35, 0.6)
+# How near the bytes are found by which a verdict was decided.
+_CLOSE = 0.005
 # What a convolution library takes beside the tensors, as multiples of the bytes the largest convolution reads and
 # writes: none, the median and the most of eight published rows. `python -m bench estimate` reports on the other rows.
 CONVOLUTION = (0.0, 1.43, 3.36)
@@ -92,6 +94,30 @@ class Estimate:
         if fits.within(have - self.device.context[1] - self.margin):
             return "fits"
         return "tight" if fits.within(have - self.device.context[0] - self.least) else "does not fit"
+
+    def needed(self, memory: int) -> int | None:
+        """The bytes by which `verdict(memory)` decided, where the peak's interval alone does not tell.
+
+        With which it surely fits; of a step that does not fit, what it takes at the least. None where the memory is
+        outside of the interval.
+        """
+        if memory not in self.total:
+            return None
+        verdict = self.verdict(memory)
+        beside = self.device.context[1] + self.margin
+        if verdict == "does not fit":
+            beside = self.device.context[0] + self.least
+        fits = Fits(self.trace.events, ALLOCATORS[self.allocator], self.replay)
+        # Between the bounds the allocator's answer is not monotone: start where it is known.
+        low, high = fits.floor, self.replay.peak_reserved
+        if verdict == "fits":
+            high = min(high, memory - beside)
+        else:
+            low = max(low, memory - beside)
+        while high - low > _CLOSE * high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fits.within(middle) else (middle, high)
+        return high + beside
 
 
 def estimate(trace: Trace, device: Device, *, allocator: str | None = None) -> Estimate:

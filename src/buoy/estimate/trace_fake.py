@@ -22,10 +22,14 @@ PLAIN = frozenset(
     {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
 DEVICE_QUESTION = torch.ops.prim.device.default
+READ_VALUE = torch.ops.aten._local_scalar_dense.default
 
 
 class FakeDevice(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]
     """A fake tensor mode whose CUDA tensors can be differentiated on any wheel."""
+
+    answers_reads = False
+    """Whether reading a float out of a tensor gives one: an optimizer scales its update by it, whatever it is."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -54,6 +58,10 @@ class FakeDevice(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
     ) -> Any:
         """Send what C++ creates on `meta`, because we told it so, back to the device."""
+        if func is READ_VALUE and self.answers_reads:
+            read: Any = args[0]
+            if read.dtype.is_floating_point:
+                return 1.0
         named: dict[str, Any] = dict(kwargs or {})
         device = named.get("device")
         if device is not None and torch.device(device).type == "meta":

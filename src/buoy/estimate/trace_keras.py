@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import weakref
 from typing import Any
@@ -132,6 +133,24 @@ def trace_step(
     return trace
 
 
+def _loaded(path: str) -> Any:
+    import keras
+
+    try:
+        return keras.models.load_model(path, compile=True)
+    except (TypeError, ValueError) as error:
+        missing = re.search(r"Could not (?:locate|deserialize) (?:class|function) '(\w+)'", str(error))
+        if missing is None:
+            raise
+        raise EstimateError(
+            "the saved model has a layer whose class is not known here",
+            received=f"`{missing[1]}` in {path}",
+            expected="layers of Keras, or the code that defines them",
+            hint=f"plan from a function that imports {missing[1]}: `def build(): return "
+            f"keras.models.load_model({os.path.basename(path)!r}), batch`, and `buoy plan train.py:build`",
+        ) from None
+
+
 def _zeros(model: Any, parts: Any, size: int) -> Any:
     """A batch for a saved model: like the person's own where it is known, else by its input, output and loss."""
     import numpy as np
@@ -173,7 +192,7 @@ def _built(request: Request) -> tuple[Any, Any, list[str]]:
     notes: list[str] = []
     given: Any
     if "keras" in request.source:
-        model = keras.models.load_model(request.source["keras"], compile=True)
+        model = _loaded(request.source["keras"])
         given = (model, _zeros(model, request.source.get("parts"), request.batch or 32))
     else:
         from buoy.estimate.trace_load import load

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -17,6 +18,8 @@ from buoy.estimate.trace_steps import Job, Turn, gradients_and_state, step_in_tu
 from buoy.estimate.trace_tape import Device, Tape, follow_modules
 
 SIZES = (2, 4)
+announce: Callable[[str], None] = lambda text: None  # noqa: E731
+"""Told before real steps are run; the process that forked this one sets it."""
 
 
 def trace_small_steps(request: Request, device: Device, reason: Exception) -> Trace:
@@ -28,6 +31,10 @@ def trace_small_steps(request: Request, device: Device, reason: Exception) -> Tr
             received=type(reason).__name__,
             expected="a batch whose tensors share their first dimension",
         )
+    announce(
+        f"running real steps on the CPU, with {SIZES[0]} and {SIZES[1]} samples: the step reads values "
+        f"({_short(reason)})"
+    )
     small = [_steps(build(replace(request, batch=size), lazily=False), device, request) for size in SIZES]
     trace = at_size(small[0], SIZES[0], small[1], SIZES[1], wanted)
     trace.notes = [
@@ -70,7 +77,11 @@ def _steps(job: Job, device: Device, request: Request) -> Trace:
                 gradients_and_state(tape, job.model, turn.optimizer)
     trace = tape.trace()
     trace.notes = list(job.notes)
-    trace.facts |= {"parameters": sum(parameter.numel() for parameter in job.model.parameters())}
+    trace.facts |= {
+        "parameters": sum(parameter.numel() for parameter in job.model.parameters()),
+        "optimizer": ", ".join(dict.fromkeys(type(turn.optimizer).__name__ for turn in turns)),
+        **job.facts,
+    }
     return trace
 
 

@@ -10,13 +10,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.checkpoint import checkpoint
 
 from buoy.estimate.request import EstimateError
 from buoy.estimate.siblings import Sibling, smaller, smaller_config
 
 _CHUNK = 1024
+# From so many classes on an output layer is one over words; from so many columns on a row may be a sequence.
+_VOCABULARY, _LENGTH = 8192, 8
+_RANK = 8
+# Narrower layers gain nothing, and where linear layers hold less than this share, the rest is what would be trained.
+_LEAST_WIDTH, _LEAST_SHARE = 64, 0.1
 SEVERAL = "not tried on a step with several optimizers"
 _FOR_TURNS = {"smaller_input"}
 
@@ -30,38 +35,54 @@ def apply(job: Any, names: tuple[str, ...]) -> None:
          "smaller_input": _smaller_input, "smaller_model": _smaller_model, "pruned": _pruned}[name](job)  # fmt: skip
 
 
-class _Low(nn.Module):
-    """A linear layer with its low-rank addition."""
-
-    def __init__(self, layer: nn.Linear, rank: int) -> None:
-        super().__init__()
-        self.layer = layer
-        kind: Any = {"dtype": layer.weight.dtype, "device": layer.weight.device}
-        self.down = nn.Linear(layer.in_features, rank, bias=False, **kind)
-        self.up = nn.Linear(rank, layer.out_features, bias=False, **kind)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.layer(x) + self.up(self.down(x))
-        return result
-
-
 def _lora(job: Any) -> None:
-    head = _head(job.model)
+    """Small matrices beside the frozen weights of linear layers, as peft's `all-linear` adds them."""
+    head, model = _head(job.model), job.model
     wide = [
-        (parent, name, layer)
-        for parent in job.model.modules()
-        for name, layer in parent.named_children()
-        if isinstance(layer, nn.Linear)
-        and layer is not head
-        and min(layer.in_features, layer.out_features) > 64
+        layer
+        for layer in _called(model)
+        if _is_linear(layer) and layer is not head and min(layer.weight.shape) > _LEAST_WIDTH
     ]
-    if not wide:
+    every = sum(parameter.numel() for parameter in model.parameters())
+    if sum(layer.weight.numel() for layer in wide) < _LEAST_SHARE * every:
         raise EstimateError("no linear layers to adapt")
-    for parameter in job.model.parameters():
-        parameter.requires_grad_(False)
-    for parent, name, layer in wide:
-        setattr(parent, name, _Low(layer, 8))
+    model.requires_grad_(False)
+    for layer in wide:
+        _add_low_rank(layer)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     job.optimizer = partial(_another, *_optimizer_kind(job))
+    job.notes.append(f"trains {trained:,} numbers beside {every:,} frozen ones ({trained / every:.2%})")
+    job.facts["pretrained"] = any(_is_published(module) for module in model.modules())
+
+
+def _called(model: nn.Module) -> list[Any]:
+    """The modules whose forward is called: attention of `torch.nn` uses its output layer's weights without that."""
+    modules = list(model.modules())
+    unused = {id(c) for part in modules if isinstance(part, nn.MultiheadAttention) for c in part.children()}
+    return [module for module in modules if id(module) not in unused]
+
+
+def _is_linear(layer: nn.Module) -> bool:
+    """GPT-2's Conv1D of transformers is a linear layer with its weight turned."""
+    return isinstance(layer, nn.Linear) or (type(layer).__name__ == "Conv1D" and hasattr(layer, "nf"))
+
+
+def _is_published(module: nn.Module) -> bool:
+    """Whether it is of a library whose models come with weights: transformers or timm."""
+    return bool(getattr(getattr(module, "config", None), "model_type", None)) or bool(
+        getattr(module, "pretrained_cfg", None)
+    )
+
+
+def _add_low_rank(layer: Any) -> None:
+    """In place, as other code may look at the layer's own weight."""
+    kind: Any = {"dtype": layer.weight.dtype, "device": layer.weight.device}
+    turned = not isinstance(layer, nn.Linear)
+    wide, narrow = layer.weight.shape if turned else reversed(layer.weight.shape)
+    layer.low_down = nn.Linear(wide, _RANK, bias=False, **kind)
+    layer.low_up = nn.Linear(_RANK, narrow, bias=False, **kind)
+    plain = layer.forward
+    layer.forward = lambda x: plain(x) + layer.low_up(layer.low_down(x))
 
 
 def _in_backward(job: Any) -> None:
@@ -127,6 +148,7 @@ class _Moved(torch.autograd.graph.save_on_cpu):
 def _chunked_loss(job: Any) -> None:
     head, body = _head(job.model), getattr(job.model, "base_model", None)
     if not isinstance(head, nn.Linear) or not isinstance(body, nn.Module) or not isinstance(job.batch, dict):
+        _name_the_vocabulary(job.model)
         raise EstimateError("no output layer over a vocabulary")
 
     def piece(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -145,18 +167,36 @@ def _chunked_loss(job: Any) -> None:
     job.loss = chunked
 
 
+def _name_the_vocabulary(model: nn.Module) -> None:
+    """Where the model is no library's, only its author can take the output layer out of `forward`."""
+    wide = [
+        (name, layer)
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and layer.out_features >= _VOCABULARY
+    ]
+    if wide:
+        name, layer = wide[-1]
+        raise EstimateError(
+            "the output layer is inside of forward()",
+            received=f"`{name}` makes scores for {layer.out_features:,} classes inside of forward(): return what goes "
+            "into it, and give it and the loss 1024 rows at a time, as docs/plan.md shows",
+        )
+
+
 def _smaller_input(job: Any) -> None:
     changed: list[bool] = []
+    leaves = [leaf for leaf in tree_flatten(job.batch)[0] if isinstance(leaf, torch.Tensor)]
+    sides = {tuple(leaf.shape[-2:]) for leaf in leaves if leaf.dim() >= 4}
 
     def smaller(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or leaf.dim() < 2:
             return leaf
-        if leaf.dim() >= 4:
+        if leaf.dim() >= 4 or tuple(leaf.shape[-2:]) in sides:  # images, and a class for each of their pixels
             shape = (*leaf.shape[:-2], max(1, leaf.shape[-2] // 2), max(1, leaf.shape[-1] // 2))
-        elif not leaf.is_floating_point() or leaf.dim() == 3:
+        elif leaf.shape[1] >= _LENGTH and (not leaf.is_floating_point() or leaf.dim() == 3):
             shape = (leaf.shape[0], max(1, leaf.shape[1] // 2), *leaf.shape[2:])
         else:
-            return leaf  # features, not a length
+            return leaf  # features or columns of numbers, not a length
         changed.append(True)
         return torch.zeros(shape, dtype=leaf.dtype, device=leaf.device)
 
@@ -175,6 +215,10 @@ def _smaller_model(job: Any) -> None:
             job.optimizer = partial(_another, *_optimizer_kind(job))
             job.notes.append(f"{sibling.name} instead")
             return
+    if any(_is_published(module) for module in job.model.modules()):
+        raise EstimateError(
+            "no smaller sibling in the table", received="buoy knows none of this model's family"
+        )
     raise EstimateError("no smaller sibling is known")
 
 
@@ -197,7 +241,7 @@ def _pruned(job: Any) -> None:
     from torch.nn.utils import prune
 
     layers = [
-        layer for layer in job.model.modules()
+        layer for layer in _called(job.model)
         if isinstance(getattr(layer, "weight", None), nn.Parameter)
         and layer.weight.dim() > 1 and not isinstance(layer, nn.Embedding)
     ]  # fmt: skip

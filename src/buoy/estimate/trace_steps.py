@@ -72,7 +72,7 @@ def trace_steps(
             stack.enter_context(CudaAutocast())
             stack.enter_context(semantics)
             stack.enter_context(_semantics_in_backward(semantics))
-        stack.enter_context(fake_device())
+        fake = stack.enter_context(fake_device())
         stack.enter_context(tape)
         parameters = stack.enter_context(moved(job.model, where))
         turns = job.turns or [Turn([(job.loss, False)], stack.enter_context(_optimizer(job, parameters)))]
@@ -99,11 +99,13 @@ def trace_steps(
                     scale.scale(loss).backward(retain_graph=kept)  # type: ignore[no-untyped-call]
                 tape.mark("optimizer")
                 tape.phase = "optimizer"
+                fake.answers_reads = True
                 if len(turns) == 1:
                     scale.step(turn.optimizer)
                     scale.update()
                 else:
                     step_in_turn(turn)  # a scaler refuses one whose gradients came with another's
+                fake.answers_reads = False
                 gradients_and_state(tape, job.model, turn.optimizer)
 
         taken = min(steps, TAKEN)

@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from buoy.estimate.events import Event, Trace
+from buoy.estimate.events import LOSS, Event, Trace
 from buoy.estimate.trace_fake import DEVICE_QUESTION, told_device
 from buoy.estimate.trace_scratch import scratch, tried
 
@@ -194,7 +194,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _module_now(self) -> str:
         if len(self._modules) > 1 or self.phase != "backward":
-            return self._modules[-1]
+            return self._module_in_forward()
         node = torch._C._current_autograd_node()
         if node is None:
             return ""
@@ -202,7 +202,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._sequence[index - 1][1] if index else ""
 
     def _note_sequence(self) -> None:
-        self._sequence.append((torch._C._autograd._get_sequence_nr(), self._modules[-1]))
+        self._sequence.append((torch._C._autograd._get_sequence_nr(), self._module_in_forward()))
+
+    def _module_in_forward(self) -> str:
+        outside = len(self._modules) == 1 and self.phase == "forward"
+        return LOSS if outside else self._modules[-1]
 
     def _workspace_of_thread(self) -> None:
         # The thread that runs backward has a cuBLAS handle, and so a workspace, of its own.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
+import sysconfig
 import traceback
 from typing import Any
 
@@ -17,6 +19,11 @@ DEPENDS_ON_DATA = {
     "DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode",
     "DataDependentErrorKind",
 }  # fmt: skip
+# How torch refuses to read a fake or meta tensor: `.numpy()`, `.tolist()` and what libraries do with its address.
+READS_BYTES = (
+    "Cannot copy out of meta tensor", "item() cannot be called on meta", "Cannot access data pointer of Tensor",
+    ".numpy() is not supported for tensor subclass", ".tolist() is not supported for tensor subclass",
+)  # fmt: skip
 NO_META = {"UnsupportedOperatorException", "UnsupportedFakeTensorException", "MetadataMismatchError"}
 
 
@@ -147,7 +154,7 @@ def _depends_on_data(error: BaseException | None) -> bool:
     while error is not None:
         if type(error).__name__ in DEPENDS_ON_DATA or "data-dependent" in str(error).lower():
             return True
-        if "Cannot copy out of meta tensor" in str(error) or "item() cannot be called on meta" in str(error):
+        if any(words in str(error) for words in READS_BYTES):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -161,14 +168,26 @@ def _name_the_shapes(error: BaseException, job: Any) -> None:
 
 
 def _where(error: BaseException, request: Request) -> str:
-    """The last line of the person's own file on the way to the error."""
+    """The last line of the person's own files on the way to the error."""
     target = str(request.source.get("build", "")).rpartition(":")[0]
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if target and frame.filename.endswith(target)
-    ]
-    return f" at {target}:{frames[-1].lineno}" if frames else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    named = [frame for frame in frames if target and frame.filename.endswith(target)]
+    own = [frame for frame in frames if _is_own(frame.filename)] or named
+    if not own:
+        return ""
+    path, last = own[-1].filename, own[-1]
+    here = target if named and path == named[-1].filename else os.path.relpath(path)
+    return f" at {path if here.startswith('..') else here}:{last.lineno}"
+
+
+def _is_own(path: str) -> bool:
+    """Whether a file is neither Python's, nor a library's, nor ours."""
+    installed = {os.path.realpath(folder) for folder in sysconfig.get_paths().values()}
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    real = os.path.realpath(path)
+    return os.path.isfile(path) and not any(
+        real.startswith(folder + os.sep) for folder in (*installed, os.path.realpath(ours))
+    )
 
 
 if __name__ == "__main__":

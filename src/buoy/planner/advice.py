@@ -31,6 +31,12 @@ class Change:
     allocator: str | None = None
 
 
+_OTHER_OPTIMIZERS = (
+    ("SGD", "SGD with momentum", ", momentum=0.9", "one moment"),
+    ("Adafactor", "Adafactor", "", "moments of rows and columns only"),
+)
+
+
 def changes_for(request: Request, answer: Answer) -> list[Change]:
     """The changes worth trying on this step and this place."""
     device, batch = answer.target.device, answer.estimate.trace.facts.get("batch")
@@ -73,9 +79,9 @@ def changes_for(request: Request, answer: Answer) -> list[Change]:
         Change("in-backward", "the optimizer's step inside backward", True, (0.9, 1.1), "0.9 to 1.1 measured on a CPU",
                "# p.register_post_accumulate_grad_hook: one optimizer per parameter, see docs/plan.md",
                "not together with accumulation or gradient clipping", inside="in_backward"),
-        Change("lora", "LoRA, rank 8", False, (0.4, 0.8), "0.37 to 0.70 measured on a CPU",
+        Change("lora", "LoRA, rank 8, for pretrained weights", False, (0.4, 0.8), "0.37 to 0.70 measured on a CPU",
                "model = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=\"all-linear\"))",
-               "trains small matrices beside the frozen weights" + _missing("peft"), inside="lora"),
+               "no way to train a model from scratch" + _missing("peft"), inside="lora"),
         Change("smaller-model", "the next smaller model of its family", False, None, "fewer operations",
                "# build that one instead, and load its own weights", "another model", inside="smaller_model"),
         Change("pruning", "pruning (torch.nn.utils.prune)", False, None, "not measured",
@@ -91,10 +97,11 @@ def changes_for(request: Request, answer: Answer) -> list[Change]:
                             "each activation crosses the bus twice",
                             "with torch.autograd.graph.save_on_cpu(pin_memory=True):   # around the forward pass",
                             inside="offload"))  # fmt: skip
-    if answer.estimate.trace.facts.get("optimizer") != "SGD":
-        found.append(Change("optimizer-sgd", "SGD with momentum instead of the optimizer", False, None, "not measured",
-                            "optimizer = torch.optim.SGD(model.parameters(), lr=..., momentum=0.9)   # another rate",
-                            "one moment instead of two", {"optimizer": "SGD"}))  # fmt: skip
+    for name, title, options, note in _OTHER_OPTIMIZERS:
+        if answer.estimate.trace.facts.get("optimizer") != name:
+            code = f"optimizer = torch.optim.{name}(model.parameters(), lr=...{options})   # another rate"
+            found.append(Change(f"optimizer-{name.lower()}", f"{title} instead of the optimizer", False, None,
+                                "not measured", code, note, {"optimizer": name}))  # fmt: skip
     if device.capability:
         found.append(Change("expandable-segments", "expandable segments", True, (1.0, 1.05),
                             "no slower in torchtune's report",
@@ -117,19 +124,13 @@ def predicted(answer: Answer, request: Request) -> list[Remedy]:
         Remedy("optimizer-8bit", "8-bit AdamW (torchao)", False, "predicted", peak, UNKNOWN, (0.9, 1.4),
                "1.3 times measured on a CPU", "optimizer = torchao.optim.AdamW8bit(model.parameters())",
                "from the size of the optimizer's state; not traced" + _missing("torchao")),
-        # Its step reads values, so that it cannot be traced on fake tensors. Its moments are rows and columns only, but
-        # the step makes temporaries of a whole weight: the lower bound of the saving leaves half of it out.
-        Remedy("optimizer-adafactor", "Adafactor instead of the optimizer", False, "predicted",
-               Interval(now.low - state, now.likely - state * 9 // 10, now.high - state // 2), UNKNOWN, None,
-               "not measured", "optimizer = torch.optim.Adafactor(model.parameters(), lr=...)   # another rate",
-               "from the size of the optimizer's state; not traced"),
     ]  # fmt: skip
 
 
-def popular(answer: Answer, request: Request, linear: float | None) -> list[Remedy]:
+def popular(answer: Answer, request: Request, counted: dict[str, float]) -> list[Remedy]:
     """Advice that people find and that takes nothing from this peak, with the reason.
 
-    `linear` are the bytes of the linear layers' weights, where they were counted.
+    `counted` are the bytes of `linear` layers' weights, and of those of them that are `tied`, where they are known.
     """
     now = answer.peak
     weights = held(answer.estimate.trace, "weights")
@@ -142,11 +143,26 @@ def popular(answer: Answer, request: Request, linear: float | None) -> list[Reme
 
     torch = request.framework == "torch"
     tool = "torchao's int8" if torch else 'model.quantize("int8")'
-    small = linear if torch and linear is not None else weights
-    then = format_bytes(weights - small * 3 / 4) if torch else f"at best {format_bytes(weights / 4)}"
+    small = counted.get("linear", weights) if torch else weights
+    tied = counted.get("tied", 0.0)
+    but = (
+        f" (the tied output layer left out with `filter_fn`: quantized, it would be a copy of {format_bytes(tied / 4)})"
+        if tied
+        else ""
+    )
+    becomes = f"{format_bytes(weights)} of weights become "
+    if torch and not small:
+        becomes = f"{format_bytes(weights)} of weights stay, as only linear layers shrink"
+    then = (
+        ""
+        if torch and not small
+        else format_bytes(weights - small * 3 / 4)
+        if torch
+        else f"at best {format_bytes(weights / 4)}"
+    )
     found = [
         says("quantization", f"quantization after training ({tool})", "training keeps the weights in full: the same "
-             f"peak; for inference {format_bytes(weights)} of weights become {then}"
+             f"peak; for inference {becomes}{then}{but}"
              + (_missing("torchao") if torch else "")),
         says("gc", "gc.collect() in the loop", "tensors go when their last name goes; costs 24 % of the time measured",
              time=(1.1, 1.3)),

@@ -17,7 +17,12 @@ _PAUSE = 0.02
 _AT_ONCE = max(1, min(2, os.cpu_count() or 1))  # each may take half of the memory
 
 
-def forked(works: Sequence[Callable[[], None]], said: str, timeout: float) -> list[int | None]:
+def forked(
+    works: Sequence[Callable[[], None]],
+    said: str,
+    timeout: float,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> list[int | None]:
     """Do each work in a child of its own, two at once, their words going to the file `said`.
 
     Returns the exit codes (-N for signal N), None for one that took longer than `timeout`. Each child has a session of
@@ -38,6 +43,7 @@ def forked(works: Sequence[Callable[[], None]], said: str, timeout: float) -> li
                 if found or time.monotonic() > end:
                     del running[pid]
                     _end(pid)
+            meanwhile()
             time.sleep(_PAUSE if running else 0)
     finally:
         for pid in running:

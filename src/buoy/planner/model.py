@@ -71,6 +71,10 @@ class Answer:
     needs: tuple[Need, ...]
     step_seconds: tuple[float, float] | None
     step_basis: str
+    batch_basis: str = ""
+    """Why no largest batch is known, where it was sought in vain."""
+    needed: int | None = None
+    """Bytes by which the verdict was decided, where the memory lies inside of the peak's interval."""
 
     @property
     def peak(self) -> Interval:
@@ -104,8 +108,12 @@ class Remedy:
     time_basis: str
     code: str
     note: str = ""
+    needed: int | None = None
+    """As of an answer."""
     host: Need | None = None
     """The host's RAM with it, where it moves bytes there; `verdict` is then of both."""
+    advisable: bool = True
+    """Whether it may be called the cheapest: not where it need not fit the host, nor LoRA on a model from scratch."""
 
     def saving(self, now: Interval) -> float | None:
         """The share of the peak it takes away; negative when it adds."""

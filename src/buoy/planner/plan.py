@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack
 
 from buoy.errors import UsageError
@@ -95,7 +96,6 @@ def make_plan(
         chosen = needy or answers[0]
         here = replace(request, device=chosen.target.device.id)
         tried = chosen.target.id
-        linear = flops.get("linear") if flops else None
         limit = None if remedies else REMEDY_SECONDS
         known = f"{tried}: {chosen.memory_verdict}, peak {format_bytes(chosen.peak.likely)}"
         found, cheapest = find_remedies(
@@ -104,7 +104,7 @@ def make_plan(
             chosen,
             capacity(chosen.target),
             lambda text: say(f"{known}; {text}"),
-            linear,
+            flops,
             limit,
             session,
         )
@@ -124,7 +124,13 @@ def make_plan(
         remedies_for=tried,
         next_tier=dearer,
         notes=tuple(dict.fromkeys(note for answer in answers for note in answer.estimate.notes)),
-        facts={**first.facts, "traces": workshop.traces, "flops": flops},
+        facts={
+            **first.facts,
+            "traces": workshop.traces,
+            "flops": flops,
+            "autocast": request.autocast,
+            "accumulate": request.accumulate,
+        },
     )
 
 
@@ -148,9 +154,15 @@ def _answer(
     verdict = judged(figure, place)
     size = _size(trace, request)
     most = micro = None
+    why = (
+        "its tensors share no first dimension: the number of samples cannot be varied" if size is None else ""
+    )
     if size is not None and capacity(place) is not None:
         say(f"{place.words}: {verdict}; seeking the largest batch")
-        most = _largest(workshop, request, place, session, known={size: trace})
+        try:
+            most = _largest(workshop, request, place, session, known={size: trace})
+        except EstimateError as error:  # a batch whose size the code fixes itself
+            why = f"the step does not run with another number of samples ({_first_words(error)})"
         if verdict == FITS and (not place.is_cpu or most is None or most >= size):
             micro = size
         elif most is not None and split:
@@ -158,14 +170,18 @@ def _answer(
             kept = held(trace, "weights") if request.framework == "keras" else 0
             pieces = replace(request, accumulate=max(2, request.accumulate)) if not kept else request
             known = {size: trace} if pieces is request else None
-            micro = _even(size, _largest(workshop, pieces, place, session, kept, known))
+            micro = _even(size, _or_none(partial(_largest, workshop, pieces, place, session, kept, known)))
     seconds: tuple[float, float] | None
     if session.step_seconds is not None:
         seconds, basis = (session.step_seconds, session.step_seconds), "as given"
     else:
         seconds, basis = speed.step_seconds(place.device, flops, request.autocast)
     around = needs(session, place, trace, seconds, figure.reserved)
-    return Answer(place, figure, verdict, most, micro, around, seconds, basis)
+    memory = capacity(place)
+    decided = None if memory is None else figure.needed(memory)
+    if decided is not None and place.memory is not None and memory is not None:
+        decided += place.memory - memory
+    return Answer(place, figure, verdict, most, micro, around, seconds, basis, why, decided)
 
 
 def _largest(
@@ -175,7 +191,7 @@ def _largest(
     session: Session,
     beside: int = 0,
     known: dict[int, Trace] | None = None,
-) -> int | None:
+) -> int:
     """The largest batch that fits beside so many bytes; `known` are traces that need not be made.
 
     On a CPU it is the largest whose whole process fits, with what the session holds in the same RAM.
@@ -195,11 +211,19 @@ def _largest(
 
     start = starting_sizes(next(iter(known), None))
     chosen = allocator_of(request, place.device)
+    workshop.prepare([replace(request, batch=size) for size in start if size not in known])
+    return largest_batch(trace_at, fits, start=start).batch
+
+
+def _or_none(find: Callable[[], int]) -> int | None:
     try:
-        workshop.prepare([replace(request, batch=size) for size in start if size not in known])
-        return largest_batch(trace_at, fits, start=start).batch
+        return find()
     except EstimateError:
-        return None  # a batch whose size the code fixes itself
+        return None  # gradients cannot be gathered over pieces of it
+
+
+def _first_words(error: EstimateError) -> str:
+    return (error.received or error.message).split("; ")[0].splitlines()[0][:160]
 
 
 def _even(size: int, most: int | None) -> int | None:

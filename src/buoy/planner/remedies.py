@@ -29,6 +29,8 @@ NOT_APPLICABLE = {
     "no smaller sibling is known",
     "no layers to prune",
 }
+# The step itself ran before: what fails now fails by what the remedy did to it.
+_OF_OUR_CHANGE = {"the code to be traced failed", "the step to be traced failed"}
 _LATE = "left out, as trying took long: `--remedies` tries all"
 # These make it another training altogether: the last resort.
 _ANOTHER = {"smaller-model", "smaller-input"}
@@ -40,14 +42,14 @@ def find_remedies(
     answer: Answer,
     capacity: int | None,
     say: Callable[[str], None],
-    linear: float | None = None,
+    counted: dict[str, float] | None = None,
     seconds: float | None = None,
     session: Session | None = None,
 ) -> tuple[tuple[Remedy, ...], Remedy | None]:
     """Every remedy's effect on this place, largest saving first, and the cheapest way to fit.
 
-    `linear` are the bytes of the linear layers' weights, where they were counted. After `seconds` no further one is
-    begun and those left out are named; another training is then not tried where one fits that stays the same.
+    `counted` are the bytes of the linear layers, where they were counted. After `seconds` no further one is begun and
+    those left out are named; another training is then not tried where one fits that stays the same.
     """
     bench = _Bench(workshop, request, answer, capacity, session or Session())
     changes = changes_for(request, answer)
@@ -71,13 +73,15 @@ def find_remedies(
     helping = [
         (change, remedy)
         for change, remedy in tried
-        if (remedy.saving(now) or 0) > _NOTHING and (remedy.host is None or remedy.host.verdict == FITS)
+        if remedy.advisable and (remedy.saving(now) or 0) > _NOTHING
     ]
     cheapest = None
     if answer.memory_verdict != FITS:
         say("seeking the cheapest combination")
         cheapest = bench.cheapest(helping)
-    found = [remedy for _, remedy in tried] + predicted(answer, request) + popular(answer, request, linear)
+    found = (
+        [remedy for _, remedy in tried] + predicted(answer, request) + popular(answer, request, counted or {})
+    )
     found.sort(key=lambda remedy: -(remedy.saving(now) or 0))
     return tuple(found), cheapest
 
@@ -110,6 +114,8 @@ class _Bench:
         except EstimateError as error:
             if error.message in NOT_APPLICABLE:
                 return None
+            if error.message in _OF_OUR_CHANGE:
+                return _untried(changes, "cannot be tried on this model")
             return _untried(changes, f"could not be tried: {error.received or error.message}")
         alone = figure.verdict(self._capacity)
         host = self._host(figure)
@@ -128,7 +134,9 @@ class _Bench:
             time_basis="; ".join(dict.fromkeys(change.time_basis for change in changes)),
             code="\n".join(change.code for change in changes),
             note="; ".join([*learned, *(change.note for change in changes if change.note), *_moves(host)]),
+            needed=None if self._capacity is None else figure.needed(self._capacity),
             host=host,
+            advisable=(host is None or host.verdict == FITS) and figure.trace.facts.get("pretrained", True),
         )
 
     def _host(self, figure: Estimate) -> Need | None:

@@ -34,8 +34,10 @@ def step_seconds(
 ) -> tuple[tuple[float, float] | None, str]:
     """Seconds of one step from and to, and where they come from; None for devices without a data sheet."""
     peaks = rates().get(device.id)
-    if peaks is None or not flops or not flops.get("step"):
-        return None, "unknown: measure a step and give step_time"
+    if peaks is None:
+        return None, "no data sheet of this device here: measure a step and give step_time"
+    if not flops or not flops.get("step"):
+        return None, "the step's operations could not be counted: measure it and give step_time"
     half = autocast is not None or bool(flops.get("half"))
     peak = peaks[1 if half else 0] * 1e12
     low, high = flops["step"] / (peak * _REACHED[1]), flops["step"] / (peak * _REACHED[0])

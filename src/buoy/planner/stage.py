@@ -7,11 +7,14 @@ once, and every trace starts there.
 from __future__ import annotations
 
 import ast
+import fcntl
 import functools
 import importlib
 import json
 import os
+import struct
 import sys
+import termios
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +67,7 @@ def answer(order: dict[str, Any], said: str) -> dict[str, Any]:
 
 def _run_script(order: dict[str, Any], framework: str, said: str) -> dict[str, Any]:
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - a script that asks is answered with the end of file
+    _sit_at_a_terminal()
     confine(_UNLIMITED)
     try:
         first_step: Any = importlib.import_module(f"buoy.{framework}.first_step")
@@ -74,6 +78,26 @@ def _run_script(order: dict[str, Any], framework: str, said: str) -> dict[str, A
             error.received = f"{error.received}; it said last: {last_words(said)}"
         _refuse(order["result"], error, Request(framework, {"build": f"{order['script']}:"}))
         return {"code": 3}
+
+
+def _sit_at_a_terminal() -> None:
+    """Scripts ask how wide their terminal is (`stty size`) to draw their bars: one where nobody types.
+
+    What was there before is the pipe of the orders, which no program of the script's may read.
+    """
+    os.environ |= {"COLUMNS": "80", "LINES": "24"}
+    try:
+        _, theirs = os.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        settings = termios.tcgetattr(theirs)
+        settings[3] &= ~termios.ICANON
+        settings[6][termios.VMIN] = settings[6][termios.VTIME] = (
+            0  # reading it is answered with the end of file
+        )
+        termios.tcsetattr(theirs, termios.TCSANOW, settings)
+    except OSError:
+        theirs = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(theirs, 0)  # the other side stays open for as long as this process: a terminal ends with it
 
 
 def _keras(order: dict[str, Any], said: str) -> dict[str, Any]:
@@ -152,6 +176,8 @@ def trace_into(order: dict[str, Any], request: Request, result: str) -> None:
     confine(int(order["memory"]) + _held())
     gc.disable()  # the process is short, and what is freed must not depend on when the collector runs
     tracer = importlib.import_module("buoy.estimate.trace_torch")
+    real: Any = importlib.import_module("buoy.estimate.trace_real")
+    real.announce = functools.partial(_tell, order.get("told"))
     try:
         if order.get("count_flops"):
             counted = importlib.import_module("buoy.torch.flops").of(request)
@@ -162,6 +188,13 @@ def trace_into(order: dict[str, Any], request: Request, result: str) -> None:
     except BaseException as error:  # noqa: BLE001 - whatever it was, the parent learns it from here
         _refuse(result, error, request)
         raise SystemExit(3) from None
+
+
+def _tell(path: str | None, text: str) -> None:
+    """A line for the person who waits, where the process that ordered the trace looks for it."""
+    if path is not None:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(text + "\n")
 
 
 def _refuse(result: str, error: BaseException, request: Request) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -22,6 +23,12 @@ from buoy.estimate.request import LIVE, Refusal, Request
 from buoy.planner import stage
 from buoy.planner.forked import forked
 
+_LOOK_EVERY = 0.2
+
+
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(f"buoy: {text}\n")
+
 
 class Workshop:
     """Traces requests; use it as a context, so that nothing is left behind.
@@ -30,11 +37,18 @@ class Workshop:
     one child process serves all. It forks for each trace, but not with Keras: TensorFlow cannot be forked.
     """
 
-    def __init__(self, live: Callable[[], Any] | None = None, timeout: float = child.TIMEOUT) -> None:
+    def __init__(
+        self,
+        live: Callable[[], Any] | None = None,
+        timeout: float = child.TIMEOUT,
+        tell: Callable[[str], None] = _to_stderr,
+    ) -> None:
         self._live = live
         self._timeout = timeout
         self._folder = tempfile.TemporaryDirectory(prefix="buoy-plan-")
         self._said = os.path.join(self._folder.name, "said.txt")
+        self._told = os.path.join(self._folder.name, "told.txt")
+        self._tell: Callable[[str], None] | None = tell
         self._stage: subprocess.Popen[str] | None = None
         self._known: dict[str, Trace | BuoyError] = {}
         self._count = 0
@@ -135,7 +149,8 @@ class Workshop:
         results = [self._new_result() for _ in requests]
         memory = child.most_memory()
         order = {"requests": [request.to_json() for request in requests], "results": results, "memory": memory,
-                 "timeout": self._timeout, "count_flops": count_flops, "framework": requests[0].framework}  # fmt: skip
+                 "timeout": self._timeout, "count_flops": count_flops, "framework": requests[0].framework,
+                 "told": self._told}  # fmt: skip
         codes: list[int | None]
         if self._live is not None:
             live = ModuleType(LIVE)
@@ -145,7 +160,8 @@ class Workshop:
                 sys.modules[LIVE] = live
                 work()
 
-            codes = forked([partial(seeing, work) for work in stage.works(order)], self._said, self._timeout)
+            works = [partial(seeing, work) for work in stage.works(order)]
+            codes = forked(works, self._said, self._timeout, self._pass_on)
         else:
             answer = self._ask(order)
             codes = answer.get("codes", [answer.get("code")] * len(results))
@@ -170,7 +186,11 @@ class Workshop:
             return {"code": process.wait()}
         # The stage ends a trace that takes too long; it is itself bounded too, for what hangs outside of one.
         longest = self._timeout * len(order.get("requests", "1")) + 60
-        ready, _, _ = select.select([process.stdout], [], [], longest)
+        end = time.monotonic() + longest
+        ready: list[Any] = []
+        while not ready and time.monotonic() < end:
+            ready, _, _ = select.select([process.stdout], [], [], min(_LOOK_EVERY, longest))
+            self._pass_on()
         line = process.stdout.readline() if ready else None
         if line:
             answer: dict[str, Any] = json.loads(line)
@@ -179,6 +199,15 @@ class Workshop:
         self._stage = None
         code = process.wait()
         return {"code": None if line is None else code}
+
+    def _pass_on(self) -> None:
+        """What a tracing process wants people to know while they wait: once, as every trace of the step says it."""
+        if self._tell is not None and os.path.exists(self._told):
+            with open(self._told, encoding="utf-8") as file:
+                text = file.readline().strip()
+            if text:
+                self._tell(text)
+                self._tell = None
 
     def _new_result(self) -> str:
         self._count += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ def of(request: Any) -> dict[str, float]:
     """What the step is made of, beside its memory.
 
     `{"step": operations of forward and backward, "half": 1.0 when weights are half precision, "linear": bytes of the
-    linear layers' weights, which is what weight-only quantization makes smaller}`
+    linear layers' weights, which is what weight-only quantization makes smaller, "tied": bytes of those that another
+    module uses too, of which quantization makes a copy}`
     """
     from buoy.estimate.trace_build import build
     from buoy.estimate.trace_values import ordinary_values
@@ -29,8 +31,13 @@ def of(request: Any) -> dict[str, float]:
         job.loss(model, batch)
     half = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in model.parameters())
     linear = [layer.weight for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+    uses = Counter(
+        id(own) for part in model.modules() for own in part._parameters.values() if own is not None
+    )
+    tied = {id(weight): weight for weight in linear if uses[id(weight)] > 1}
     return {
         "step": float(_STEP * counter.get_total_flops() * request.accumulate),
         "half": float(half),
-        "linear": float(sum(weight.numel() * weight.element_size() for weight in linear)),
+        "linear": float(sum(weight.nbytes for weight in linear if id(weight) not in tied)),
+        "tied": float(sum(weight.nbytes for weight in tied.values())),
     }

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from html import escape
 from typing import Any
 
 from buoy.errors import in_notebook
+from buoy.estimate.events import LOSS
 from buoy.estimate.result import Interval
 from buoy.planner.model import FITS, NOT, TIGHT, Answer, Need, Plan, Remedy
 from buoy.units import format_bytes, format_duration
 from buoy.view.lines_html import lines_html
 
 SCHEMA = "buoy.plan/1"
-_BAR = 30
+_BAR, _NARROW_BAR = 30, 12
+_FONT = "font:14px/1.5 system-ui,sans-serif"
 _OWNERS = 4
 SOUGHT = (1 << 17) - 1
 """Larger batches are not sought."""
 _EDGES = {FITS: "#1a7f4b", TIGHT: "#9a6700", NOT: "#b3261e"}
+_GIVEN_BACK = ": where memory is short the allocator gives its cache back"
 _EXACT = {True: "exact", False: "not exact", None: "no change"}
 
 
@@ -68,9 +72,9 @@ def html(plan: Plan) -> str:
     cards = []
     for answer in plan.answers:
         edge = _EDGES.get(answer.verdict, "#666")
-        body = "\n".join(_answer(plan, answer)[1:])
+        body = "\n".join(_answer(plan, answer, _NARROW_BAR)[1:])
         cards.append(
-            '<div style="font:14px/1.5 system-ui,sans-serif;border:1px solid #8884;border-radius:6px;'
+            f'<div style="{_FONT};border:1px solid #8884;border-radius:6px;'
             f'border-left:4px solid {edge};padding:10px 14px;margin:8px 0;max-width:60em">'
             f"<b>{escape(_title(answer))}</b>"
             f"{lines_html(body)}</div>"
@@ -81,7 +85,7 @@ def html(plan: Plan) -> str:
             f"<tr><td style='text-align:left'>{escape(remedy.title)}</td>"
             f"<td style='white-space:nowrap'>{_peak(remedy, now)}</td>"
             f"<td style='white-space:nowrap'>{escape(_time(remedy))}</td>"
-            f"<td style='white-space:nowrap'>{_EXACT[remedy.exact]}</td>"
+            f"<td>{_EXACT[remedy.exact]}, {escape(_verdict(remedy))}</td>"
             f"<td style='text-align:left'>{_code(remedy)} {escape(remedy.note)}</td></tr>"
             for remedy in plan.remedies
         )
@@ -89,8 +93,14 @@ def html(plan: Plan) -> str:
             f"<div style='overflow-x:auto'><table><tr><th>remedy for {escape(str(plan.remedies_for))}</th><th>peak</th>"
             f"<th>time</th><th></th><th></th></tr>{rows}</table></div>"
         )
-    notes = "".join(f"<li>{escape(note)}</li>" for note in plan.notes)
-    return f"<div>{''.join(cards)}<ul>{notes}</ul><p>{escape(hint(plan))}</p></div>"
+    notes = "".join(f"<li>{_words(note)}</li>" for note in plan.notes)
+    listed = f"<ul>{notes}</ul>" if notes else ""
+    return f'<div style="{_FONT}">{"".join(cards)}{listed}<p>hint: {_words(hint(plan))}</p></div>'
+
+
+def _words(text: str) -> str:
+    """A sentence, its `code` as such."""
+    return re.sub(r"`([^`]+)`", r'<code style="overflow-wrap:anywhere">\1</code>', escape(text))
 
 
 def hint(plan: Plan) -> str:
@@ -125,7 +135,10 @@ def _headline(plan: Plan) -> str:
     parameters = plan.facts.get("parameters")
     size = f", {parameters:,} parameters" if isinstance(parameters, int) else ""
     batch = f", batch {plan.batch}" if plan.batch is not None else ""
-    return f"{plan.source}{size}{batch}, {plan.facts.get('optimizer', 'optimizer')}"
+    autocast, pieces = plan.facts.get("autocast"), plan.facts.get("accumulate", 1)
+    precision = f", {autocast}" if autocast else ""
+    gathered = f", {pieces} x accumulated" if pieces > 1 else ""
+    return f"{plan.source}{size}{batch}, {plan.facts.get('optimizer', 'optimizer')}{precision}{gathered}"
 
 
 def _title(answer: Answer) -> str:
@@ -135,23 +148,26 @@ def _title(answer: Answer) -> str:
     return f"{answer.target.words}: {answer.verdict}{why}"
 
 
-def _answer(plan: Plan, answer: Answer) -> list[str]:
+def _answer(plan: Plan, answer: Answer, bar: int = _BAR) -> list[str]:
     figure, memory = answer.estimate, answer.target.memory
     lines = [_title(answer)]
     what = "RAM" if answer.target.is_cpu else "device memory"
     lines.append(
         f"  peak       {_range(answer.peak)} of {format_bytes(memory)} {what}: {answer.memory_verdict}"
-        + _given_back(answer)
+        + _decided(answer.memory_verdict, answer.needed, _GIVEN_BACK)
     )
     whole = max(memory or 0, figure.total.likely)
     for part, size in sorted(figure.parts.items(), key=lambda item: -item[1]):
         if size * 200 >= figure.total.likely:
-            lines.append(f"    {part:12} {format_bytes(size):>10}  {_bar(size, whole)}")
+            lines.append(f"    {part:12} {format_bytes(size):>10}  {_bar(size, whole, bar)}")
     if figure.owners:
-        owners = ", ".join(f"`{name}` {format_bytes(size)}" for name, size in figure.owners[:_OWNERS])
+        named = [(name if name == LOSS else f"`{name}`", size) for name, size in figure.owners[:_OWNERS]]
+        owners = ", ".join(f"{name} {format_bytes(size)}" for name, size in named)
         lines.append(f"  owners     {owners}")
     if answer.largest is not None:
         lines.append(f"  batch      {_batch_words(plan, answer)}")
+    elif answer.batch_basis:
+        lines.append(f"  batch      the largest is not known: {answer.batch_basis}")
     if answer.target.count > 1:
         lines.append(f"  devices    {answer.target.count}: each holds the whole model; this is one of them")
     for need in answer.needs:
@@ -160,17 +176,17 @@ def _answer(plan: Plan, answer: Answer) -> list[str]:
             lines += [f"    {part}: {format_bytes(need.parts[part])}, {why}" for part, why in _largest(need)]
     if answer.step_seconds is not None:
         lines.append(f"  step       {_seconds(answer.step_seconds)} ({answer.step_basis})")
+    else:
+        lines.append(f"  step       n/a: {answer.step_basis}")
     return lines
 
 
-def _given_back(answer: Answer) -> str:
-    """Why it fits although the upper end is beyond the device."""
-    beyond = answer.target.memory is not None and answer.peak.high > answer.target.memory
-    return (
-        " (where memory is short the allocator gives its cache back)"
-        if beyond and answer.memory_verdict == FITS
-        else ""
-    )
+def _decided(verdict: str, needed: int | None, more: str = "") -> str:
+    """The number by which a verdict was decided, where the peak's interval alone does not tell."""
+    if needed is None:
+        return ""
+    words = {FITS: "in", TIGHT: "sure with"}.get(verdict, "takes at least")
+    return f" ({words} {needed / 2**30:.2f} GiB{more if verdict == FITS else ''})"
 
 
 def _batch_words(plan: Plan, answer: Answer) -> str:
@@ -229,9 +245,15 @@ def _idle(remedy: Remedy, now: Interval) -> str:
 
 def _effect(remedy: Remedy, now: Interval) -> str:
     return (
-        f"{remedy.title}: {_change(remedy, now)}, time {_time(remedy)}, {_EXACT[remedy.exact]}, {remedy.verdict}"
+        f"{remedy.title}: {_change(remedy, now)}, time {_time(remedy)}, {_EXACT[remedy.exact]}, {_verdict(remedy)}"
         + (f" ({remedy.note})" if remedy.note else "")
     )
+
+
+def _verdict(remedy: Remedy) -> str:
+    """With the number that decided it; where the host's RAM did, the note tells."""
+    of_device = remedy.host is None or remedy.host.verdict == FITS
+    return remedy.verdict + (_decided(remedy.verdict, remedy.needed) if of_device else "")
 
 
 def _change(remedy: Remedy, now: Interval) -> str:
@@ -307,8 +329,8 @@ def _seconds(step: tuple[float, float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _bar(size: int, whole: int) -> str:
-    return "#" * max(1, round(_BAR * size / max(1, whole)))
+def _bar(size: int, whole: int, longest: int) -> str:
+    return "#" * max(1, round(longest * size / max(1, whole)))
 
 
 def _interval(interval: Interval | None) -> dict[str, int] | None:
@@ -334,6 +356,8 @@ def _answer_values(answer: Answer) -> dict[str, Any]:
         "micro_batch": answer.micro_batch,
         "step_seconds": answer.step_seconds,
         "step_basis": answer.step_basis,
+        "batch_basis": answer.batch_basis,
+        "needed": answer.needed,
         "units_per_hour": target.units_per_hour,
         "needs": [_need_values(need) for need in answer.needs],
     }
@@ -362,6 +386,7 @@ def _remedy_values(remedy: Remedy, now: Interval | None) -> dict[str, Any]:
         "peak": _interval(remedy.peak),
         "saving": None if now is None else remedy.saving(now),
         "verdict": remedy.verdict,
+        "needed": remedy.needed,
         "time": remedy.time,
         "time_basis": remedy.time_basis,
         "code": remedy.code,
