@@ -131,6 +131,38 @@ def a_mean_weighted_by_class_is_refused_for_a_rare_class_too() -> None:
         message = refusal(lambda step=step, labels=labels: step((numbers(16, 32), labels)), CannotSplit)
 
         assert "another gradient" in message and "(sum, weight)" in message
+        assert ("cut before it (1)" in message) == (len(batches) > 1), "what was cut before may be wrong too"
+
+
+@check
+def a_rare_mask_is_seen_beside_other_columns() -> None:
+    """Whichever of them decides: each array has its turn."""
+    model = keras.Sequential([keras.Input((32,)), layers.Dense(1)])
+    random = np.random.default_rng(0)
+    mask = np.ones(32, "float32")
+    mask[21] = 0.0
+    batch = {"a mask": mask, **{f"c{n}": random.integers(0, 9, 32) for n in range(5)}, "x": numbers(32, 32)}
+
+    def mean(part: Any) -> Any:
+        each = tf.square(model(part["x"])[:, 0] + tf.cast(part["c0"], tf.float32)) * part["a mask"]
+        return tf.reduce_sum(each) / tf.reduce_sum(part["a mask"])
+
+    def total(part: Any) -> Any:
+        each = tf.square(model(part["x"])[:, 0] + tf.cast(part["c0"], tf.float32)) * part["a mask"]
+        return tf.reduce_sum(each), tf.reduce_sum(part["a mask"])
+
+    assert "another gradient" in refusal(lambda: gradients(model, mean, micro_batch=8)(batch), CannotSplit)
+    gradients(model, total, micro_batch=8)(batch)
+
+
+@check
+def ctc_in_double_precision_is_measured_by_the_precision_it_has() -> None:
+    random = np.random.default_rng(0)
+    model = keras.Sequential([keras.Input((6, 4), dtype="float64"), layers.Dense(5, dtype="float64")])
+    model.compile("sgd", keras.losses.CTC(), run_eagerly=True)
+    install(model, say=silent, event=silent, micro_batch=5)
+
+    model.train_on_batch(random.normal(size=(12, 6, 4)), random.integers(1, 5, (12, 3)))
 
 
 @check

@@ -9,22 +9,35 @@ import keras
 import numpy
 import tensorflow as tf
 
+from buoy.microbatch.telling import FEW_VALUES, Column, Wish, extremes, labels, picked
+
 SAMPLES = 5
 """Cut into 2 and 3: an even cut cannot tell a mean from a mean of means."""
 FEWEST = 3
 """Where more do not fit."""
+_LOOKED_AT = 1 << 20
+"""Numbers of an array: of larger ones, every second, third, ... of each sample."""
 
 
 def few_of(data: Any) -> Any:
-    """Samples with rare and with frequent labels; where these are copies, others too, or copies that are told apart.
+    """The samples of the first trial."""
+    return trials_of(data)[0]
+
+
+def trials_of(data: Any) -> list[Any]:
+    """For each trial samples that differ: in labels, weights, masks and padding, each array in its turn.
 
     A mean that is weighted by class looks like a mean over samples until a rare class is among them. Copies cannot
-    show whether a model compares its samples: blank images at the start of a batch, a batch of zeros.
+    show whether a model compares its samples (blank images at the start of a batch, a batch of zeros): in place of
+    these, others, or copies that are told apart.
     """
     whole = map_leaves(tf.convert_to_tensor, data)
-    few = _rows(whole, _telling_rows(whole))
-    if not are_copies(few, FEWEST):
-        return few
+    few, *others = (_rows(whole, rows) for rows in _telling_rows(whole))
+    few = few if not are_copies(few, FEWEST) else _told_apart(whole, few)
+    return [few, *(other for other in others if not are_copies(other))]
+
+
+def _told_apart(whole: Any, few: Any) -> Any:
     unlike = [row for leaf in _inputs(whole) for row in _rows_unlike_the_first(leaf)]
     if unlike:
         rows = [0, *sorted(set(unlike))[: SAMPLES - 1]]
@@ -70,38 +83,66 @@ def _rows(whole: Any, rows: list[int]) -> Any:
     return map_leaves(lambda leaf: tf.gather(leaf, rows), whole)
 
 
-def _telling_rows(whole: Any) -> list[int]:
-    """The numbers of the samples; the first ones where nothing speaks for others."""
+def _telling_rows(whole: Any) -> list[list[int]]:
+    """The numbers of the samples, for each trial."""
     leaves = [leaf for leaf in keras.tree.flatten(whole) if leaf is not None]
     samples = len(leaves[0])
-    chosen: list[int] = []
-    if samples > SAMPLES:
-        for leaf in leaves[::-1]:  # labels come after inputs
-            if isinstance(leaf, tf.Tensor) and len(leaf) == samples:
-                chosen += _rows_by_label(leaf)
-    return list(dict.fromkeys([*chosen, *range(samples)]))[:SAMPLES]
+    if samples <= SAMPLES:
+        return [list(range(samples))]
+    one: list[list[Wish]] = []
+    many: list[list[Wish]] = []
+    for leaf in leaves[::-1]:  # labels come after inputs
+        if isinstance(leaf, tf.Tensor) and len(leaf) == samples and _is_number(leaf.dtype):
+            single, several = _columns(_thinned(leaf))
+            one += map(labels, single)
+            many += map(extremes, several)
+    # One number per sample is mostly a label, a weight or a mask.
+    return picked([*one, *many], samples, SAMPLES)
 
 
-def _rows_by_label(leaf: Any) -> list[int]:
-    """One label per sample: the rarest, the most frequent twice, the least. Many: the most and the least padded."""
-    first = leaf[0].numpy()  # of pictures, one is enough to see that they are no labels
-    if first.dtype.kind not in "iub" and not (first.dtype.kind == "f" and (first == first.round()).all()):
-        return []
-    labels = leaf.numpy().reshape(len(leaf), -1)
-    if labels.dtype.kind == "f" and not (labels == labels.round()).all():
-        return []
-    if labels.shape[1] != 1:
-        padding = (labels == labels.min()).sum(axis=1)
-        return [int(padding.argmax()), int(padding.argmin())] if padding.min() < padding.max() else []
-    labels = labels.reshape(-1)
-    values, counts = numpy.unique(labels, return_counts=True)
-    if not 1 < len(values) < len(labels):
-        return []
-    by_count = values[counts.argsort(kind="stable")]  # two different ones also where all are as frequent
-    frequent = numpy.flatnonzero(labels == by_count[-1])[:2]
-    rare = numpy.flatnonzero(labels == by_count[0])[:1]
-    least = numpy.flatnonzero(labels == values[0])[:1]  # -1, -100: what is to be ignored
-    return [int(row) for row in (*rare, *frequent, *least)]
+def _columns(flat: Any) -> tuple[list[Column], list[Column]]:
+    """What each sample has one of, and how much of it is what padding, masks and rare labels are made of."""
+    if flat.shape[1] < 2:
+        return [_column(each) for each in flat.T], []
+    single = [_column(each) for each in flat.T if _is_whole(each)] if flat.shape[1] <= FEW_VALUES else []
+    nothing = numpy.isnan(flat).sum(axis=1)
+    if not _is_whole(flat):
+        return single, [_column((flat == 0).sum(axis=1)), _column(nothing)]
+    values, counts = numpy.unique(flat, return_counts=True)
+    highest = flat == values[-1]
+    if len(values) == 2 and (highest.sum(axis=1) == 1).all():  # one of many: a label
+        single.append(_column(highest.argmax(axis=1)))
+    if len(values) > FEW_VALUES:
+        values = numpy.stack([values[0], values[-1], values[counts.argmax()]])
+    several = [(flat == value).sum(axis=1) for value in values]
+    several += [_run(flat), _run(flat[:, ::-1])]  # padding by any number, before or behind
+    return single, [*map(_column, several), _column(nothing)]
+
+
+def _is_number(dtype: Any) -> bool:
+    return bool(dtype.is_integer or dtype.is_floating or dtype.is_bool)
+
+
+def _run(flat: Any) -> Any:
+    """How often each row begins with the same number."""
+    return numpy.cumprod(flat == flat[:, :1], axis=1).sum(axis=1)
+
+
+def _is_whole(values: Any) -> bool:
+    return bool((values == numpy.rint(values)).all())
+
+
+def _thinned(leaf: Any) -> Any:
+    """One row for each sample, of at most so many numbers in all."""
+    flat = leaf.numpy().reshape(len(leaf), -1)
+    each = max(2, _LOOKED_AT // len(flat))
+    flat = flat if flat.shape[1] <= each else flat[:, :: -(-flat.shape[1] // each)]
+    return flat.astype("float64")
+
+
+def _column(values: Any) -> Column:
+    """NaN is the number that is not equal to itself."""
+    return [None if value != value else value for value in values.tolist()]
 
 
 def _inputs(data: Any) -> list[Any]:

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from buoy.keras import batch_norm, rehearsal
-from buoy.keras.few import few_of, most_of
+from buoy.keras.few import most_of, trials_of
 from buoy.keras.kind import AGAIN, FIRST, Comparisons, kind_of
 from buoy.keras.losses import SCALAR
 from buoy.keras.memory import Memory, memory_of
@@ -144,22 +144,27 @@ class Functions:
             return
         batch_norm.refuse(self._model, self._inexact)
         refuse_stateful(self._model)
-        few = few_of(data)
+        few, *others = trials_of(data)
         self._facts = self._look(few)
         finding = self._ask(few)
-        self._comparisons.made(kind_of(data, self._model))
         self._sums = Sums(tf.constant(finding.scalar_sums), tf.constant(finding.added_sums))
+        for other in others:
+            ask_later(lambda other=other: self._ask(other, again=True, first=False))  # type: ignore[misc]
+        self._comparisons.made(kind_of(data, self._model))
         self._split = self._compiled(self._split_step, jit=False)
 
     def _compare_later(self, data: Any, count: int) -> None:
         """Where this batch is of a kind that was not compared before, or not for long."""
-        due = self._comparisons.due(kind_of(data, self._model))
+        kind = kind_of(data, self._model)
+        doubt, due = self._comparisons.doubt(kind), self._comparisons.due(kind)
         if due is None:
             return
-        ask_later(lambda: self._ask(few_of(data), again=True, first=due == FIRST))
+        for number, few in enumerate(trials_of(data)):
+            first = due == FIRST and not number
+            ask_later(lambda few=few, first=first: self._ask(few, again=True, first=first), doubt)  # type: ignore[misc]
         if due == AGAIN and not self._many_seen:
             self._many_seen = True
-            ask_later(lambda: self._ask_many(most_of(data, count)))
+            ask_later(lambda: self._ask_many(most_of(data, count)), doubt)
 
     def _split_step(self, data: Any, reserve: Any, count: Any) -> Any:
         assert self._facts is not None

@@ -28,6 +28,10 @@ class Comparisons:
         """A comparison of this kind was made just before its step."""
         self._made = kind
 
+    def doubt(self, kind: Hashable) -> str:
+        """To be added to a refusal, where steps that compute the same were cut before."""
+        return self._asked.doubt(kind)
+
     def due(self, kind: Hashable) -> str | None:
         """FIRST or AGAIN where this step, which is counted, is to be compared; else None."""
         known = self._asked.known_as(kind)
@@ -49,7 +53,7 @@ def kind_of(data: Any, model: Any) -> Hashable:
     False
     """
     leaves = tuple(None if leaf is None else _facts(leaf) for leaf in keras.tree.flatten(data))
-    return leaves, learning(model)
+    return learning(model), leaves
 
 
 def learning(model: Any) -> Hashable:

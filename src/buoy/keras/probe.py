@@ -115,12 +115,18 @@ def probe_many(attempt: Try, many: Any, model: Any) -> None:
         _refuse(finding, False)
 
 
-def ask_later(ask: Callable[[], object]) -> None:
-    """Ask of a later batch: it may show what the first did not, and may as well show nothing."""
+def ask_later(ask: Callable[[], object], doubt: str = "") -> None:
+    """Ask of other samples than the first: they may show what those did not, and may as well show nothing.
+
+    `doubt`: what a refusal means for the steps before.
+    """
     try:
         ask()
     except Untried:
         return
+    except CannotSplit as refusal:
+        refusal.hint = f"{refusal.hint or ''}{doubt}"
+        raise
     except Exception as error:  # what is short of memory, the step itself will meet
         if not is_oom(error):
             raise
@@ -281,6 +287,12 @@ def _floor(precision: str) -> float:
 
 def _precision(model: Any) -> str:
     dtypes = {str(layer.compute_dtype) for layer in model._flatten_layers()}
+    if any(map(_is_ctc, keras.tree.flatten(getattr(model, "loss", None)))):
+        dtypes.add("float32")  # TensorFlow computes it so, whatever it is given
     return next(
         (dtype for dtype in ("bfloat16", "float16", "float32", "float64") if dtype in dtypes), "float32"
     )
+
+
+def _is_ctc(loss: Any) -> bool:
+    return isinstance(loss, keras.losses.CTC) or loss is keras.losses.ctc or str(loss).lower() == "ctc"

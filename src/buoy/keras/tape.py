@@ -15,7 +15,7 @@ import tensorflow as tf
 from buoy.flight import recorder
 from buoy.keras import batch_norm, rehearsal
 from buoy.keras.deferred import Deferred
-from buoy.keras.few import few_of, most_of
+from buoy.keras.few import few_of, most_of, trials_of
 from buoy.keras.kind import AGAIN, Comparisons, kind_of, learning
 from buoy.keras.memory import Memory, memory_of
 from buoy.keras.micro_batches import Micro, Shape, loop, rows_of, shape_of
@@ -176,22 +176,27 @@ class _Step:
             return
         batch_norm.refuse(self._model, self._inexact)
         refuse_stateful(self._model)
-        few = few_of(data)
+        few, *others = trials_of(data)
         self._look(few)
         self._ask(few)
+        for other in others:
+            ask_later(lambda other=other: self._ask(other, again=True))  # type: ignore[misc]
         self._comparisons.made(kind_of(data, self._model))
         self._split = tf.function(self._compute_split, reduce_retracing=True, autograph=False)
 
     def _compare_later(self, data: Any, count: int) -> None:
         """Where this batch is of a kind that was not compared before, or not for long."""
-        due = self._comparisons.due(kind_of(data, self._model))
+        kind = kind_of(data, self._model)
+        doubt, due = self._comparisons.doubt(kind), self._comparisons.due(kind)
         if due is None:
             return
-        ask_later(lambda: self._ask(few_of(data), again=due == AGAIN))
+        for number, few in enumerate(trials_of(data)):
+            again = due == AGAIN or number > 0
+            ask_later(lambda few=few, again=again: self._ask(few, again=again), doubt)  # type: ignore[misc]
         attempt = self._attempt
         if due == AGAIN and attempt is not None and not self._many_seen:
             self._many_seen = True
-            ask_later(lambda: probe_many(attempt, most_of(data, count), self._model))
+            ask_later(lambda: probe_many(attempt, most_of(data, count), self._model), doubt)
 
     def _look(self, few: Any) -> None:
         found: list[Shape] = []

@@ -298,7 +298,7 @@ class Probe:
             )
         return (
             DEPENDS,
-            "a mean over tokens, over positives or over what is not ignored: return (sum of the losses, how many); "
+            "a mean over tokens, boxes, positives or what is not ignored: return (sum of the losses, how many); "
             "where the first dimension is not the samples (time first): `split=`; a loss that compares samples of a "
             "batch (contrastive) cannot be cut: use a smaller batch",
         )
