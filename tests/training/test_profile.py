@@ -86,6 +86,18 @@ def test_what_holds_memory_is_told_by_owner() -> None:
     assert held[name] == stray.numel() * 4
 
 
+def test_what_a_list_leaves_out_is_said() -> None:
+    from buoy.flight.profile import Summary
+
+    held = {f"x{number}": 1024 for number in range(12)} | {"crumbs": 1}
+    told = str(Summary(1, 1.0, held=held, held_is_partial=True))
+
+    assert "what holds memory now (not all: " in told
+    assert "x9\n" in told
+    assert "2.0 KiB  3 more" in told
+    assert "crumbs" not in told
+
+
 class Pictures(torch.utils.data.Dataset):  # type: ignore[misc,name-defined]
     """As people write them: everything in one array."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from buoy.machine.heap_walk import (
+    FRAMES,
     IN_FRAME,
     Named,
     Walk,
@@ -132,7 +133,7 @@ def array(thing: Any) -> tuple[int, int] | None:
 
 def data_frame(thing: Any) -> tuple[int, int] | None:
     """What a data frame holds that is no NumPy array, without the strings in it; its arrays are found by themselves."""
-    if hasattr(thing, "estimated_size"):  # polars
+    if type(thing).__name__ in FRAMES and hasattr(type(thing), "estimated_size"):  # polars
         return id(thing), int(thing.estimated_size())
     if any(base.__name__ == "ArrowExtensionArray" for base in type(thing).__mro__):
         return id(thing), int(thing.nbytes)
@@ -204,7 +205,7 @@ def _wanted(tracked: list[Any], until: float) -> tuple[list[Any], bool]:
 
 def _last_traceback() -> list[Any]:
     """Local variables of the functions that an exception, shown last, went through."""
-    error = getattr(sys, "last_value", None)
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     tracebacks = [getattr(sys, "last_traceback", None)]
     while isinstance(error, BaseException) and len(tracebacks) < 100:
         tracebacks.append(error.__traceback__)
