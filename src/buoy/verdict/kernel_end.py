@@ -160,7 +160,7 @@ def _advice_on_the_loop(verdict: Verdict, evidence: Evidence) -> list[str]:
     if last_save(evidence) is not None:
         return [f"the loop without a run: {todo}"]
     return [
-        f"{_in_words(steps)} of the loop without a run had no checkpoint: {todo}, or give it a `buoy.Run`"
+        f"{_in_words(steps)} of the loop without a run had no checkpoint: {todo}, or give it a run (`buoy.Run`, `buoy.keras.Loop`)"
     ]
 
 
