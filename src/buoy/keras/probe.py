@@ -181,7 +181,7 @@ def _compare_side(attempt: Try, few: Any, model: Any, readings: list[Reading]) -
 
 
 def _compare_here(attempt: Try, few: Any, model: Any, readings: list[Reading]) -> Finding:
-    precision = _precision(model)
+    precision = precision_of(model)
     floor = _floor(precision)
     whole = attempt(few, 1, False, False)
     shows = any(numpy.any(gradient) for gradient in whole.gradients)
@@ -285,7 +285,8 @@ def _floor(precision: str) -> float:
     return max(_FLOORS[precision], _MASK_BLUR if version < (3, 13) else 0.0)
 
 
-def _precision(model: Any) -> str:
+def precision_of(model: Any) -> str:
+    """The coarsest that a model and its loss compute with."""
     dtypes = {str(layer.compute_dtype) for layer in model._flatten_layers()}
     if any(map(_is_ctc, keras.tree.flatten(getattr(model, "loss", None)))):
         dtypes.add("float32")  # TensorFlow computes it so, whatever it is given
