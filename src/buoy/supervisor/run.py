@@ -286,7 +286,10 @@ class _Life:
         if self._is_given_up or not is_gone(self.attempt.folder):
             return
         if self._sidecar_fd is not None:  # it would write an end that nobody finds
-            signal.pidfd_send_signal(self._sidecar_fd, signal.SIGTERM)
+            try:
+                signal.pidfd_send_signal(self._sidecar_fd, signal.SIGTERM)
+            except ProcessLookupError:
+                pass  # it has ended by itself
             os.close(self._sidecar_fd)
             self._sidecar_fd = None
         run_folder = self.attempt.run_folder
@@ -299,7 +302,7 @@ class _Life:
         try:
             self.attempt, self._sidecar_starts = new_attempt(run_folder), 0
             self._prepare()
-        except (RunFolderError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - the command must not end with its recording
             self._is_given_up = True
             self._order.say(f"buoy: nothing is recorded, the command goes on: {error}")
             return

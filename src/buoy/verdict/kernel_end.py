@@ -134,8 +134,7 @@ def _advice(verdict: Verdict, evidence: Evidence, told: list[tuple[str, str, Tra
         todo = finished_since(evidence, folder) or what_to_do(story, folder, True, own)
         again = f"{printable(os.path.basename(folder), 40)}: {todo}"
     if verdict.cause.id in WANTS_MEMORY:
-        steps = [TOO_MUCH]
-        return [*steps, *_advice_on_the_loop(verdict, evidence), again]
+        return [TOO_MUCH, *_advice_on_the_loop(verdict, evidence), again]
     return [*_advice_on_the_loop(verdict, evidence), again, *steps]
 
 
@@ -159,9 +158,8 @@ def _advice_on_the_loop(verdict: Verdict, evidence: Evidence) -> list[str]:
     todo = go_on(evidence)
     if last_save(evidence) is not None:
         return [f"the loop without a run: {todo}"]
-    return [
-        f"{_in_words(steps)} of the loop without a run had no checkpoint: {todo}, or give it a run (`buoy.Run`, `buoy.keras.Loop`)"
-    ]
+    lost = f"{_in_words(steps)} of the loop without a run had no checkpoint"
+    return [f"{lost}: {todo}, or give it a run (`buoy.Run`, `buoy.keras.Loop`)"]
 
 
 def _in_words(steps: int) -> str:
