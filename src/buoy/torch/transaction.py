@@ -153,7 +153,8 @@ class Transaction(Progress):
             if len(parts) > 1 or ramp is not None:
                 refusal = self._cutting.refusal(whole)
                 fails = self._cutting.fails if refusal is not None and not self._vote.is_group else None
-                if fails is not None and self._sizes.is_only_asked(whole):
+                # With a doubt there is a cut that was meant, and a hint that says how to pass it.
+                if fails is not None and whole.doubt is None and self._sizes.is_only_asked(whole):
                     self._tell_not_kept(fails)
                     parts, ramp = [whole.samples], None
                 elif refusal is not None:
