@@ -92,6 +92,7 @@ def test_an_unmodified_script_is_planned_from_its_first_step_and_not_trained(tmp
     assert answer["batch"] == 128
     assert answer["facts"]["parameters"] == 64 * 2048 + 2048 + 2048 * 10 + 10
     assert answer["facts"]["optimizer"] == "SGD"
+    assert (answer["facts"]["autocast"], answer["facts"]["accumulate"]) == ("fp16", 2)
     assert not (tmp_path / "trained").exists()
 
 

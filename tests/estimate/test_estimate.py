@@ -201,6 +201,30 @@ def test_a_check_that_fails_brings_the_answer_down() -> None:
     assert answer.batch == 59
 
 
+def test_a_line_drawn_far_from_the_answer_is_drawn_anew_near_it() -> None:
+    def bends(samples: int) -> Trace:
+        return Trace([("a", 0, (samples if samples < 200 else samples * 8 // 5) << 20)])
+
+    answer = largest_batch(
+        bends, lambda trace: native.replay(trace.events).peak_reserved <= 100 << 20, start=(64, 256)
+    )
+
+    assert answer.batch == 100 and answer.traces == 4
+
+
+def test_the_number_that_decided_is_on_the_same_side_as_the_verdict() -> None:
+    figure = estimate(mlp(2048), devices.by_id("t4"))
+    low, high = figure.total.low, figure.total.high
+
+    assert figure.needed(low - 1) is None and figure.needed(high + 1) is None
+    seen = set()
+    for memory in range(low, high, (high - low) // 20):
+        needed, verdict = figure.needed(memory), figure.verdict(memory)
+        assert needed is not None and (needed <= memory) == (verdict == "fits")
+        seen.add(verdict)
+    assert "fits" in seen and len(seen) > 1
+
+
 def test_verdicts_follow_the_allocators_own_answer() -> None:
     row = devices.by_id("t4")
     figure = estimate(mlp(2048), row)

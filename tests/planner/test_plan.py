@@ -87,7 +87,8 @@ def test_parts_and_owners_are_shown(by_activations: Plan) -> None:
     text = str(by_activations)
 
     assert "does not fit" in text and "activations" in text and "owners" in text
-    assert "<table>" in by_activations._repr_html_()
+    html = by_activations._repr_html_()
+    assert "<table>" in html and "`" not in html.rpartition("<p>")[2]
     assert json.loads(json.dumps(by_activations.to_json()))["schema"] == "buoy.plan/1"
 
 

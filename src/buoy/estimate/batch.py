@@ -11,6 +11,10 @@ START = (2, 4)
 """The sizes through which the line goes, unless one was traced already."""
 
 
+# How many hundredths above an answer that a trace has checked are looked at.
+_LOOKS = 16
+
+
 def starting_sizes(traced: int | None) -> tuple[int, int]:
     """Two sizes for the line, one of them traced already where it is known.
 
@@ -96,20 +100,16 @@ def largest_batch(
         return LargestBatch(0, traces)
     # The line may have been drawn far from the answer: through the trace of the answer itself it is a better one.
     near = min((small, large), key=lambda size: abs(size - low))
-    if near != low:
-        beside = {small: first, large: second}[near]
-        higher = low
-        while higher < most and fits(at_size(beside, near, checked, low, higher + _further(low))):
-            higher += _further(low)
-        if higher - low >= 2 * _further(low):
+    if near != low and low < most:
+        beside, higher, further = {small: first, large: second}[near], low, max(1, low // 100)
+        for _ in range(_LOOKS):
+            if not fits(at_size(beside, near, checked, low, higher + further)):
+                break
+            higher += further
+        if higher - low >= 2 * further:
             traces += 1
             low = higher if fits(trace_at(higher)) else low
     return LargestBatch(low, traces)
-
-
-def _further(size: int) -> int:
-    """A step upwards that is worth looking at: a hundredth."""
-    return max(1, size // 100)
 
 
 def _shape(trace: Trace) -> list[str]:

@@ -60,7 +60,7 @@ class FakeDevice(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]
         """Send what C++ creates on `meta`, because we told it so, back to the device."""
         if func is READ_VALUE and self.answers_reads:
             read: Any = args[0]
-            if read.dtype.is_floating_point:
+            if read.dtype.is_floating_point and getattr(read, "constant", read) is None:
                 return 1.0
         named: dict[str, Any] = dict(kwargs or {})
         device = named.get("device")

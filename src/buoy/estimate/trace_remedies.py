@@ -217,7 +217,7 @@ def _smaller_model(job: Any) -> None:
             return
     if any(_is_published(module) for module in job.model.modules()):
         raise EstimateError(
-            "no smaller sibling in the table", received="buoy knows none of this model's family"
+            "no smaller sibling in the table", received="none of this size and family is in the table"
         )
     raise EstimateError("no smaller sibling is known")
 

@@ -185,6 +185,8 @@ def _is_own(path: str) -> bool:
     installed = {os.path.realpath(folder) for folder in sysconfig.get_paths().values()}
     ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     real = os.path.realpath(path)
+    if {"site-packages", "dist-packages"} & set(real.split(os.sep)):
+        return False
     return os.path.isfile(path) and not any(
         real.startswith(folder + os.sep) for folder in (*installed, os.path.realpath(ours))
     )

@@ -134,10 +134,18 @@ class _Bench:
             time_basis="; ".join(dict.fromkeys(change.time_basis for change in changes)),
             code="\n".join(change.code for change in changes),
             note="; ".join([*learned, *(change.note for change in changes if change.note), *_moves(host)]),
-            needed=None if self._capacity is None else figure.needed(self._capacity),
+            needed=self._needed(figure),
             host=host,
             advisable=(host is None or host.verdict == FITS) and figure.trace.facts.get("pretrained", True),
         )
+
+    def _needed(self, figure: Estimate) -> int | None:
+        """The bytes that decided, of the whole device: on a CPU with what the process itself takes."""
+        memory = self._answer.target.memory
+        if self._capacity is None or memory is None:
+            return None
+        found = figure.needed(self._capacity)
+        return None if found is None else found + memory - self._capacity
 
     def _host(self, figure: Estimate) -> Need | None:
         """The host's RAM, where these changes move bytes there."""

@@ -27,7 +27,8 @@ _LOOK_EVERY = 0.2
 
 
 def _to_stderr(text: str) -> None:
-    sys.stderr.write(f"buoy: {text}\n")
+    clear = "\r\x1b[K" if sys.stderr.isatty() else ""  # a line of progress may stand there
+    sys.stderr.write(f"{clear}buoy: {text}\n")
 
 
 class Workshop:
