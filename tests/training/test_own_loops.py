@@ -156,6 +156,26 @@ def test_of_two_optimizers_in_one_batch_one_counts() -> None:
     assert [counting.stepped(name) for name in ("late", "generator", "late")] == [True, False, True]
 
 
+def test_an_optimizer_named_before_the_loop_is_no_stage_after_a_resume(tmp_path: Path) -> None:
+    def train(kill_at: int = 0) -> list[int]:
+        run, model, step, losses = training(tmp_path / "run", kill_at)
+        other = torch.optim.SGD(model.parameters(), lr=0.01)
+        run.track(other=other)
+        try:
+            for _ in run.epochs(2):
+                for (x,) in run.batches(data()):
+                    other.step()
+                    step(x)
+        finally:
+            run.finish()
+        return sorted(losses)
+
+    with pytest.raises(Killed):
+        train(kill_at=6)
+
+    assert train() == [4, 5, 6, 7, 8]
+
+
 def test_steps_before_the_loop_are_not_counted_again(tmp_path: Path) -> None:
     """Those of a search for the learning rate, which a script that is started again does again."""
 

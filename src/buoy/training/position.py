@@ -90,7 +90,7 @@ class Position:
     @property
     def has_begun(self) -> bool:
         """A loop over batches was begun, or come by again."""
-        return bool(self.epoch or self._next_loop)
+        return self._next_loop > 0
 
     @property
     def is_returning(self) -> bool:

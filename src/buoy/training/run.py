@@ -170,7 +170,7 @@ class Run:
         self._micro.track(*self._tracking.add(objects))
         for name in self._tracking.optimizers:
             if name not in known:
-                self._counting.name(name, late=self._position.has_begun or bool(self._epochs_before))
+                self._counting.name(name, late=self._counts_epochs or self._position.has_begun)
         self._position.counts_steps = bool(self._tracking.optimizers)
 
     def metric(self, **values: float) -> None:
