@@ -158,15 +158,16 @@ def a_rare_mask_is_seen_beside_other_columns() -> None:
 
 @check
 def ctc_in_double_precision_is_measured_by_the_precision_it_has() -> None:
-    keras.config.set_floatx("float64")
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("float64")
     try:
-        model = keras.Sequential([keras.Input((10, 4)), layers.Dense(6)])
+        model = keras.Sequential([keras.Input((10, 4), dtype="float64"), layers.Dense(6)])
         for loss, precision in (("mse", "float64"), ("ctc", "float32"), ([keras.losses.CTC()], "float32")):
             model.compile("sgd", loss)
 
             assert precision_of(model) == precision
     finally:
-        keras.config.set_floatx("float32")
+        keras.config.set_dtype_policy(before)
 
 
 @check
