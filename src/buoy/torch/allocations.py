@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 
 class AllocationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -54,6 +54,14 @@ class AllocationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return size
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
-    leaves = tree_leaves(values)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided]
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    """An operation takes and gives tensors, numbers and lists of them: a general walk took a third of the time."""
+    if isinstance(values, torch.Tensor):
+        if values.layout == torch.strided:
+            yield values
+    elif isinstance(values, (tuple, list)):
+        for value in values:
+            yield from _tensors(value)
+    elif isinstance(values, dict):
+        for value in values.values():
+            yield from _tensors(value)
