@@ -99,7 +99,7 @@ class Container:
     def __init__(self, container: Any, read: Read, write: Write) -> None:
         self._container, self._read, self._write = container, read, write
         # Looked for once: a replay buffer of a million steps is not copied at each checkpoint for nothing.
-        self._has_generators = any(read(leaf) is not None for leaf in _leaves(container))
+        self._has_generators = any(read(leaf) is not None for leaf in leaves(container))
 
     def state(self) -> object:
         """Itself; or a copy in which generators are what they hold."""
@@ -222,7 +222,8 @@ def _in_two_places(container: Any) -> set[int]:
     return twice
 
 
-def _leaves(container: Any) -> Iterator[Any]:
+def leaves(container: Any) -> Iterator[Any]:
+    """What lies in containers, at any depth; the thing itself where it is none."""
     return (thing for thing in _walk(container) if not isinstance(thing, (*_KINDS, tuple)))
 
 

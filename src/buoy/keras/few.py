@@ -9,7 +9,7 @@ import keras
 import numpy
 import tensorflow as tf
 
-from buoy.microbatch.telling import FEW_VALUES, Column, Wish, extremes, labels, picked
+from buoy.microbatch.telling import FEW_VALUES, Column, Wish, column_of, extremes, labels, picked
 
 SAMPLES = 5
 """Cut into 2 and 3: an even cut cannot tell a mean from a mean of means."""
@@ -141,8 +141,7 @@ def _thinned(leaf: Any) -> Any:
 
 
 def _column(values: Any) -> Column:
-    """NaN is the number that is not equal to itself."""
-    return [None if value != value else value for value in values.tolist()]
+    return column_of(values.tolist())
 
 
 def _inputs(data: Any) -> list[Any]:

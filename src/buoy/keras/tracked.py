@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from buoy.checkpoint.values import CannotTrack, Value, refuse, value_of
+from buoy.checkpoint.values import CannotTrack, Value, leaves, refuse, value_of
 from buoy.keras import rng, state
 
 _VALUE = "value"
@@ -66,9 +65,9 @@ Stored = Callable[[Callable[[Any], Any]], Any]
 
 def tracked(name: str, thing: Any) -> Tracked:
     """How this is saved and loaded; what cannot be is refused by its name, at the start."""
-    leaves = list(_leaves(thing))
-    with_variables = [leaf for leaf in leaves if state.has_variables(leaf)]
-    if with_variables and (len(with_variables) < len(leaves) or isinstance(thing, dict)):
+    found = list(leaves(thing))
+    with_variables = [leaf for leaf in found if state.has_variables(leaf)]
+    if with_variables and (len(with_variables) < len(found) or isinstance(thing, dict)):
         raise CannotTrack(
             f"{name} cannot be put back: Keras objects lie among other values in it",
             received=f"a {type(thing).__name__} with a {type(with_variables[0]).__name__} in it",
@@ -81,14 +80,6 @@ def tracked(name: str, thing: Any) -> Tracked:
     if value is None:
         refuse(name, thing, expected="a built model, optimizer or metric, a variable", owner="loop")
     return Beside(name, value)
-
-
-def _leaves(thing: Any, depth: int = 0) -> Iterator[Any]:
-    if not isinstance(thing, (dict, list, tuple, set, deque)) or state.has_variables(thing) or depth > 50:
-        yield thing
-        return
-    for item in thing.values() if isinstance(thing, dict) else thing:
-        yield from _leaves(item, depth + 1)
 
 
 def _own(stored: Any) -> Any:

@@ -23,6 +23,15 @@ Column = list[float | None]
 """A number for each sample; None where it is none (NaN)."""
 
 
+def column_of(values: Iterable[float | None]) -> Column:
+    """These as a column: NaN is the number that is not equal to itself.
+
+    >>> column_of([1.0, float("nan"), None])
+    [1.0, None, None]
+    """
+    return [None if value is None or value != value else value for value in values]
+
+
 class Wish(NamedTuple):
     """Samples with one of these values, beside one that has another."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from buoy.microbatch.split import Batch
-from buoy.microbatch.telling import FEW_VALUES, Column, Wish, extremes, labels, picked, ranges
+from buoy.microbatch.telling import FEW_VALUES, Column, Wish, column_of, extremes, labels, picked, ranges
 
 SAMPLES = 6
 FEWEST = 2
@@ -96,14 +96,13 @@ def _thinned(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _column(values: torch.Tensor) -> Column:
-    """NaN is the number that is not equal to itself."""
-    return [None if value != value else value for value in values.tolist()]
+    return column_of(values.tolist())
 
 
 def _of_entries(entries: list[Any]) -> _Found:
     """A list with one entry per sample: its numbers, or how large its entries are (texts, boxes of an image)."""
     if all(isinstance(entry, (bool, int, float, type(None))) for entry in entries):
-        return [labels([None if entry is None or entry != entry else entry for entry in entries])], []
+        return [labels(column_of(entries))], []
     return [], [extremes(list(sizes)) for sizes in zip(*map(_sizes, entries), strict=False)]
 
 

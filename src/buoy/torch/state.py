@@ -43,7 +43,7 @@ _STATE_OF_FIRST_STEP: dict[str, Callable[[dict[str, Any]], int]] = {
 }
 
 
-class Tracked(Protocol):
+class Tracked(Value, Protocol):
     """Something whose state is a part of the run."""
 
     @property
@@ -54,18 +54,6 @@ class Tracked(Protocol):
     @property
     def weight(self) -> int:
         """Light things are loaded first: they may still refuse, and what they held before can be copied."""
-        ...
-
-    def state(self) -> object:
-        """Its state now: plain values and tensors."""
-        ...
-
-    def mismatches(self, state: Any) -> list[str]:
-        """In what a stored state does not fit, in words; empty when it can be loaded."""
-        ...
-
-    def load(self, state: Any) -> None:
-        """Put a stored state back."""
         ...
 
 

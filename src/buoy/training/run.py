@@ -14,7 +14,6 @@ from buoy.planner.rehearsal import is_rehearsal
 from buoy.training import arguments, open_runs, planned
 from buoy.training.again import Again
 from buoy.training.batches import Batches
-from buoy.training.counting import Counting
 from buoy.training.follower import Follower
 from buoy.training.keeper import Keeper
 from buoy.training.loaders import Loaders
@@ -104,7 +103,6 @@ class Run:
         self._feeds = data.Feeds(self._say)
         self._loaders = Loaders(self._feeds, self._from.mine.get("loaders"))
         self._tracking = Tracking(self._from, self._on_step)
-        self._counting = Counting(self._from.mine.get("counting", ()))
         self._micro = MicroBatches(
             self.folder,
             self._from.micro_batch,
@@ -166,12 +164,9 @@ class Run:
           expected: something that can be changed in place
           hint: keep it in a dict: `counters = {'best': ...}; run.track(counters=counters)`
         """
-        known = set(self._tracking.optimizers)
-        self._micro.track(*self._tracking.add(objects))
-        for name in self._tracking.optimizers:
-            if name not in known:
-                self._counting.name(name, late=self._counts_epochs or self._position.has_begun)
-        self._position.counts_steps = bool(self._tracking.optimizers)
+        late = self._counts_epochs or self._position.has_begun
+        self._micro.track(*self._tracking.add(objects, late=late))
+        self._position.counts_steps = self._tracking.counts_steps
 
     def metric(self, **values: float) -> None:
         """Report figures such as `val_loss=0.3`: they are stored with the checkpoint of this step.
@@ -343,7 +338,7 @@ class Run:
             "position": self._position.describe(epoch_done=epoch_done),
             "loaders": self._loaders.state(self._position.under_way),
             "buffers": buffers_of(self._tracking.things),
-            "counting": self._counting.state(),
+            "counting": self._tracking.counting.state(),
             "settings": settings_of(self._tracking.things),
             **self._random.state(),
             "micro_batch": self._micro.state(),
@@ -444,14 +439,14 @@ class Run:
                         self._saves.weights_change()
                     position.hand_out(loop)
                     if not loop.nested:
-                        self._counting.batch_begins()
+                        self._tracking.counting.batch_begins()
                     if counts_batches:
                         self.step += 1
                     yield batch
         finally:
             position.end_loop(loop, exhausted=exhausted)
             if not loop.nested:
-                self._counting.loop_ends()
+                self._tracking.counting.loop_ends()
             if not exhausted and (loop.trains or counts_batches):
                 self._profiling.leave(self._whole_step)
             if not loop.nested:
@@ -470,9 +465,8 @@ class Run:
             self._random.return_to_place()
         self._from.forget()
 
-    def _on_step(self, optimizer: str) -> None:
+    def _on_step(self, counts: bool) -> None:
         self._claim_step()
-        counts = self._counting.stepped(optimizer)
         self.step += counts
         self._position.stepped()
         if counts:

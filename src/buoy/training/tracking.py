@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from buoy.checkpoint.state import encode
 from buoy.errors import UsageError
+from buoy.training.counting import Counting
 from buoy.training.follower import Follower
 from buoy.training.keeper import Keeper
 from buoy.training.resumption import OURS, Resumption
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
 class Tracking:
     """The objects of one run, by name."""
 
-    def __init__(self, saved: Resumption, on_step: Callable[[str], None]) -> None:
-        """`on_step` hears of every optimizer's steps, by its name."""
+    def __init__(self, saved: Resumption, on_step: Callable[[bool], None]) -> None:
+        """`on_step` hears of every optimizer's steps, and whether each is one of the run."""
         self._saved = saved
         self._on_step = on_step
-        self._hooks: dict[str, Any] = {}
+        self.counting = Counting(saved.mine.get("counting", ()))
+        self._hooks: list[Any] = []
         self._looked_over = False
         self.objects: dict[str, object] = {}
         """As the person named them."""
@@ -31,12 +33,15 @@ class Tracking:
         """Those of them that have state of their own, as it is saved and loaded."""
 
     @property
-    def optimizers(self) -> list[str]:
-        """Those whose steps are heard, in the order in which they were named."""
-        return list(self._hooks)
+    def counts_steps(self) -> bool:
+        """An optimizer is among them."""
+        return bool(self._hooks)
 
-    def add(self, objects: dict[str, object]) -> list[object]:
-        """Name these; each is loaded from the checkpoint, or none if any does not fit. Those that are new."""
+    def add(self, objects: dict[str, object], *, late: bool) -> list[object]:
+        """Name these; each is loaded from the checkpoint, or none if any does not fit. Those that are new.
+
+        `late`: loops over batches were begun before.
+        """
         from buoy.torch.state import on_step, tracked
         from buoy.torch.tensors import as_tensor
 
@@ -60,12 +65,16 @@ class Tracking:
         self._saved.name_what_is_late(new)
         unknown = {name: value for name, value in objects.items() if name not in self.objects}
         for name, value in unknown.items():
-            hook = on_step(value, partial(self._on_step, name))
+            hook = on_step(value, partial(self._stepped, name))
             if hook is not None:
-                self._hooks[name] = hook
+                self._hooks.append(hook)
+                self.counting.name(name, late=late)
         self.things.update(new)
         self.objects.update(objects)
         return list(unknown.values())
+
+    def _stepped(self, optimizer: str) -> None:
+        self._on_step(self.counting.stepped(optimizer))
 
     def load_again(self) -> None:
         """Everything as it was saved once more."""
@@ -97,5 +106,5 @@ class Tracking:
 
     def let_go(self) -> None:
         """The optimizers step unheard from here on."""
-        for hook in self._hooks.values():
+        for hook in self._hooks:
             hook.remove()
