@@ -217,7 +217,7 @@ def host_ram(session: Session, target: Target, trace: Trace, peak: Interval) -> 
         add("pinned batches", 2 * batch, 2 * batch, "the one in use and the next")
     note = "what pages it reads from disk is kept as cache and given back"
     if session.data is None:
-        note = "without the data set: say its size with data="
+        note = "without the data set: say its size (`--data`, `data=`)"
     return parts.need("host RAM", target.ram, note)
 
 

@@ -35,14 +35,23 @@ def step_seconds(
     """Seconds of one step from and to, and where they come from; None for devices without a data sheet."""
     peaks = rates().get(device.id)
     if peaks is None:
-        return None, "no data sheet of this device here: measure a step and give step_time"
+        return (
+            None,
+            "no data sheet of this device here: measure a step and say it (`--step-time`, `step_time=`)",
+        )
     if not flops or not flops.get("step"):
-        return None, "the step's operations could not be counted: measure it and give step_time"
+        return (
+            None,
+            "the step's operations could not be counted: measure it and say it (`--step-time`, `step_time=`)",
+        )
     half = autocast is not None or bool(flops.get("half"))
     peak = peaks[1 if half else 0] * 1e12
     low, high = flops["step"] / (peak * _REACHED[1]), flops["step"] / (peak * _REACHED[0])
     if high < _SHORT:
-        return None, "too short a step to tell from its operations: measure it and give step_time"
+        return (
+            None,
+            "too short a step to tell from its operations: measure it and say it (`--step-time`, `step_time=`)",
+        )
     return (low, high), "from the step's operations and the card's data sheet; possible, not measured"
 
 

@@ -160,8 +160,9 @@ def _answer(plan: Plan, answer: Answer, bar: int = _BAR) -> list[str]:
     for part, size in sorted(figure.parts.items(), key=lambda item: -item[1]):
         if size * 200 >= figure.total.likely:
             lines.append(f"    {part:12} {format_bytes(size):>10}  {_bar(size, whole, bar)}")
-    if figure.owners:
-        named = [(name if name == LOSS else f"`{name}`", size) for name, size in figure.owners[:_OWNERS]]
+    largest = [(name, size) for name, size in figure.owners[:_OWNERS] if size * 200 >= figure.total.likely]
+    if largest:
+        named = [(name if name == LOSS else f"`{name}`", size) for name, size in largest]
         owners = ", ".join(f"{name} {format_bytes(size)}" for name, size in named)
         lines.append(f"  owners     {owners}")
     if answer.largest is not None:
