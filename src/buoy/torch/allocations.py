@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -22,11 +22,11 @@ class AllocationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seen: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in _tensors((args, kwargs)):
+        for tensor in _tensors((*args, *kwargs.values()) if kwargs else args):
             self._count(tensor)
         self.before(func)
         made = func(*args, **(kwargs or {}))
-        new = sum(self._count(tensor) for tensor in _tensors(made))
+        new = sum([self._count(tensor) for tensor in _tensors((made,))])
         if new:
             self.after(func, new)
             self.peak = max(self.peak, self.live)
@@ -54,14 +54,13 @@ class AllocationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return size
 
 
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
+def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
     """An operation takes and gives tensors, numbers and lists of them: a general walk took a third of the time."""
-    if isinstance(values, torch.Tensor):
-        if values.layout == torch.strided:
-            yield values
-    elif isinstance(values, (tuple, list)):
-        for value in values:
-            yield from _tensors(value)
-    elif isinstance(values, dict):
-        for value in values.values():
-            yield from _tensors(value)
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.layout == torch.strided:
+                found.append(value)
+        elif isinstance(value, (tuple, list)):
+            found += _tensors(value)
+    return found

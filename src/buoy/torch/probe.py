@@ -127,6 +127,7 @@ class Probe:
             def work() -> _Made:
                 before = self._buffers()
                 unmoved = Unmoved(self._modules)
+                still.ahead = unmoved.see
                 try:
                     with ExitStack() as stack:
                         if counted:

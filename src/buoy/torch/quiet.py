@@ -6,7 +6,9 @@ ways.
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,8 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from buoy.torch.backward import LossFunction
 from buoy.torch.constant import Generators
+from buoy.torch.rng import seed_torch
 
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 1e-2}
+_TOLERANCE |= {kind.to_complex(): _TOLERANCE[kind] for kind in (torch.float64, torch.float32, torch.float16)}
 _LOW, _HIGH = 0.02, 0.98
 _UNIFORM = {"rand", "rand_like", "uniform"}
 _NORMAL = {"randn", "randn_like", "normal", "normal_functional"}
@@ -29,6 +33,8 @@ class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.ahead: Callable[[Any, Any, dict[str, Any]], None] = lambda func, args, kwargs: None
+        """Shown each operation before it runs."""
         self.tolerance = min(_TOLERANCE.values())
         """Of the coarsest numbers that were computed with."""
         self.other_side = False
@@ -43,13 +49,17 @@ class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A part of so many samples is computed next; its first is this one of the whole."""
         self._first, self._size, self._number = first, size, 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # entered with `eager()` only: the guard at every operation would load the compiler
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        self.ahead(func, args, kwargs)
+        if not _draws(func):
             made = func(*args, **kwargs)
-            if isinstance(made, torch.Tensor) and (made.is_floating_point() or made.is_complex()):
-                kind = made.dtype.to_real() if made.is_complex() else made.dtype
-                self.tolerance = max(self.tolerance, _TOLERANCE.get(kind, 0.0))
+            if isinstance(made, torch.Tensor):
+                self.tolerance = max(self.tolerance, _TOLERANCE.get(made.dtype, 0.0))
             return made
         name = func._schema.name.removeprefix("aten::").rstrip("_")
         if name == "native_dropout":
@@ -102,6 +112,12 @@ class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _LOW + (_HIGH - _LOW) * share
 
 
+@functools.cache
+def _draws(func: Any) -> bool:
+    """Asked at every operation, and each time torch makes a new list of its tags."""
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
 def _range(given: dict[str, Any], dtype: torch.dtype) -> tuple[int, int]:
     least, above = given.get("low", given.get("from")), given.get("high", given.get("to"))
     if above is None:
@@ -135,7 +151,7 @@ def same_random(loss_fn: LossFunction, generators: Generators) -> LossFunction:
     """The loss function with every generator at the same place before each call."""
 
     def same(part: Any) -> Any:
-        torch.manual_seed(0)
+        seed_torch(0)
         generators.set()
         try:
             return loss_fn(part)

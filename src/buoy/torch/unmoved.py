@@ -6,11 +6,12 @@ a teacher that follows inside the loss function, an optimizer that steps in a ho
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 
@@ -22,11 +23,13 @@ class SteppedInside(Exception):  # noqa: N818 - never leaves the comparison
         self.in_backward = is_in_backward()
 
 
-class Unmoved(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Puts back, at the end of the `with` block, every parameter of these modules that was written inside it."""
+class Unmoved:
+    """Every parameter of these modules that is written inside the `with` block can be put back after it.
+
+    It must be shown each operation ahead: `quiet.Still` does, as one more mode would cost a quarter of a trial's time.
+    """
 
     def __init__(self, modules: list[torch.nn.Module]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self._named: dict[str, torch.Tensor] = {}
         self._data: dict[str, torch.Tensor] = {}
         self._places: dict[int, list[str]] = {}
@@ -41,11 +44,10 @@ class Unmoved(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Unmoved:
         self._hook = register_optimizer_step_pre_hook(self._refuse)
-        return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
+        return self
 
     def __exit__(self, *raised: Any) -> None:
         self._hook.remove()
-        super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def put_back(self) -> None:
         """As before; the weights that a person gave another memory get their own again."""
@@ -61,15 +63,11 @@ class Unmoved(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The parameters that were written, as they are now."""
         return {name: self._named[name] for name in self.moved}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func._schema.is_mutable:
-            for number, argument in enumerate(func._schema.arguments):
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    value = args[number] if number < len(args) else kwargs.get(argument.name)
-                    for tensor in tree_leaves(value):
-                        self._keep(tensor)
-        return func(*args, **kwargs)
+    def see(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """This operation is about to run."""
+        for number, name in _written(func):
+            for tensor in tree_leaves(args[number] if number < len(args) else kwargs.get(name)):
+                self._keep(tensor)
 
     def _keep(self, tensor: Any) -> None:
         for name in self._places.get(_place(tensor), ()):
@@ -83,6 +81,15 @@ class Unmoved(TorchDispatchMode):  # type: ignore[no-untyped-call]
         mine = {id(parameter) for parameter in self._named.values()}
         if any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"]):
             raise SteppedInside
+
+
+@functools.cache
+def _written(func: Any) -> tuple[tuple[int, str], ...]:
+    """Number and name of each argument that an operation writes to; reading a schema takes longer than to compute."""
+    named = enumerate(func._schema.arguments) if func._schema.is_mutable else ()
+    return tuple(
+        (n, each.name) for n, each in named if each.alias_info is not None and each.alias_info.is_write
+    )
 
 
 def _place(tensor: Any) -> int:
