@@ -12,6 +12,7 @@ from buoy.microbatch.errors import BadBatch
 
 Split = tuple[int, Callable[[int, int], object]]
 """A person's own way to cut: the number of samples, and a function from (start, stop) to that part."""
+_PLAIN = (str, bytes, int, float, type(None))
 
 
 class Batch:
@@ -191,7 +192,7 @@ def _look(value: Any, found: list[Any], rows: list[int], listed: int | None = No
     if kind is tuple or kind is list:
         if listed is not None and _is_listed(value, listed):
             return
-        if value and not hasattr(value[0], "shape") and _is_rows(value):
+        if _is_rows(value):
             rows.append(len(value))
             return
         for item in value:
@@ -241,9 +242,9 @@ def _paths(value: Any, path: str) -> list[tuple[str, Any]]:
 
 def _is_rows(value: list[Any] | tuple[Any, ...]) -> bool:
     """A list of strings or numbers is one value per sample; a list of arrays is a container."""
-    if not value or hasattr(value, "_fields"):
+    if not value or not isinstance(value[0], _PLAIN) or hasattr(value, "_fields"):
         return False
-    return all(isinstance(item, (str, bytes, int, float, type(None))) for item in value[:8])
+    return all(isinstance(item, _PLAIN) for item in value[:8])
 
 
 def _cut(value: Any, start: Any, stop: int | None, samples: int, listed: int | None = None) -> Any:

@@ -7,7 +7,7 @@ is collective, so a rank that fails can say so instead of leaving the others wai
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -63,12 +63,12 @@ class Vote:
         dist.all_reduce(ballot, dist.ReduceOp.MIN, group=self._group)
         return int(ballot.item())
 
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
+    def quiet(self) -> AbstractContextManager[None]:
         """Nothing inside is collective: what DDP would do within a forward pass is done now, or left out."""
-        if not self.is_group:
-            yield
-            return
+        return self._quiet_group() if self.is_group else nullcontext()
+
+    @contextmanager
+    def _quiet_group(self) -> Iterator[None]:
         exchanging = [replica.require_backward_grad_sync for replica in self._replicas]
         for replica in self._replicas:
             replica.reducer._rebuild_buckets()
