@@ -13,9 +13,8 @@ from tests.recovery.models import MODELS
 
 def main() -> int:
     names = [name for name in MODELS if all(word in name for word in sys.argv[1:])]
-    cases = [
-        (name, moment) for moment in WARM for name in names
-    ]  # the short ones last: no core waits for another
+    # The short ones last, so that no core waits for another.
+    cases = [(name, moment) for moment in WARM for name in names]
     start, points, exact = time.monotonic(), 0, 0
     context = multiprocessing.get_context("spawn")
     with context.Pool(len(os.sched_getaffinity(0)), prepare) as pool:
