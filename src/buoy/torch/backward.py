@@ -89,6 +89,12 @@ def read_loss(made: Any, reduction: str) -> tuple[torch.Tensor, Any]:
         if isinstance(weight, torch.Tensor):
             if weight.numel() != 1:
                 raise _bad("the weight of the loss is not one number", weight)
+            if weight.requires_grad:
+                raise BadLoss("the weight of the loss depends on what is trained",
+                              received="(sum, weight) with a weight that requires a gradient",
+                              expected="a number that the batch alone decides",
+                              hint="`weight.detach()` if it is to count as a constant; otherwise return the quotient, "
+                                   "which is computed whole as long as it fits")  # fmt: skip
             weight = weight.detach().reshape(())
         elif not isinstance(weight, (int, float)):
             raise _bad("the weight of the loss is not a number", weight)

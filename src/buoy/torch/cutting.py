@@ -111,7 +111,8 @@ class Cutting:
             )
         kind = self._kind_now()
         self.finding = self._found.get(kind)
-        if self.finding is None or (self._asked.is_due(kind) and not self._is_fresh):
+        is_due = self._asked.is_due(kind) or not (self.finding is None or self.finding.is_shown)
+        if self.finding is None or (is_due and not self._is_fresh):
             self._compare()
         if self.finding is None:
             failed = self._probe.failed

@@ -17,15 +17,15 @@ from buoy.microbatch.split import Batch
 from buoy.torch.allocations import AllocationWatch
 from buoy.torch.backward import LossFunction, Progress, accumulate
 from buoy.torch.constant import SHARES, Generators
+from buoy.torch.digest import some
 from buoy.torch.few import FEWEST, SAMPLES, trials_of, twice
 from buoy.torch.quiet import Still, eager, same_random
 from buoy.torch.release import release
 from buoy.torch.rounding import Nudged, alike, disturbed
-from buoy.torch.unmoved import SteppedInside, Unmoved
+from buoy.torch.unmoved import SteppedInside, Unmoved, places
 
 NOT_AGAIN = "the same samples give another gradient each time: something beside batch and weights is at work"
 DEPENDS = "the gradient of the batch is not that of its parts together: samples depend on each other"
-_KEPT = 1 << 14  # elements compared per parameter
 
 
 @dataclass
@@ -43,6 +43,8 @@ class Finding:
     """An optimizer steps while gradients are computed."""
     fails: bool = False
     """A part raised something, which is all that is known."""
+    is_shown: bool = True
+    """Whether there was a gradient to compare: a hinge that every sample fulfils has none."""
 
 
 class Probe:
@@ -66,6 +68,8 @@ class Probe:
         """Weights that a computation changed, and whether in its backward pass."""
         self._moves_on = False
         """Whether parts leave other weights behind than the whole."""
+        self._is_shown = False
+        """Whether something that was compared was not zero."""
 
     def ask(
         self,
@@ -76,7 +80,7 @@ class Probe:
     ) -> Finding | None:
         """None when nothing can be told. `attempt` runs a function and puts everything back after it."""
         self.no_room, self.failed, self._repeats = None, None, True
-        self._moved, self._moves_on = {}, False
+        self._moved, self._moves_on, self._is_shown = {}, False, False
         if whole.samples < 2 or whole.reason is not None:
             return None
         for most in (SAMPLES, FEWEST):
@@ -142,13 +146,13 @@ class Probe:
                             reduction=reduction, scaler=None, parameters=self._parameters,
                             progress=forward if counted else Progress(),
                         )  # fmt: skip
+                    weights = {name: some(value) for name, value in unmoved.written().items()}
                     self._moved |= unmoved.moved
-                    weights = {name: _some(value) for name, value in unmoved.written().items()}
                 finally:
                     unmoved.put_back()
                 after = self._buffers()
                 self._written = [name for name in after if not after[name].equal(before[name])]
-                gradients = [_some(parameter.grad) for parameter in self._parameters]
+                gradients = [some(parameter.grad) for parameter in self._parameters]
                 return _Made(
                     [*gradients, *(after[name] for name in after if _is_inexact(after[name]))], weights
                 )
@@ -176,6 +180,8 @@ class Probe:
                 if same is None and not few.gives_ranges_only:
                     other = disturbed(few)
                     same = self._compared(gradient([n], other), gradient, other, still)
+                if same and not self._is_shown and not few.gives_ranges_only:
+                    same = self._also(gradient, disturbed(few), still)
                 if same and reduction == "sum" and not few.gives_ranges_only:
                     same = self._also(gradient, twice(few), still)
                 for other in trials[1:] if same else []:
@@ -197,7 +203,7 @@ class Probe:
                                   hint="a smaller batch; a mean over tokens or boxes: return (sum of the losses, how "
                                        "many)")  # fmt: skip
             if same:
-                return Finding(None, None, size)
+                return Finding(None, None, size, is_shown=self._is_shown)
             if names and not allowed:
                 return Finding(_batchnorm(names), _hint(names), size)
             return Finding(*self._explain(few, gradient, reduction, still.tolerance), size)
@@ -244,6 +250,7 @@ class Probe:
             self._moves_on = True
             return False
         if alike(together, apart, [], still.tolerance):
+            self._is_shown = self._is_shown or _shows(together[: len(self._parameters)])
             return True
         # An accelerator adds in any order, which alone is a difference near the goal of a training.
         is_host = all(part.device.type == "cpu" for part in together)
@@ -307,11 +314,9 @@ class Probe:
     def _buffers(self) -> dict[str, torch.Tensor]:
         """The models' buffers, thinned out; but for BatchNorm's, of which other words are said."""
         return {
-            f"{path}.{name}".lstrip("."): _some(buffer)
-            for model in self._modules
-            for path, part in model.named_modules()
-            if not isinstance(part, _BatchNorm)
-            for name, buffer in part.named_buffers(recurse=False)
+            label: some(buffer)
+            for label, (part, name) in places(self._modules, "_buffers").items()
+            if not isinstance(part, _BatchNorm) and (buffer := part._buffers[name]) is not None
         }
 
 
@@ -349,16 +354,6 @@ class _LiveAfterForward(Progress):
 
     def forward_done(self) -> None:
         self.live = self._watch.live
-
-
-def _some(values: torch.Tensor | None) -> torch.Tensor:
-    """A copy of a gradient or buffer, thinned out where it is large; empty without one."""
-    if values is None:
-        return torch.empty(0)
-    values = values.detach()
-    flat = (values.to_dense() if values.layout != torch.strided else values).reshape(-1)
-    stride = max(1, flat.numel() // _KEPT)
-    return flat[::stride].clone()
 
 
 def _is_inexact(values: torch.Tensor) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from buoy.torch.rng import device_generators
+from buoy.torch.unmoved import places
 
 _MERSENNE_BYTES = 2500  # 624 words and a position
 
@@ -48,9 +49,11 @@ class Snapshot:
 
     def keep(self, names: Iterable[str]) -> None:
         """From now on these parameters too: a teacher that follows inside the loss function."""
-        wanted = set(names)
-        for module in self._roots:
-            self._weights |= {id(p): p for name, p in module.named_parameters() if name in wanted}
+        homes = places(self._roots, "_parameters")
+        for part, name in [homes[label] for label in names if label in homes]:
+            parameter = part._parameters[name]
+            if parameter is not None:
+                self._weights[id(parameter)] = parameter
         self._count = -1  # to be found anew
 
     def take(self) -> None:

@@ -30,14 +30,16 @@ class Unmoved:
     """
 
     def __init__(self, modules: list[torch.nn.Module]) -> None:
+        self._homes = places(modules, "_parameters")
         self._named: dict[str, torch.Tensor] = {}
         self._data: dict[str, torch.Tensor] = {}
         self._places: dict[int, list[str]] = {}
-        for name, parameter in [pair for module in modules for pair in module.named_parameters()]:
+        for label, (part, name) in self._homes.items():
+            parameter = part._parameters[name]
             place = _place(parameter)
-            if place:
-                self._named[name], self._data[name] = parameter, parameter.detach()  # the same memory
-                self._places.setdefault(place, []).append(name)
+            if parameter is not None and place:
+                self._named[label], self._data[label] = parameter, parameter.detach()  # the same memory
+                self._places.setdefault(place, []).append(label)
         self._copies: dict[str, torch.Tensor] = {}
         self.moved: dict[str, bool] = {}
         """Parameters that were written, and whether inside the backward pass."""
@@ -53,6 +55,9 @@ class Unmoved:
         """As before; the weights that a person gave another memory get their own again."""
         with _disable_current_modes(), torch.no_grad():
             for name, parameter in self._named.items():
+                part, own = self._homes[name]
+                if part._parameters.get(own) is not parameter:
+                    part._parameters[own] = parameter  # type: ignore[assignment]
                 if _place(parameter) != _place(self._data[name]):
                     parameter.data = self._data[name]
             for name, copy in self._copies.items():
@@ -60,8 +65,12 @@ class Unmoved:
         self._copies = {}
 
     def written(self) -> dict[str, torch.Tensor]:
-        """The parameters that were written, as they are now."""
-        return {name: self._named[name] for name in self.moved}
+        """The parameters that were written or given another memory, as they are now."""
+        now = {name: part._parameters.get(own) for name, (part, own) in self._homes.items()}
+        for name, parameter in self._named.items():
+            if now[name] is not parameter or _place(parameter) != _place(self._data[name]):
+                self.moved.setdefault(name, False)
+        return {name: value for name in self.moved if (value := now[name]) is not None}
 
     def see(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """This operation is about to run."""
@@ -90,6 +99,20 @@ def _written(func: Any) -> tuple[tuple[int, str], ...]:
     return tuple(
         (n, each.name) for n, each in named if each.alias_info is not None and each.alias_info.is_write
     )
+
+
+def places(modules: list[torch.nn.Module], kind: str) -> dict[str, tuple[torch.nn.Module, str]]:
+    """Where each parameter or buffer of these is: its module and its name there, by a label for people.
+
+    A student and its teacher have the same names: of the second one they are told apart by its number.
+    """
+    found: dict[str, tuple[torch.nn.Module, str]] = {}
+    for number, module in enumerate(modules, 1):
+        for path, part in module.named_modules():
+            for name in getattr(part, kind):
+                label = f"{path}.{name}".lstrip(".")
+                found[f"{label} (of module {number})" if label in found else label] = part, name
+    return found
 
 
 def _place(tensor: Any) -> int:
