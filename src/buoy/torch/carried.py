@@ -15,7 +15,16 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from buoy.torch.homes import NOTHING, Home, function_homes, is_container, module_homes, object_homes
+from buoy.torch.homes import (
+    NOTHING,
+    Home,
+    function_homes,
+    is_container,
+    is_generator,
+    module_homes,
+    object_homes,
+    state_of,
+)  # fmt: skip
 from buoy.torch.undo import tensors_in
 
 _MANY = 1 << 16  # entries of a container that may be copied for each computation
@@ -46,16 +55,20 @@ class _Kept:
     """A copy of what was in it, where it is a container."""
     tensors: list[tuple[torch.Tensor, int, torch.Tensor]]
     """In it, each with its version and a copy."""
+    generator: tuple[Any, Callable[[], object]] | None = None
+    """Where it stands and the way back, if it is a random generator."""
 
     @property
     def label(self) -> str:
         return self.home.label(self.name)
 
     def change(self) -> bool | None:
-        """Whether it holds tensors, if it was changed; None if it was not."""
+        """Whether it holds tensors or draws, if it was changed; None if it was not."""
         now = self.home.read(self.name)
         if now is not self.value:
             return _has_tensors(now) or _has_tensors(self.value)
+        if self.generator is not None:
+            return True if state_of(now)[0] != self.generator[0] else None
         if self.held is not None and not _is_same(now, self.held):
             return _has_tensors(now) or _has_tensors(self.held)
         return True if any(tensor._version != version for tensor, version, _ in self.tensors) else None
@@ -63,6 +76,8 @@ class _Kept:
     def put_back(self) -> None:
         if self.home.read(self.name) is not self.value:
             self.home.write(self.name, self.value)
+        if self.generator is not None:
+            self.generator[1]()
         if self.held is not None and not _is_same(self.value, self.held):
             self.value.clear()
             (self.value.extend if isinstance(self.value, (list, deque)) else self.value.update)(self.held)
@@ -94,7 +109,9 @@ class Carried:
         self._kept: list[_Kept] = []
         self._open: list[tuple[Home, set[str]]] = []
         self.moved: dict[str, bool] = {}
-        """What comparisons have changed since this was emptied, and whether it holds tensors."""
+        """What comparisons have changed since this was emptied, and whether it holds tensors or draws."""
+        self.generators: set[str] = set()
+        """Random generators of the person's own, among these."""
 
     def watch(self, modules: Iterable[torch.nn.Module], objects: Iterable[object] = ()) -> None:
         """The attributes of these count, whatever the loss function is."""
@@ -130,6 +147,8 @@ class Carried:
             has_tensors = kept.change() if only is None or kept.label in only else None
             if has_tensors is not None:
                 self._note(kept.label, has_tensors, is_step)
+                if kept.generator is not None:
+                    self.generators.add(kept.label)
                 if has_tensors or not is_step:
                     with suppress(Exception):  # somebody's container that cannot be filled again
                         kept.put_back()
@@ -191,7 +210,12 @@ class Carried:
         return self._watched + function_homes(self._loss_fn, self._ids)
 
     def _code(self) -> Any:
-        return getattr(self._loss_fn, "__code__", type(self._loss_fn))
+        return code_of(self._loss_fn)
+
+
+def code_of(loss_fn: Any) -> Any:
+    """The same for a lambda that is written anew for each batch."""
+    return getattr(loss_fn, "__code__", type(loss_fn))
 
 
 def _kept(home: Home, name: str) -> _Kept:
@@ -205,7 +229,7 @@ def _kept(home: Home, name: str) -> _Kept:
             for tensor in tensors_in(value, _NEAR)
             if _can_be_copied(tensor)
         ]
-    return _Kept(home, name, value, held, tensors)
+    return _Kept(home, name, value, held, tensors, state_of(value) if is_generator(value) else None)
 
 
 def _can_be_copied(tensor: torch.Tensor) -> bool:

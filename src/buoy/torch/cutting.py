@@ -185,6 +185,11 @@ class Cutting:
         names = sorted(moved, key=lambda name: not moved[name])[:_NAMES]
         alone = (n for n in names if self._may_cut(whole, self._carried.forgetting(loss_fn, [n]), reduction))
         name = names[0] if len(names) == 1 else next(alone, names[0])
+        if name in self._carried.generators:
+            return (
+                f"`{name}` is a random generator of your own, and draws other numbers for parts than for the whole",
+                "draw with torch, random or np.random themselves; or before run.backward(...), into the batch",
+            )
         if moved[name]:
             return keeps_state(name), STATE_HINT
         return (

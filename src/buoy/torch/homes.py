@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dis
 import functools
+import random
+import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 
@@ -99,6 +101,30 @@ class Cell:
             self._cell.cell_contents = value
 
 
+class Reached:
+    """A module that a loss function knows by a name; it keeps nothing here itself."""
+
+    is_open = False
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+
+    def names(self) -> set[str]:
+        """None."""
+        return set()
+
+    def label(self, name: str) -> str:
+        """In words."""
+        return name
+
+    def read(self, name: str) -> Any:
+        """Nothing is here."""
+        return NOTHING
+
+    def write(self, name: str, value: Any) -> None:
+        """Nothing is here."""
+
+
 def module_homes(module: torch.nn.Module) -> list[Home]:
     """Attributes of a module and of those in it. PyTorch's own keep nothing there, but make their weights late."""
     found: list[Home] = []
@@ -111,6 +137,17 @@ def module_homes(module: torch.nn.Module) -> list[Home]:
 def function_homes(function: Any, besides: set[int]) -> list[Home]:
     """Of a loss function, and of what it reaches by a name; but for these modules, by id."""
     return list(_of_value("", function, set(besides), _DEPTH))
+
+
+def function_modules(function: Any) -> list[torch.nn.Module]:
+    """Those that it knows by a name: models, teachers, losses that keep something."""
+    homes = _of_value("", function, set(), _DEPTH)
+    return list({id(home.module): home.module for home in homes if isinstance(home, Reached)}.values())
+
+
+def tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Its parameters and buffers."""
+    return [*module.parameters(), *module.buffers()]
 
 
 def object_homes(thing: object) -> list[Home]:
@@ -132,6 +169,7 @@ def _of_value(label: str, value: Any, seen: set[int], depth: int) -> Iterator[Ho
     elif isinstance(value, FunctionType):
         yield from _of_function(value, seen, depth)
     elif isinstance(value, torch.nn.Module):
+        yield Reached(value)
         yield from module_homes(value)
     else:
         yield from _of_object(label, value)
@@ -160,7 +198,9 @@ def _of_function(function: FunctionType, seen: set[int], depth: int) -> Iterator
         for name, value in given.items():
             yield from _of_value(name, value, seen, depth - 1)
     read = {name: known[name] for name in _read(code) if name in known}
-    kept = _assigned(code) | {name for name, value in read.items() if is_container(value)}
+    kept = _assigned(code) | {
+        name for name, value in read.items() if is_container(value) or is_generator(value)
+    }
     if kept:
         yield Names("", known, frozenset(kept))
     for name, value in read.items():
@@ -180,6 +220,7 @@ def _of_object(label: str, thing: object) -> Iterator[Home]:
         return
     if not any(isinstance(value, _SHARED) for value in values.values()):
         yield Names(label, values)
+        yield from (Reached(value) for value in values.values() if isinstance(value, torch.nn.Module))
 
 
 def _is_of_others(thing: object) -> bool:
@@ -189,6 +230,29 @@ def _is_of_others(thing: object) -> bool:
 def is_container(value: object) -> bool:
     """Something that can be emptied and filled again."""
     return isinstance(value, (list, dict, set, deque))
+
+
+def is_generator(value: object) -> bool:
+    """A random generator of the person's own: torch's, numpy's or Python's."""
+    numpy: Any = sys.modules.get("numpy")
+    kinds = (numpy.random.Generator, numpy.random.RandomState) if numpy is not None else ()
+    return isinstance(value, (torch.Generator, random.Random, *kinds))
+
+
+def state_of(generator: Any) -> tuple[Any, Callable[[], object]]:
+    """Where it stands, to be compared, and the way back there."""
+    if isinstance(generator, torch.Generator):
+        state = generator.get_state()
+        return bytes(state.numpy()), lambda: generator.set_state(state)
+    if isinstance(generator, random.Random):
+        now = generator.getstate()
+        return now, lambda: generator.setstate(now)
+    bits = getattr(generator, "bit_generator", None)
+    if bits is None:
+        old = generator.get_state(legacy=False)
+        return repr(old), lambda: generator.set_state(old)
+    kept = bits.state
+    return repr(kept), lambda: setattr(bits, "state", kept)
 
 
 def _read(code: CodeType) -> frozenset[str]:

@@ -205,7 +205,10 @@ class Probe:
             if same:
                 return Finding(None, None, size, is_shown=self._is_shown)
             if names and not allowed:
-                return Finding(_batchnorm(names), _hint(names), size)
+                for module in training:
+                    module.training = False
+                if self._passes(gradient, few, still):  # nothing else is in the way
+                    return Finding(_batchnorm(names), _hint(names), size)
             return Finding(*self._explain(few, gradient, reduction, still.tolerance), size)
         finally:
             for module in training:
@@ -222,6 +225,13 @@ class Probe:
         if not all(bool(part.isfinite().all()) for part in together):
             return True
         return self._compared(together, gradient, few, still) is not False
+
+    def _passes(self, gradient: Any, few: Batch, still: Still) -> bool:
+        """Whether it would hold as things are now."""
+        try:
+            return self._also(gradient, few, still)
+        except _PartError:
+            return True
 
     def _other_side(self, gradient: Any, few: Batch, still: Still, generators: Generators) -> bool:
         """Whether it holds where random draws fall otherwise."""

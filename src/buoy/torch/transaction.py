@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -13,8 +13,9 @@ from buoy.microbatch.errors import BadLoss, CannotSplit, OutOfMemory, PeerFailed
 from buoy.microbatch.oom import is_oom
 from buoy.microbatch.split import Batch, Split, even
 from buoy.torch.backward import LossFunction, Progress, accumulate
-from buoy.torch.carried import Carried
+from buoy.torch.carried import Carried, code_of
 from buoy.torch.cutting import Cutting
+from buoy.torch.homes import function_modules, tensors_of
 from buoy.torch.memory import memory_of
 from buoy.torch.optimizer_step import make_atomic
 from buoy.torch.peak import too_big
@@ -64,6 +65,8 @@ class Transaction(Progress):
         self._optimizers: list[torch.optim.Optimizer] = []
         self._snapshot = Snapshot()
         self._carried = Carried()
+        self._seen: set[Any] = set()
+        """Code of loss functions whose modules are known."""
         self._gradients = Gradients()
         self._vote = Vote()
         self._cutting = Cutting(self._modules, self._trained, self._carried, self._inexact, self._guarded)
@@ -121,6 +124,7 @@ class Transaction(Progress):
             raise UsageError("nothing to train is known", received="run.backward before run.track",
                              expected="run.track(model=model, optimizer=optimizer)")  # fmt: skip
         self._trained.look()
+        self._reach(loss_fn)
         self._carried.of(loss_fn)
         loss_fn = self._switches.around(loss_fn, self._trained.device, scaler)
         with self._vote.quiet():
@@ -143,6 +147,20 @@ class Transaction(Progress):
             finally:
                 self._cutting.let_go()
                 self._carried.of(None)
+
+    def _reach(self, loss_fn: LossFunction) -> None:
+        """What it computes with beside the tracked modules (a teacher, a loss with a buffer) is guarded as they are."""
+        code = code_of(loss_fn)
+        if code in self._seen:
+            return
+        self._seen.add(code)
+        with suppress(Exception):  # somebody's object that cannot be looked into
+            known = {id(each) for module in self._modules for each in tensors_of(module)}
+            found = function_modules(loss_fn)
+            beside = [module for module in found if any(id(each) not in known for each in tensors_of(module))]
+            self._snapshot.watch(beside)
+            self._carried.watch(beside)
+            self._modules += beside
 
     def _done(self, whole: Batch, loss_fn: LossFunction, reduction: str, scaler: Any) -> torch.Tensor:
         __tracebackhide__ = True
