@@ -249,12 +249,34 @@ def _is_rows(value: list[Any] | tuple[Any, ...]) -> bool:
 
 def _cut(value: Any, start: Any, stop: int | None, samples: int, listed: int | None = None) -> Any:
     """`start` to `stop`; or, without `stop`, the samples whose numbers `start` lists."""
+
+    def array(each: Any) -> Any:
+        if not len(each.shape) or (start == 0 and stop == samples):
+            return each
+        return each[start] if stop is None else each[start:stop]
+
+    def rows(each: Any) -> Any:
+        if not ((listed is not None and _is_listed(each, listed)) or _is_rows(each)):
+            return None
+        if len(each) != samples:
+            return each
+        return each[start:stop] if stop is not None else type(each)(each[index] for index in start)
+
+    return rebuilt(value, array, rows)
+
+
+def rebuilt(
+    value: Any, of_array: Callable[[Any], Any], of_list: Callable[[Any], Any] = lambda each: None
+) -> Any:
+    """The same containers with other arrays; `of_list` may give another list as a whole.
+
+    >>> rebuilt({"a": [None, "text"]}, of_array=len)
+    {'a': [None, 'text']}
+    """
     if _is_array(value):
-        if not len(value.shape) or (start == 0 and stop == samples):
-            return value
-        return value[start] if stop is None else value[start:stop]
+        return of_array(value)
     if isinstance(value, Mapping):
-        parts = {key: _cut(value[key], start, stop, samples, listed) for key in value}
+        parts = {key: rebuilt(value[key], of_array, of_list) for key in value}
         if type(value) is dict or not isinstance(value, MutableMapping):
             return parts
         mapping = copy.copy(value)  # keeps a BatchEncoding's attributes
@@ -262,19 +284,16 @@ def _cut(value: Any, start: Any, stop: int | None, samples: int, listed: int | N
             mapping[key] = part
         return mapping
     if isinstance(value, (list, tuple)):
-        if (listed is not None and _is_listed(value, listed)) or _is_rows(value):
-            if len(value) != samples:
-                return value
-            return value[start:stop] if stop is not None else type(value)(value[index] for index in start)
-        items = [_cut(item, start, stop, samples, listed) for item in value]
+        whole = of_list(value)
+        if whole is not None:
+            return whole
+        items = [rebuilt(item, of_array, of_list) for item in value]
         if hasattr(value, "_fields"):
             return type(value)(*items)
         return tuple(items) if isinstance(value, tuple) else items
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         made = copy.copy(value)
         for field in dataclasses.fields(value):
-            object.__setattr__(
-                made, field.name, _cut(getattr(value, field.name), start, stop, samples, listed)
-            )
+            object.__setattr__(made, field.name, rebuilt(getattr(value, field.name), of_array, of_list))
         return made
     return value

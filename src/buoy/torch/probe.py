@@ -23,6 +23,14 @@ from buoy.torch.quiet import Still, eager, same_random
 from buoy.torch.release import release
 from buoy.torch.rounding import Nudged, alike, disturbed
 from buoy.torch.unmoved import SteppedInside, Unmoved, places
+from buoy.torch.upstream import (
+    FedFromBefore,
+    Upstream,
+    arrived,
+    begin,
+    has_upstream,
+    is_fed_from_before,
+)  # fmt: skip
 
 NOT_AGAIN = "the same samples give another gradient each time: something beside batch and weights is at work"
 DEPENDS = "the gradient of the batch is not that of its parts together: samples depend on each other"
@@ -41,6 +49,8 @@ class Finding:
     """Weights that computing a loss changes; the comparison has put them back."""
     steps_inside: bool = False
     """An optimizer steps while gradients are computed."""
+    once: bool = False
+    """Its backward pass can be done only once."""
     fails: bool = False
     """A part raised something, which is all that is known."""
     is_shown: bool = True
@@ -99,6 +109,12 @@ class Probe:
                     "one `optimizer.step()` after run.backward(...); such a step can neither be cut nor undone",
                     steps_inside=True,
                 )
+            except FedFromBefore:
+                return Finding(
+                    "the loss function reads what was computed with gradients before it",
+                    "compute it in the loss function, or pass it as the batch",
+                    once=True,
+                )
             except Exception as caught:  # noqa: BLE001 - the step itself will meet it again, where it can be told
                 if not is_oom(caught):
                     self.failed = caught  # a few samples may not do for this loss
@@ -123,13 +139,21 @@ class Probe:
 
         def gradient(parts: list[int], source: Batch = few, counted: bool = False, nudged: int = 0) -> _Made:
             left = list(parts)
+            ends: list[Upstream] = []
+            parameters = list(self._parameters)
 
             def take(start: int, stop: int) -> object:
                 still.begins(start, stop - start)
-                return source.take(start, stop)
+                part = source.take(start, stop)
+                if has_upstream(source.arrays):
+                    ends.append(Upstream())
+                    part = ends[-1].end_at(part)
+                    parameters.extend(ends[-1].leaves)
+                return part
 
             def work() -> _Made:
                 before = self._buffers()
+                forward.begin()
                 unmoved = Unmoved(self._modules)
                 still.ahead = unmoved.see
                 try:
@@ -143,7 +167,7 @@ class Probe:
                         stack.enter_context(eager())
                         accumulate(
                             sum(parts), lambda _: left.pop(0), take, same_random(loss_fn, generators),
-                            reduction=reduction, scaler=None, parameters=self._parameters,
+                            reduction=reduction, scaler=None, parameters=parameters,
                             progress=forward if counted else Progress(),
                         )  # fmt: skip
                     weights = {name: some(value) for name, value in unmoved.written().items()}
@@ -153,9 +177,9 @@ class Probe:
                 after = self._buffers()
                 self._written = [name for name in after if not after[name].equal(before[name])]
                 gradients = [some(parameter.grad) for parameter in self._parameters]
-                return _Made(
-                    [*gradients, *(after[name] for name in after if _is_inexact(after[name]))], weights
-                )
+                gradients += [some(each) for each in arrived(ends)]
+                buffers = [after[name] for name in after if _is_inexact(after[name])]
+                return _Made([*gradients, *buffers], weights, len(gradients))
 
             return attempt(work)  # type: ignore[no-any-return]
 
@@ -260,7 +284,7 @@ class Probe:
             self._moves_on = True
             return False
         if alike(together, apart, [], still.tolerance):
-            self._is_shown = self._is_shown or _shows(together[: len(self._parameters)])
+            self._is_shown = self._is_shown or together.shows
             return True
         # An accelerator adds in any order, which alone is a difference near the goal of a training.
         is_host = all(part.device.type == "cpu" for part in together)
@@ -333,9 +357,10 @@ class Probe:
 class _Made(list[torch.Tensor]):
     """Gradients and buffers, and the weights that were changed on the way."""
 
-    def __init__(self, numbers: list[torch.Tensor], weights: dict[str, torch.Tensor]) -> None:
+    def __init__(self, numbers: list[torch.Tensor], weights: dict[str, torch.Tensor], gradients: int) -> None:
         super().__init__(numbers)
         self._weights = weights
+        self.shows = _shows(numbers[:gradients])
 
     def leaves_as(self, other: _Made) -> bool:
         """Whether both left the same weights behind, bit for bit: then a change was one that can be repeated."""
@@ -362,8 +387,16 @@ class _LiveAfterForward(Progress):
         self._watch = watch
         self.live = 0
 
+    def begin(self) -> None:
+        """What is computed from here on is the comparison's own."""
+        self._begun = begin()
+
     def forward_done(self) -> None:
         self.live = self._watch.live
+
+    def last_backward(self, loss: torch.Tensor) -> None:
+        if is_fed_from_before(loss, self._begun):
+            raise FedFromBefore
 
 
 def _is_inexact(values: torch.Tensor) -> bool:

@@ -30,6 +30,7 @@ class Snapshot:
         self._homes: list[tuple[dict[str, Any], str]] = []
         self._buffers: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
+        self._versions: list[int] | None = None
         self._weights: dict[int, torch.Tensor] = {}
         self._statistics: list[torch.Tensor] = []
         self._statistics_copies: list[torch.Tensor] = []
@@ -62,6 +63,7 @@ class Snapshot:
         if self._changed():
             self._find_buffers()
         _copy(self._copies, self._buffers)
+        self._versions = _versions(self._buffers)
         self._restore_random = [
             *_random_states(),
             *self._numpy.state(),
@@ -81,6 +83,7 @@ class Snapshot:
         for (home, name), buffer in zip(self._homes, self._buffers, strict=False):
             home[name] = buffer
         _copy(self._buffers, self._copies)
+        _set_versions(self._buffers, self._versions)
         for restore in self._restore_random:
             restore()
 
@@ -92,7 +95,9 @@ class Snapshot:
     def put_statistics_back(self) -> None:
         """Activation checkpointing runs a forward pass again in backward; its batch counts once."""
         if self._statistics:
+            versions = _versions(self._statistics)
             _copy(self._statistics, self._statistics_copies)
+            _set_versions(self._statistics, versions)
 
     def _changed(self) -> bool:
         if self._count != sum([len(module._buffers) for module in self._modules]):
@@ -180,6 +185,22 @@ def _copy(into: list[torch.Tensor], source: list[torch.Tensor]) -> None:
         return
     with torch.no_grad():
         torch._foreach_copy_(into, source)
+
+
+def _versions(tensors: list[torch.Tensor]) -> list[int] | None:
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:  # made in inference mode: these have none, and no graph needs them
+        return None
+
+
+def _set_versions(tensors: list[torch.Tensor], versions: list[int] | None) -> None:
+    """What is put back is as it was, also for a graph from before that has kept it."""
+    if versions:
+        try:
+            torch._C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
+        except (AttributeError, TypeError):  # another torch: such a graph says so itself
+            return
 
 
 def _random_states() -> list[Restore]:

@@ -26,6 +26,7 @@ from buoy.torch.sizes import Sizes, count_of
 from buoy.torch.snapshot import Gradients, Snapshot
 from buoy.torch.switches import Switches
 from buoy.torch.trained import Trained
+from buoy.torch.upstream import Upstream, has_upstream
 from buoy.torch.vote import GIVE_UP, READY, Vote
 
 _TRIES = 40  # far more than halving ever needs: a bound, not a plan
@@ -72,6 +73,7 @@ class Transaction(Progress):
         self._cutting = Cutting(self._modules, self._trained, self._carried, self._inexact, self._guarded)
         self._sizes = Sizes(say, event, micro_batch, self._trained, self._optimizers, self._cutting)
         self._ramp: MeasuredRamp | None = None
+        self._upstream = Upstream()
         self._part = 0
         self._voted = self._is_doubt_told = False
         self.inside = False
@@ -131,6 +133,9 @@ class Transaction(Progress):
             self._voted = False
             try:
                 whole = Batch(batch, split)
+                self._upstream = Upstream()
+                if split is None and has_upstream(whole.arrays):
+                    whole = Batch(self._upstream.end_at(batch))
             except BuoyError:
                 self._cutting.abstain(self._vote)
                 self._tell_peers(GIVE_UP)
@@ -147,6 +152,7 @@ class Transaction(Progress):
             finally:
                 self._cutting.let_go()
                 self._carried.of(None)
+                self._upstream = Upstream()
 
     def _reach(self, loss_fn: LossFunction) -> None:
         """What it computes with beside the tracked modules (a teacher, a loss with a buffer) is guarded as they are."""
@@ -241,8 +247,9 @@ class Transaction(Progress):
             with ramp.watching() if ramp is not None else nullcontext():
                 loss = accumulate(
                     whole.samples, next_size, whole.take, loss_fn, reduction=reduction, scaler=scaler,
-                    parameters=self._trained.all, progress=self,
+                    parameters=self._trained.all + self._upstream.leaves, progress=self,
                 )  # fmt: skip
+                self._upstream.go_on()
             if versions != [getattr(array, "_version", 0) for array in whole.arrays]:
                 raise BadLoss("the loss function changed the batch in place",
                               received="an in-place operation on its input",
@@ -283,7 +290,7 @@ class Transaction(Progress):
         try:
             self._snapshot.take()
             self._carried.take(is_step=keep)
-            self._gradients.begin(self._trained.all)
+            self._gradients.begin(self._trained.all + self._upstream.leaves)
             result = work()
             if keep:
                 self._carried.done()
@@ -332,7 +339,7 @@ class Transaction(Progress):
         self._carried.put_back(is_step=False)
         self._gradients.undo()
         self._snapshot.restore()
-        self._gradients.begin(self._trained.all)
+        self._gradients.begin(self._trained.all + self._upstream.leaves)
 
     def _tell_peers(self, vote: int) -> int:
         """Cast this rank's vote, unless it is already among the others'."""
@@ -348,6 +355,8 @@ class Transaction(Progress):
                               expected="room for the exchange beside the backward pass",
                               hint="start again from the last checkpoint, with micro_batch=") from error  # fmt: skip
         reason = self._cutting.reason(whole)
+        found = self._cutting.finding
+        again = again and not (found is not None and found.once)
         if (
             size == 1 or reason or self._cutting.fails
         ) and again:  # what the failed try held is free now: once more as it was
@@ -365,7 +374,7 @@ class Transaction(Progress):
         self._tell_peers(GIVE_UP)
         if reason is None:
             raise self._too_big(error)
-        hint = self._hint(whole, self._cutting.finding.hint if self._cutting.finding is not None else None)
+        hint = self._hint(whole, found.hint if found is not None else None)
         raise CannotSplit("out of memory, and this batch cannot be cut", received=reason,
                           expected="a batch that fits, or a gradient that is a sum over samples",
                           hint=hint) from error  # fmt: skip

@@ -1,0 +1,149 @@
+"""A batch that was computed with gradients itself: a generator's images, an encoder's features."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import buoy
+from buoy.microbatch.errors import CannotSplit, OutOfMemory
+
+N = 16
+
+
+def play(guarded: bool) -> list[torch.Tensor]:
+    """As the official DCGAN does: the images of one forward pass train both."""
+    torch.manual_seed(0)
+    generator = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 6))
+    judge = nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+    makes, judges = torch.optim.Adam(generator.parameters()), torch.optim.Adam(judge.parameters())
+    run = buoy.Run()
+    run.track(generator=generator, judge=judge, makes=makes, judges=judges)
+
+    def backward(images: torch.Tensor, label: float) -> None:
+        batch = images, torch.full((N,), label)
+
+        def loss(part: Any) -> torch.Tensor:
+            return F.binary_cross_entropy_with_logits(judge(part[0]).view(-1), part[1])
+
+        run.backward(batch, loss) if guarded else loss(batch).backward()
+
+    for _ in range(3):
+        judge.zero_grad()
+        backward(torch.randn(N, 6), 1.0)
+        fake = generator(torch.randn(N, 4))
+        backward(fake.detach(), 0.0)
+        judges.step()
+        generator.zero_grad()
+        backward(fake, 1.0)
+        makes.step()
+    return [value.clone() for model in (generator, judge) for value in model.state_dict().values()]
+
+
+def test_a_generator_and_its_judge_train_as_in_the_plain_loop() -> None:
+    assert all(torch.equal(one, other) for one, other in zip(play(False), play(True), strict=True))
+
+
+def pair() -> tuple[nn.Linear, nn.Linear]:
+    torch.manual_seed(0)
+    return nn.Linear(4, 6).double(), nn.Linear(6, 1).double()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_it_is_cut_with_the_gradient_of_the_whole_on_both_sides(weighted: bool) -> None:
+    made, judge = pair()
+    plain, judged = copy.deepcopy(made), copy.deepcopy(judge)
+    noise, weights = torch.randn(N, 4).double(), torch.rand(N).double()
+    run = buoy.Run(micro_batch=5)
+    run.track(made=made, judge=judge)
+
+    def loss(part: Any, by: nn.Linear = judge) -> Any:
+        each = F.softplus(-by(part[0]))[:, 0]
+        return ((each * part[1]).sum(), part[1].sum()) if weighted else each.mean()
+
+    for _ in range(2):  # accumulated
+        run.backward((made(noise), weights), loss)
+        whole = loss((plain(noise), weights), judged)
+        (whole[0] / whole[1] if weighted else whole).backward()
+
+    for one, other in ((made, plain), (judge, judged)):
+        assert one.weight.grad is not None
+        assert other.weight.grad is not None
+        assert torch.allclose(one.weight.grad, other.weight.grad, rtol=1e-12, atol=1e-15)
+
+
+def test_what_arrives_at_the_batch_is_compared_too() -> None:
+    """The judge is frozen: only there it shows that the samples depend on each other."""
+    made, judge = pair()
+    judge.requires_grad_(False)
+    run = buoy.Run(micro_batch=5)
+    run.track(made=made)
+
+    with pytest.raises(CannotSplit, match="depend on each other"):
+        run.backward(made(torch.randn(N, 4).double()), lambda x: F.softplus(judge(x - x.mean(0))).mean())
+
+
+def test_derivatives_by_the_batch_can_be_cut() -> None:
+    """A physics-informed loss: the points require gradients before the step."""
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    plain = copy.deepcopy(model)
+    points = torch.rand(N, 2).double().requires_grad_(True)
+    same = points.detach().clone().requires_grad_(True)
+    run = buoy.Run(micro_batch=5)
+    run.track(model=model)
+
+    def loss(x: torch.Tensor, by: nn.Module = model) -> torch.Tensor:
+        return torch.autograd.grad(by(x).sum(), x, create_graph=True)[0].square().mean()
+
+    run.backward(points, loss)
+    loss(same, plain).backward()
+
+    assert points.grad is not None
+    assert same.grad is not None
+    assert torch.allclose(points.grad, same.grad, rtol=1e-12, atol=1e-15)
+
+
+class Full(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def test_what_the_loss_function_reads_from_before_trains_whole_and_is_refused_in_words() -> None:
+    made, judge = pair()
+    plain, judged = copy.deepcopy(made), copy.deepcopy(judge)
+    noise, rows = torch.randn(N, 4).double(), torch.arange(N)
+    whole = buoy.Run()
+    whole.track(made=made, judge=judge)
+
+    images = made(noise)
+    whole.backward(rows, lambda part: judge(images[part]).square().mean())
+    judged(plain(noise)).square().mean().backward()
+
+    assert torch.equal(made.weight.grad, plain.weight.grad)  # type: ignore[arg-type]
+    for micro_batch, through in ((5, nn.Identity()), (None, Full.apply)):
+        run = buoy.Run(micro_batch=micro_batch)
+        run.track(made=made, judge=judge)
+        images = made(noise)
+        with pytest.raises(CannotSplit, match="computed with gradients before it"):
+            run.backward(rows, lambda part: judge(through(images[part])).square().mean())  # noqa: B023
+
+
+def test_out_of_memory_before_the_batch_is_told_and_leaves_nothing() -> None:
+    made, judge = pair()
+    run = buoy.Run()
+    run.track(made=made, judge=judge)
+
+    with pytest.raises(OutOfMemory, match="what the batch was computed by"):
+        run.backward(Full.apply(made(torch.randn(N, 4).double())), lambda x: judge(x).square().mean())
+    assert made.weight.grad is None
+    assert judge.weight.grad is None
