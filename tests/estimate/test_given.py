@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from buoy.estimate.trace_torch import explain
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from buoy.estimate import trace_build  # noqa: E402
+from buoy.estimate import trace_build, trace_config  # noqa: E402
 from buoy.estimate.trace_loss import EitherWay  # noqa: E402
 
 BATCH = (torch.zeros(4, 8, 10), torch.zeros(4, 8, dtype=torch.long))
@@ -82,12 +83,59 @@ def test_sequences_end_where_learned_positions_do() -> None:
     learned = nn.ModuleDict({"wpe": nn.Embedding(1024, 8)})
     config, notes = SimpleNamespace(max_position_embeddings=1024), list[str]()
 
-    trace_build._must_have_positions(learned, config, 1024, notes)
+    trace_config._must_have_positions(learned, config, 1024, notes)
     assert notes == []
     with pytest.raises(EstimateError, match="longer than the model has positions"):
-        trace_build._must_have_positions(learned, config, 1025, notes)
-    trace_build._must_have_positions(nn.Linear(2, 2), config, 1025, notes)
+        trace_config._must_have_positions(learned, config, 1025, notes)
+    trace_config._must_have_positions(nn.Linear(2, 2), config, 1025, notes)
     assert "longer than" in notes[0], "positions that are computed go on"
+
+
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 99,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "shapes"),
+    [
+        ({"model_type": "bert", "architectures": ["BertForSequenceClassification"], **SMALL}, "1x8 int64, 1 int64"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"], **SMALL}, "1x8 int64, 1x8 int64"),
+        ({"model_type": "bert", "architectures": ["BertForQuestionAnswering"], **SMALL}, "1x8 int64, 1 int64, 1 int64"),
+        ({"model_type": "vit", "architectures": ["ViTForImageClassification"], "image_size": 32, **SMALL},
+         "1x3x32x32 float32, 1 int64"),
+        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 32, "d_ff": 32,
+          "num_layers": 1, "vocab_size": 99}, "1x8 int64, 1x8 int64"),
+    ],
+)  # fmt: skip
+def test_a_config_is_planned_with_the_head_it_names(
+    tmp_path: Path, config: dict[str, Any], shapes: str
+) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    job = trace_config.from_config(str(tmp_path / "config.json"), 8, torch.optim.AdamW, [])
+
+    assert [type(job.model).__name__] == config["architectures"]
+    assert trace_build.shapes(job.batch) == shapes and job.loss(job.model, job.batch).shape == ()
+    assert any(config["architectures"][0] in note for note in job.notes)
+
+
+def test_a_config_without_a_loss_of_its_own_is_told_what_to_do(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    path, notes = tmp_path / "config.json", list[str]()
+    path.write_text(json.dumps({"model_type": "clip", "architectures": ["CLIPModel"]}))
+    with pytest.raises(EstimateError, match="no training step is known") as caught:
+        trace_config.from_config(str(path), 8, torch.optim.AdamW, notes)
+    path.write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"], **SMALL}))
+    trace_config.from_config(str(path), 8, torch.optim.AdamW, notes)
+
+    assert "train.py:build" in str(caught.value.hint)
+    assert "names BertModel, which has no loss" in notes[0], "a head that nobody asked for is said"
 
 
 def test_the_line_that_raised_is_named_not_the_one_that_imported_it(

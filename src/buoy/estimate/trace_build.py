@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import inspect
-import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from buoy.estimate.request import EstimateError, Request
+from buoy.estimate.trace_config import from_config
 from buoy.estimate.trace_load import load
 from buoy.estimate.trace_loss import MODELS, OUTPUTS, EitherWay, call_model, inputs_of, of_output, target_of
 from buoy.estimate.trace_remedies import apply
@@ -47,7 +47,8 @@ def build(request: Request, *, lazily: bool = True) -> Job:
         if "build" in request.source:
             job = _from_function(request.source["build"], notes)
         else:
-            job = _from_config(request.source["hf_config"], int(request.source.get("seq", 512)), notes)
+            length = int(request.source.get("seq", 512))
+            job = from_config(request.source["hf_config"], length, OPTIMIZERS["AdamW"], notes)
     if isinstance(job.loss, EitherWay):
         job.loss = job.loss.decided(job.model, job.batch)
     if lazily:
@@ -141,56 +142,6 @@ def _from_function(target: str, notes: list[str]) -> Job:
         optimizer = OPTIMIZERS["AdamW"]
     notes += parts.get("notes", [])
     return Job(model, batch, _loss(parts.get("loss"), notes), optimizer, notes, parts.get("turns", []))
-
-
-def _from_config(path: str, length: int, notes: list[str]) -> Job:
-    try:
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
-    except ImportError:
-        raise EstimateError("transformers is not installed", hint="pip install transformers") from None
-    with open(path, encoding="utf-8") as file:
-        record = json.load(file)
-    kind = record.pop("model_type", None)
-    if kind is None:
-        raise EstimateError(
-            "not a model's config.json",
-            received=f"{path} without `model_type`",
-            expected="a Hugging Face config",
-        )
-    config = AutoConfig.for_model(kind, **record)
-    config.use_cache = False
-    masked = any("Masked" in name for name in record.get("architectures") or ())
-    model = (AutoModelForMaskedLM if masked else AutoModelForCausalLM).from_config(config)  # type: ignore[no-untyped-call]
-    _must_have_positions(model, config, length, notes)
-    model.train()
-    tokens = torch.zeros((1, length), dtype=torch.long)
-    notes.append(f"sequences of {length} tokens, labels as long; AdamW assumed")
-
-    def loss(model: Any, batch: Any) -> torch.Tensor:
-        result: torch.Tensor = model(input_ids=batch["input_ids"], labels=batch["labels"]).loss
-        return result
-
-    return Job(model, {"input_ids": tokens, "labels": tokens.clone()}, loss, OPTIMIZERS["AdamW"], notes)
-
-
-def _must_have_positions(model: torch.nn.Module, config: Any, length: int, notes: list[str]) -> None:
-    """Learned positions end where their table does; computed ones go on, untrained."""
-    known = getattr(config, "max_position_embeddings", None)
-    if not isinstance(known, int) or known < 1:
-        return
-    tables = [
-        table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
-        for name, table in model.named_modules()
-        if isinstance(table, torch.nn.Embedding) and ("position" in name or name.endswith("wpe"))
-    ]
-    most = min([known, *tables])
-    if tables and length > most:
-        raise EstimateError(
-            "the sequences are longer than the model has positions", received=f"{length} tokens",
-            expected=f"at most {most:,}, the positions it learns", hint=f"`--seq {most}`",
-        )  # fmt: skip
-    if length > known:
-        notes.append(f"sequences of {length} tokens are longer than the {known:,} the config names")
 
 
 def _by_kind(given: Any, target: str) -> dict[str, Any]:
