@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
+from buoy.estimate import trace_code
 from buoy.estimate.request import EstimateError, Request
 from buoy.estimate.trace_config import from_config
 from buoy.estimate.trace_load import load
 from buoy.estimate.trace_loss import MODELS, OUTPUTS, EitherWay, call_model, inputs_of, of_output, target_of
-from buoy.estimate.trace_remedies import apply
+from buoy.estimate.trace_remedies import apply, remember_code
 from buoy.estimate.trace_steps import Job, Loss
 from buoy.estimate.trace_weightless import StayOnHost, parameters_on_meta, shape_lazy_modules, without_bytes
 
@@ -59,7 +60,7 @@ def build(request: Request, *, lazily: bool = True) -> Job:
         for turn in job.turns:
             turn.optimizer = job.optimizer([p for g in turn.optimizer.param_groups for p in g["params"]])
     if request.checkpointing:
-        _checkpoint(job.model)
+        remember_code(job, "checkpointing", _checkpoint(job.model))
     if request.batch is not None:
         job.batch = resized(job.batch, request.batch)
     apply(job, request.changes)
@@ -234,14 +235,14 @@ def _unwrapped(model: torch.nn.Module, notes: list[str]) -> torch.nn.Module:
     return model
 
 
-def _checkpoint(model: torch.nn.Module) -> None:
-    """Recompute each of the repeated blocks, as people do; by the model's own switch where it has one."""
+def _checkpoint(model: torch.nn.Module) -> str:
+    """Recompute each of the repeated blocks, or use the model's own switch if it has one; returns the code for it."""
     from torch.utils.checkpoint import checkpoint
 
     switch = getattr(model, "gradient_checkpointing_enable", None)
     if switch is not None:
         switch(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return
+        return 'model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})'
     blocks = [
         child
         for part in model.modules()
@@ -257,6 +258,7 @@ def _checkpoint(model: torch.nn.Module) -> None:
         )
     for block in outermost:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    return trace_code.checkpointing(model, outermost)
 
 
 @contextlib.contextmanager

@@ -13,15 +13,20 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.checkpoint import checkpoint
 
+from buoy.estimate import trace_code
 from buoy.estimate.request import EstimateError
 from buoy.estimate.siblings import Sibling, smaller, smaller_config
 
 _CHUNK = 1024
 # From so many classes on an output layer is one over words; from so many columns on a row may be a sequence.
 _VOCABULARY, _LENGTH = 8192, 8
-_RANK = 8
+_RANK, _SCALING = 8, 1.0
 # Narrower layers gain nothing, and where linear layers hold less than this share, the rest is what would be trained.
 _LEAST_WIDTH, _LEAST_SHARE = 64, 0.1
+# torchao quantizes moments of so many numbers and more, in blocks, and keeps the values of a byte beside them.
+_LEAST_QUANTIZED, _BLOCK, _VALUES = 4096, 256, 256
+# Fields by which configs of transformers scale or bound the scores themselves.
+_CHANGES_SCORES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 SEVERAL = "not tried on a step with several optimizers"
 _FOR_TURNS = {"smaller_input"}
 
@@ -31,8 +36,12 @@ def apply(job: Any, names: tuple[str, ...]) -> None:
     for name in names:
         if job.turns and name not in _FOR_TURNS:
             raise EstimateError(SEVERAL, received="a step with several optimizers is not taken apart for it")
-        {"lora": _lora, "in_backward": _in_backward, "offload": _offload, "chunked_loss": _chunked_loss,
-         "smaller_input": _smaller_input, "smaller_model": _smaller_model, "pruned": _pruned}[name](job)  # fmt: skip
+        _REMEDIES[name](job)
+
+
+def remember_code(job: Any, name: str, code: str) -> None:
+    """What a person writes to have this remedy on this very model: among the trace's facts."""
+    job.facts["code"] = {**job.facts.get("code", {}), name: code}
 
 
 def _lora(job: Any) -> None:
@@ -75,14 +84,25 @@ def _is_published(module: nn.Module) -> bool:
 
 
 def _add_low_rank(layer: Any) -> None:
-    """In place, as other code may look at the layer's own weight."""
-    kind: Any = {"dtype": layer.weight.dtype, "device": layer.weight.device}
+    """In place, as other code may look at the layer's own weight.
+
+    As peft does it: beside weights of half precision the small matrices are float32, and what goes through them too.
+    """
+    dtype = torch.float32 if layer.weight.dtype in (torch.float16, torch.bfloat16) else layer.weight.dtype
+    kind: Any = {"dtype": dtype, "device": layer.weight.device}
     turned = not isinstance(layer, nn.Linear)
     wide, narrow = layer.weight.shape if turned else reversed(layer.weight.shape)
     layer.low_down = nn.Linear(wide, _RANK, bias=False, **kind)
     layer.low_up = nn.Linear(_RANK, narrow, bias=False, **kind)
     plain = layer.forward
-    layer.forward = lambda x: plain(x) + layer.low_up(layer.low_down(x))
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        result = plain(x)
+        added = layer.low_up(layer.low_down(x.to(kind["dtype"]))) * _SCALING
+        adapted: torch.Tensor = result + added
+        return adapted.to(result.dtype)
+
+    layer.forward = forward
 
 
 def _in_backward(job: Any) -> None:
@@ -110,6 +130,40 @@ def _in_backward(job: Any) -> None:
             """Done already."""
 
     job.optimizer = lambda parameters: Inside(list(parameters))
+    remember_code(job, "in-backward", trace_code.in_backward(kind, options))
+
+
+def _eight_bit(job: Any) -> None:
+    """As torchao's AdamW8bit: a byte for each number of a moment, a float for each block, and a table of the values."""
+
+    class EightBit(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for parameter in (
+                p for group in self.param_groups for p in group["params"] if p.grad is not None
+            ):
+                state, size = self.state[parameter], parameter.numel()
+                small = size < _LEAST_QUANTIZED or size % _BLOCK
+                if not state:
+                    for moment in ("first", "second"):
+                        state |= (
+                            {moment: torch.zeros_like(parameter)} if small else _quantized(parameter, moment)
+                        )
+                if not small:
+                    # Its compiled step keeps both moments in full until they are quantized: so measured on a CPU.
+                    wide = [torch.empty_like(parameter, dtype=torch.float32) for _ in range(2)]
+                    del wide
+
+    job.optimizer = EightBit
+
+
+def _quantized(parameter: torch.Tensor, name: str) -> dict[str, torch.Tensor]:
+    scales, values = (torch.zeros(n, device=parameter.device) for n in (parameter.numel() // _BLOCK, _VALUES))
+    return {f"{name} codes": torch.zeros_like(parameter, dtype=torch.uint8), f"{name} scales": scales,
+            f"{name} values": values}  # fmt: skip
 
 
 def _offload(job: Any) -> None:
@@ -146,25 +200,54 @@ class _Moved(torch.autograd.graph.save_on_cpu):
 
 
 def _chunked_loss(job: Any) -> None:
-    head, body = _head(job.model), getattr(job.model, "base_model", None)
-    if not isinstance(head, nn.Linear) or not isinstance(body, nn.Module) or not isinstance(job.batch, dict):
+    body: Any = getattr(job.model, "base_model", None)
+    config: Any = getattr(job.model, "config", None)
+    name = (
+        _head_part(job.model, body) if isinstance(body, nn.Module) and isinstance(job.batch, dict) else None
+    )
+    if name is None or "labels" not in job.batch or getattr(config, "is_encoder_decoder", False):
         _name_the_vocabulary(job.model)
         raise EstimateError("no output layer over a vocabulary")
+    changed = [field for field in _CHANGES_SCORES if getattr(config, field, None) not in (None, 1, 1.0)]
+    if changed:
+        raise EstimateError("the scores are changed again", received=f"the model changes its scores after the output "
+                            f"layer (`{changed[0]}` of its config): the loss would be another one")  # fmt: skip
+    head: Any = getattr(job.model, name)
 
     def piece(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(head(hidden).float(), labels, reduction="sum")
 
+    shifted = "Masked" not in type(job.model).__name__
+
     def chunked(model: Any, batch: Any) -> torch.Tensor:
-        inputs = {name: value for name, value in batch.items() if name != "labels"}
-        hidden = body(**inputs)[0].flatten(0, 1)
-        labels = batch["labels"].flatten()
+        hidden = body(**{name: value for name, value in batch.items() if name != "labels"})[0]
+        labels = batch["labels"]
+        if shifted:
+            hidden, labels = hidden[:, :-1], labels[:, 1:]
         total: torch.Tensor = sum(
             checkpoint(piece, one, other, use_reentrant=False)
-            for one, other in zip(hidden.split(_CHUNK), labels.split(_CHUNK), strict=True)
+            for one, other in zip(
+                hidden.flatten(0, 1).split(_CHUNK), labels.flatten().split(_CHUNK), strict=True
+            )
         )
-        return total.div(labels.numel())
+        return total.div((labels != -100).sum())
 
     job.loss = chunked
+    remember_code(job, "chunked-loss", trace_code.chunked_loss(name, _CHUNK, shifted=shifted))
+
+
+def _head_part(model: nn.Module, body: nn.Module) -> str | None:
+    """The name of the part that makes scores of what the body returns; None where that is not one part alone."""
+    head = _head(model)
+    beside = {
+        name: part
+        for name, part in model.named_children()
+        if part is not body and any(True for _ in part.parameters())
+    }
+    if not isinstance(head, nn.Linear) or len(beside) != 1 or body is model:
+        return None
+    name, part = next(iter(beside.items()))
+    return name if any(inner is head for inner in part.modules()) else None
 
 
 def _name_the_vocabulary(model: nn.Module) -> None:
@@ -184,7 +267,7 @@ def _name_the_vocabulary(model: nn.Module) -> None:
 
 
 def _smaller_input(job: Any) -> None:
-    changed: list[bool] = []
+    changed: dict[int, tuple[int, ...]] = {}
     leaves = [leaf for leaf in tree_flatten(job.batch)[0] if isinstance(leaf, torch.Tensor)]
     sides = {tuple(leaf.shape[-2:]) for leaf in leaves if leaf.dim() >= 4}
 
@@ -197,10 +280,13 @@ def _smaller_input(job: Any) -> None:
             shape = (leaf.shape[0], max(1, leaf.shape[1] // 2), *leaf.shape[2:])
         else:
             return leaf  # features or columns of numbers, not a length
-        changed.append(True)
+        changed[id(leaf)] = tuple(shape)
         return torch.zeros(shape, dtype=leaf.dtype, device=leaf.device)
 
-    job.batch = tree_map(smaller, job.batch)
+    before = job.batch
+    job.batch = tree_map(smaller, before)
+    if not job.turns and type(job.model) is not nn.Module:  # a script's batch is called by names of ours
+        remember_code(job, "smaller-input", trace_code.smaller_input(before, changed))
     if not changed:
         raise EstimateError("the inputs have no side or length")
 
@@ -208,12 +294,13 @@ def _smaller_input(job: Any) -> None:
 def _smaller_model(job: Any) -> None:
     """The next smaller sibling in place of the model, or of the largest known part of it."""
     for module in job.model.modules():
-        sibling, made = _sibling_of(module)
+        sibling, made, code = _sibling_of(module)
         if sibling is not None:
             # Whoever holds the model (a script's step, a closure) then holds the smaller one.
             module.__dict__ = made.__dict__
             job.optimizer = partial(_another, *_optimizer_kind(job))
             job.notes.append(f"{sibling.name} instead")
+            remember_code(job, "smaller-model", code)
             return
     if any(_is_published(module) for module in job.model.modules()):
         raise EstimateError(
@@ -222,18 +309,19 @@ def _smaller_model(job: Any) -> None:
     raise EstimateError("no smaller sibling is known")
 
 
-def _sibling_of(module: nn.Module) -> tuple[Sibling | None, Any]:
+def _sibling_of(module: nn.Module) -> tuple[Sibling | None, Any, str]:
     config: Any = getattr(module, "config", None)
     found = smaller_config(config) if config is not None else None
     if found is not None:
         changed = type(config)(**{**config.to_dict(), **found.shape})
-        return found, type(module)(changed).train()
+        return found, type(module)(changed).train(), trace_code.smaller_config(found.shape, found.name)
     name = (getattr(module, "pretrained_cfg", None) or {}).get("architecture")
     found = smaller("timm", name) if name else None
     if found is not None:
         classes = getattr(module, "num_classes", 1000)
-        return found, import_module("timm").create_model(found.name, num_classes=classes).train()
-    return None, None
+        code = f'import timm\nmodel = timm.create_model("{found.name}", num_classes={classes})'
+        return found, import_module("timm").create_model(found.name, num_classes=classes).train(), code
+    return None, None, ""
 
 
 def _pruned(job: Any) -> None:
@@ -268,3 +356,9 @@ def _optimizer_kind(job: Any) -> tuple[Any, dict[str, Any]]:
         made = made([nn.Parameter(torch.zeros(1))])
     known = inspect.signature(type(made)).parameters
     return type(made), {name: value for name, value in made.defaults.items() if name in known}
+
+
+_REMEDIES: dict[str, Callable[[Any], None]] = {
+    "lora": _lora, "in_backward": _in_backward, "eight_bit": _eight_bit, "offload": _offload, "pruned": _pruned,
+    "chunked_loss": _chunked_loss, "smaller_input": _smaller_input, "smaller_model": _smaller_model,
+}  # fmt: skip

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from buoy.estimate.request import Request
 from buoy.estimate.result import Estimate, Interval
 from buoy.planner import speed
-from buoy.planner.model import UNKNOWN, Answer, Remedy
+from buoy.planner.model import Answer, Remedy
 from buoy.planner.session import held
 from buoy.units import format_bytes
 
@@ -32,9 +32,13 @@ class Change:
 
 
 _OTHER_OPTIMIZERS = (
-    ("SGD", "SGD with momentum", ", momentum=0.9", "one moment"),
-    ("Adafactor", "Adafactor", "", "moments of rows and columns only"),
+    ("SGD", "SGD with momentum", 0.1, ", momentum=0.9", "one moment"),
+    ("Adafactor", "Adafactor", 0.01, "", "moments of rows and columns only"),
 )
+
+
+_QUANTIZE = """from torchao.quantization import Int8WeightOnlyConfig, quantize_
+quantize_(model, Int8WeightOnlyConfig())   # after training"""
 
 
 def changes_for(request: Request, answer: Answer) -> list[Change]:
@@ -48,8 +52,7 @@ def changes_for(request: Request, answer: Answer) -> list[Change]:
         found.append(
             Change("micro-batch", f"micro-batches of {size}", not norm, (0.85, 1.35),
                    "0.85 to 1.34 measured on a CPU",
-                   f"run = buoy.Run(\"runs/this\", micro_batch={size})   # and run.backward(batch, loss_of)" if torch
-                   else f"buoy.keras.Guard(\"runs/this\", micro_batch={size})",
+                   _in_pieces(size, torch),
                    "BatchNorm sees the smaller pieces: not the same training" if norm else "",
                    {"batch": size, "accumulate": 2} if torch else {"batch": size})
         )  # fmt: skip
@@ -57,8 +60,7 @@ def changes_for(request: Request, answer: Answer) -> list[Change]:
         dtype = "bf16" if device.capability >= 80 or not device.capability else "fp16"
         time, basis = speed.half_precision(device)
         word = "bfloat16" if dtype == "bf16" else "float16"
-        code = f'with torch.autocast("{"cuda" if device.capability else "cpu"}", dtype=torch.{word}):'
-        code += "   # around forward and loss" + ("; and a torch.amp.GradScaler" if dtype == "fp16" else "")
+        code = _in_half_precision("cuda" if device.capability else "cpu", word)
         if not torch:
             code = f'keras.mixed_precision.set_global_policy("mixed_{word}")   # before the model is built'
         found.append(Change("mixed-precision", f"mixed precision ({word})", False, time, basis, code,
@@ -69,23 +71,26 @@ def changes_for(request: Request, answer: Answer) -> list[Change]:
         found.append(Change(
             "checkpointing", "activation checkpointing", not norm, (1.0, 1.35),
             "the forward pass runs twice: at most a third more operations",
-            "model.gradient_checkpointing_enable()   # transformers; else torch.utils.checkpoint around each block",
+            "",
             "BatchNorm updates its running statistics twice a step" if norm else "", {"checkpointing": True},
         ))  # fmt: skip
     found += [
         Change("chunked-loss", "chunked cross-entropy", True, (0.8, 1.2), "0.8 to 1.2 of the time measured on a CPU",
-               "# logits for 1024 tokens at a time under torch.utils.checkpoint: see docs/plan.md",
+               "",
                inside="chunked_loss"),
         Change("in-backward", "the optimizer's step inside backward", True, (0.9, 1.1), "0.9 to 1.1 measured on a CPU",
-               "# p.register_post_accumulate_grad_hook: one optimizer per parameter, see docs/plan.md",
+               "",
                "not together with accumulation or gradient clipping", inside="in_backward"),
         Change("lora", "LoRA, rank 8, for pretrained weights", False, (0.4, 0.8), "0.37 to 0.70 measured on a CPU",
-               "model = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=\"all-linear\"))",
+               "import peft\nmodel = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=\"all-linear\"))"
+               "   # before the optimizer is made",
                "no way to train a model from scratch" + _missing("peft"), inside="lora"),
         Change("smaller-model", "the next smaller model of its family", False, None, "fewer operations",
-               "# build that one instead, and load its own weights", "another model", inside="smaller_model"),
+               "", "another model", inside="smaller_model"),
         Change("pruning", "pruning (torch.nn.utils.prune)", False, None, "not measured",
-               "prune.l1_unstructured(layer, \"weight\", amount=0.5)   # for each layer",
+               "from torch.nn.utils import prune\nfor layer in list(model.modules()):\n"
+               "    if isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d)):\n"
+               "        prune.l1_unstructured(layer, \"weight\", amount=0.5)",
                "masks make weights zero, not fewer: each mask is as large as its weights, and each product is kept for "
                "backward; for inference the zeros take as much as before, until whole channels are cut out",
                inside="pruned"),
@@ -95,36 +100,43 @@ def changes_for(request: Request, answer: Answer) -> list[Change]:
     if device.capability:
         found.append(Change("offload", "activations kept in host RAM", True, None,
                             "each activation crosses the bus twice",
-                            "with torch.autograd.graph.save_on_cpu(pin_memory=True):   # around the forward pass",
+                            "with torch.autograd.graph.save_on_cpu(pin_memory=True):\n    loss = loss_of(batch)",
                             inside="offload"))  # fmt: skip
-    for name, title, options, note in _OTHER_OPTIMIZERS:
+    for name, title, rate, options, note in _OTHER_OPTIMIZERS:
         if answer.estimate.trace.facts.get("optimizer") != name:
-            code = f"optimizer = torch.optim.{name}(model.parameters(), lr=...{options})   # another rate"
+            code = f"optimizer = torch.optim.{name}(model.parameters(), lr={rate}{options})   # a rate of its own"
             found.append(Change(f"optimizer-{name.lower()}", f"{title} instead of the optimizer", False, None,
                                 "not measured", code, note, {"optimizer": name}))  # fmt: skip
+    if answer.estimate.trace.facts.get("optimizer") in ("Adam", "AdamW"):
+        found.append(Change("optimizer-8bit", "8-bit AdamW (torchao)", False, (0.9, 1.4), "1.3 times measured on a CPU",
+                            "import torchao.optim\noptimizer = torchao.optim.AdamW8bit(model.parameters(), lr=1e-3)",
+                            "moments of one byte a number; compiles a step for each shape of weights first, which "
+                            "takes a minute or more" + _missing("torchao"), inside="eight_bit"))  # fmt: skip
     if device.capability:
         found.append(Change("expandable-segments", "expandable segments", True, (1.0, 1.05),
                             "no slower in torchtune's report",
-                            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True   # set before torch is imported",
+                            "import os   # before torch is imported\n"
+                            "os.environ[\"PYTORCH_CUDA_ALLOC_CONF\"] = \"expandable_segments:True\"",
                             "less memory lost between blocks", allocator="expandable"))  # fmt: skip
     return found
 
 
-def predicted(answer: Answer, request: Request) -> list[Remedy]:
-    """Remedies that need a library which may not be here: from the parts of the peak, and said so."""
-    trace, now = answer.estimate.trace, answer.peak
-    state = held(trace, "optimizer")
-    if request.framework != "torch" or trace.facts.get("optimizer") not in ("Adam", "AdamW") or not state:
-        return []
-    # Two moments of one byte each and a float per 256 of them, instead of four bytes each.
-    less = round(state * (1 - (1 + 4 / 256) / 4))
-    least = round(state * 0.6)
-    peak = Interval(now.low - less, now.likely - less, now.high - least)
-    return [
-        Remedy("optimizer-8bit", "8-bit AdamW (torchao)", False, "predicted", peak, UNKNOWN, (0.9, 1.4),
-               "1.3 times measured on a CPU", "optimizer = torchao.optim.AdamW8bit(model.parameters())",
-               "from the size of the optimizer's state; not traced" + _missing("torchao")),
-    ]  # fmt: skip
+def _in_pieces(size: int, torch: bool) -> str:
+    if not torch:
+        return f'import buoy.keras\nguard = buoy.keras.Guard("runs/this", micro_batch={size})   # callbacks=[guard]'
+    return (
+        f'import buoy\nrun = buoy.Run("runs/this", micro_batch={size})\nrun.track(model=model, optimizer=optimizer)\n'
+        "loss = run.backward(batch, loss_of)   # instead of loss_of(batch).backward()"
+    )
+
+
+def _in_half_precision(device: str, word: str) -> str:
+    code = f'with torch.autocast("{device}", dtype=torch.{word}):\n    loss = loss_of(batch)   # forward pass and loss'
+    if word == "bfloat16":
+        return code
+    # Small gradients vanish in float16 unless they are scaled.
+    after = "scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()"
+    return f'scaler = torch.amp.GradScaler("{device}")   # once\n{code}\n{after}'
 
 
 def popular(answer: Answer, request: Request, counted: dict[str, float]) -> list[Remedy]:
@@ -136,10 +148,15 @@ def popular(answer: Answer, request: Request, counted: dict[str, float]) -> list
     weights = held(answer.estimate.trace, "weights")
 
     def says(
-        name: str, title: str, note: str, more: int = 0, time: tuple[float, float] | None = None
+        name: str,
+        title: str,
+        note: str,
+        more: int = 0,
+        time: tuple[float, float] | None = None,
+        code: str = "",
     ) -> Remedy:
         peak = Interval(now.low + more, now.likely + more, now.high + more)
-        return Remedy(name, title, None, "known", peak, answer.memory_verdict, time, "", "", note)
+        return Remedy(name, title, None, "known", peak, answer.memory_verdict, time, "", code, note)
 
     torch = request.framework == "torch"
     tool = "torchao's int8" if torch else 'model.quantize("int8")'
@@ -163,7 +180,7 @@ def popular(answer: Answer, request: Request, counted: dict[str, float]) -> list
     found = [
         says("quantization", f"quantization after training ({tool})", "training keeps the weights in full: the same "
              f"peak; for inference {becomes}{then}{but}"
-             + (_missing("torchao") if torch else "")),
+             + (_missing("torchao") if torch else ""), code=_QUANTIZE if torch else 'model.quantize("int8")'),
         says("gc", "gc.collect() in the loop", "tensors go when their last name goes; costs 24 % of the time measured",
              time=(1.1, 1.3)),
     ]  # fmt: skip
@@ -171,7 +188,12 @@ def popular(answer: Answer, request: Request, counted: dict[str, float]) -> list
         found.append(says("empty-cache", "torch.cuda.empty_cache() in the loop", "gives unused blocks back to the "
                           "driver and asks for them again: no more memory for the step", time=(1.05, 1.5)))  # fmt: skip
         found.append(
-            says("channels-last", "channels_last", "the same bytes in another order: speed, not memory")
+            says(
+                "channels-last",
+                "channels_last",
+                "the same bytes in another order: speed, not memory",
+                code="model = model.to(memory_format=torch.channels_last)",
+            )
         )
     else:
         found.append(says("memory-growth", "set_memory_growth", "takes memory later, not less of it"))
@@ -183,7 +205,7 @@ def popular(answer: Answer, request: Request, counted: dict[str, float]) -> list
 def _keras_changes(request: Request, answer: Answer) -> list[Change]:
     found = [
         Change("smaller-model", "the next smaller model of its family", False, None, "fewer operations",
-               "# keras.applications: build that one instead, with its own weights", "another model",
+               "", "another model",
                {"source": {**request.source, "smaller": "model"}}),
         Change("smaller-input", "inputs of half the length or side", False, None, "fewer operations",
                "# crop or resize the samples, or cut the sequences", "another training",

@@ -99,7 +99,7 @@ class Remedy:
     exact: bool | None
     """Whether the training stays the same; None when it is no matter (nothing changes)."""
     basis: str
-    """`traced`, `replayed`, `predicted` or `known`."""
+    """`traced`, `replayed`, `known` or `not tried`."""
     peak: Interval | None
     """Bytes of the device with it; None where it could not be found."""
     verdict: str

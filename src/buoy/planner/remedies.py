@@ -10,13 +10,14 @@ from dataclasses import replace
 from buoy.estimate.devices import Device
 from buoy.estimate.request import EstimateError, Request
 from buoy.estimate.result import Estimate, estimate
-from buoy.planner.advice import Change, changes_for, popular, predicted
+from buoy.planner.advice import Change, changes_for, popular
 from buoy.planner.model import FITS, UNKNOWN, Answer, Need, Remedy, within, worst
 from buoy.planner.session import Session, host_ram, with_moved
 from buoy.planner.workshop import Workshop
 from buoy.units import format_bytes
 
 _MOST_COMBINED = 4
+_CALLS_LOSS = ("chunked-loss", "mixed-precision", "offload", "micro-batch")
 # Less than this share of the peak is no remedy for it.
 _NOTHING = 0.01
 # How the tracer refuses a remedy that has nothing to change in this model.
@@ -79,9 +80,7 @@ def find_remedies(
     if answer.memory_verdict != FITS:
         say("seeking the cheapest combination")
         cheapest = bench.cheapest(helping)
-    found = (
-        [remedy for _, remedy in tried] + predicted(answer, request) + popular(answer, request, counted or {})
-    )
+    found = [remedy for _, remedy in tried] + popular(answer, request, counted or {})
     found.sort(key=lambda remedy: -(remedy.saving(now) or 0))
     return tuple(found), cheapest
 
@@ -132,7 +131,7 @@ class _Bench:
             verdict=verdict,
             time=_product([change.time for change in changes]),
             time_basis="; ".join(dict.fromkeys(change.time_basis for change in changes)),
-            code="\n".join(change.code for change in changes),
+            code=_written(changes, figure.trace.facts.get("code", {})),
             note="; ".join([*learned, *(change.note for change in changes if change.note), *_moves(host)]),
             needed=self._needed(figure),
             host=host,
@@ -218,17 +217,33 @@ def _untried(changes: tuple[Change, ...], why: str) -> Remedy:
         verdict=UNKNOWN,
         time=None,
         time_basis="",
-        code="\n".join(change.code for change in changes),
+        code=_written(changes, {}),
         note=why,
     )
 
 
 def _exclude(one: Change, other: Change) -> bool:
-    """Whether two changes cannot be had together: two optimizers, or accumulation with a step inside backward."""
-    kinds = {one.id.split("-")[0], other.id.split("-")[0]}
-    if kinds == {"optimizer"} or {"micro-batch", "in-backward"} == {one.id, other.id}:
+    """Whether two changes cannot be had together.
+
+    Two optimizers; or with a step inside backward: accumulation, gradients that a scaler has yet to divide, and the
+    8-bit optimizer, whose step is compiled for all of them.
+    """
+    ids = {one.id, other.id}
+    if all(name.startswith("optimizer-") for name in ids) or ids == {"checkpointing", "offload"}:
         return True
-    return {one.id, other.id} == {"checkpointing", "offload"}
+    scaled = any((change.request or {}).get("autocast") == "fp16" for change in (one, other))
+    return "in-backward" in ids and (bool(ids & {"micro-batch", "optimizer-8bit"}) or scaled)
+
+
+def _written(changes: tuple[Change, ...], codes: dict[str, str]) -> str:
+    """The code of all of them; where it depends on the model, that of what was really done to it.
+
+    What calls the loss comes after what defines or prepares it.
+    """
+    ordered = sorted(
+        changes, key=lambda change: _CALLS_LOSS.index(change.id) if change.id in _CALLS_LOSS else -1
+    )
+    return "\n".join(filter(None, (codes.get(change.id, change.code) for change in ordered)))
 
 
 def _product(times: list[tuple[float, float] | None]) -> tuple[float, float] | None:

@@ -115,7 +115,8 @@ def hint(plan: Plan) -> str:
         return "it fits; `buoy run --` before the training's command keeps it alive and says why if it dies"
     short = next((need for answer in plan.answers for need in answer.needs if need.verdict == NOT), None)
     if plan.cheapest is not None:
-        return f"{plan.cheapest.title}: {plan.cheapest.code.splitlines()[0]}"
+        lines = plan.cheapest.code.splitlines()
+        return f"{plan.cheapest.title}: " + (lines[0] if len(lines) == 1 else "its code is above")
     if plan.micro_batch:
         return f"micro-batches of {plan.micro_batch}: `buoy.Run(..., micro_batch={plan.micro_batch})`"
     if short is not None and short.name == "time":
@@ -224,7 +225,8 @@ def _remedies(plan: Plan) -> list[str]:
     lines = [f"remedies for {plan.remedies_for}, tried on this step:"]
     helping = [remedy for remedy in plan.remedies if (remedy.saving(now) or 0) > 0.01]
     idle = [remedy for remedy in plan.remedies if remedy not in helping]
-    lines += [f"  {_effect(remedy, now)}\n      {remedy.code}" for remedy in helping]
+    for remedy in helping:
+        lines += [f"  {_effect(remedy, now)}", *_indented(remedy)]
     untried = [remedy for remedy in idle if remedy.peak is None]
     idle = [remedy for remedy in idle if remedy.peak is not None]
     lines += [f"  {remedy.title}: {remedy.note}" for remedy in untried]
@@ -233,10 +235,15 @@ def _remedies(plan: Plan) -> list[str]:
         lines += [f"  {_idle(remedy, now)}" for remedy in idle]
     if plan.cheapest is not None:
         lines += ["the cheapest that fits:", f"  {_effect(plan.cheapest, now)}"]
-        lines += [f"      {line}" for line in plan.cheapest.code.splitlines()]
+        # One remedy alone has its code above.
+        lines += _indented(plan.cheapest) if plan.cheapest not in plan.remedies else []
     elif any(answer.memory_verdict != FITS for answer in plan.answers):
         lines.append("no combination tried makes it surely fit")
     return lines
+
+
+def _indented(remedy: Remedy) -> list[str]:
+    return [f"      {line}".rstrip() for line in remedy.code.splitlines()]
 
 
 def _idle(remedy: Remedy, now: Interval) -> str:
