@@ -12,7 +12,6 @@ Four kinds of sources, one kind of `Pass`:
 from __future__ import annotations
 
 import copy
-import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,13 +19,14 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
+from buoy.torch.data_memory import DataMemory
 from buoy.torch.extent import changed, extent_of
+from buoy.torch.fingerprint import compare, mark
 from buoy.torch.order import Course, Order
+from buoy.torch.replay import ReplayPass, has_state
 from buoy.torch.rng import Stream, forget_half_pair, mix, put, take
 from buoy.torch.seeded import SeededDataset, SeededPasses, WorkerStart
-from buoy.units import format_duration
 
-_SAY_REPLAY = 2.0  # seconds of reading again that are worth a line
 Say = Callable[[str], None]
 
 
@@ -72,6 +72,8 @@ class Feeds:
             weakref.WeakKeyDictionary()
         )
         self._told: weakref.WeakSet[Any] = weakref.WeakSet()
+        # By what is iterated over: scripts build a new loader around the same dataset.
+        self._memories: weakref.WeakKeyDictionary[Any, DataMemory] = weakref.WeakKeyDictionary()
         self._staying: weakref.WeakKeyDictionary[Any, tuple[DataLoader[Any], SeededPasses]] = (
             weakref.WeakKeyDictionary()
         )
@@ -81,27 +83,53 @@ class Feeds:
         extent = extent_of(loader)
         if state and (told := changed(state.get("extent"), extent)) is not None:
             self._say(told)
+            state = {**state, "last": None}  # there is nothing more to tell
         opened = self._open(loader, place, state)
         opened.extent = extent
         return opened
 
     def between_passes(self, loader: Any) -> dict[str, Any] | None:
-        """What a loader's sampler keeps from pass to pass; None: nothing, or it is not known."""
-        return self._twin(loader)[1].memory.between_passes() if _is_by_index(loader) else None
+        """What a loader's sampler or stream keeps from pass to pass; None: nothing, or it is not known."""
+        memory = self._memory(loader)
+        return memory.between_passes() if memory is not None else None
 
     def put_between_passes(self, loader: Any, state: dict[str, Any], tracked: Collection[int]) -> None:
         """Give it back, in another process; except to those objects (by id) that the run restores by itself."""
+        memory = self._memory(loader)
+        if memory is not None:
+            memory.put_between_passes(state, tracked)
+
+    def _memory(self, loader: Any) -> DataMemory | None:
+        """Of what is iterated over in this process; what workers keep, they keep for themselves."""
         if _is_by_index(loader):
-            self._twin(loader)[1].memory.put_between_passes(state, tracked)
+            return self._twin(loader)[1].memory
+        if is_loader(loader):
+            if (
+                loader.num_workers
+                or not isinstance(loader.dataset, IterableDataset)
+                or has_state(loader.dataset)
+            ):
+                return None
+            stream, beside = loader.dataset, [loader.collate_fn]
+        elif isinstance(loader, Iterator) or has_state(loader):
+            return None
+        else:
+            stream, beside = loader, []
+        try:
+            if stream not in self._memories:
+                self._memories[stream] = DataMemory.of_stream(stream, *beside)
+            return self._memories[stream]
+        except TypeError:  # a list of batches cannot be known again
+            return None
 
     def _open(self, loader: Any, place: Place, state: dict[str, Any] | None) -> Pass:
         if _is_by_index(loader):
-            return _IndexPass(*self._twin(loader), place, state)
-        if _has_state(loader) and (not is_loader(loader) or _is_torchdatas(loader)):
+            return _IndexPass(*self._twin(loader), place, state, self._say)
+        if has_state(loader) and (not is_loader(loader) or _is_torchdatas(loader)):
             return _StatefulPass(loader, place, state)
         if isinstance(loader, Sequence):
-            return _SequencePass(loader, state)
-        stream = Stream(place.number("stream"))
+            return _SequencePass(loader, state, self._say)
+        stream, memory = Stream(place.number("stream")), self._memory(loader)
         if is_loader(loader) and isinstance(loader.dataset, IterableDataset):
             if not loader.num_workers:
                 loader = _without_generator(loader)
@@ -114,7 +142,7 @@ class Feeds:
                 stream = Stream(mix(place.seed, "workers"))
             else:
                 loader = _without_generator(loader)
-        return _ReplayPass(loader, stream, state, self._say)
+        return ReplayPass(loader, stream, state, self._say, memory)
 
     def _tell_of_staying_workers(self, loader: DataLoader[Any]) -> None:
         if loader.persistent_workers and loader not in self._told:
@@ -148,7 +176,7 @@ class Feeds:
             return known
         twin, order = copy.copy(loader), Order(loader)
         replaced = {
-            "dataset": SeededDataset(loader.dataset),
+            "dataset": SeededDataset(loader.dataset, loader.collate_fn),
             "batch_sampler" if loader.batch_sampler is not None else "sampler": order,
             "worker_init_fn": WorkerStart(loader.worker_init_fn),
             "_iterator": None,
@@ -173,20 +201,30 @@ class _IndexPass:
     extent: dict[str, int]
 
     def __init__(
-        self, twin: DataLoader[Any], order: Order, place: Place, state: dict[str, Any] | None
+        self, twin: DataLoader[Any], order: Order, place: Place, state: dict[str, Any] | None, say: Say
     ) -> None:
         state = state or {}
         self.samples = int(state.get("samples", 0))
         self.batches = int(state.get("batches", 0))
-        self._course = Course(place.number("order"), place.number("items"), self.samples)
+        self._last: dict[str, Any] | None = None
+        known: dict[str, Any] = state.get("last") or {}
+        # The last batch is made once more: whatever keeps something of its own shows there.
+        again = int(known.get("samples", 0))
+        self._course = Course(place.number("order"), place.number("items"), self.samples - again)
         self._order, self._memory = order, order.begin(self._course, state.get("sampler"))
         self._course.catch_up(order.memory, state.get("generators"))
+        dataset: Any = twin.dataset
+        dataset.look_again()
         self._apart = (
             twin.num_workers == 0
         )  # items are made in this process: mind the training's random state
         with Stream(place.number("workers")):  # a new iterator draws a seed for its workers
             self._iterator = iter(twin)
         self._course.begin()
+        if again:
+            self.samples, self.batches = self.samples - again, self.batches - 1
+            compare(next(self, None), known, self.batches, say)
+            self.samples, self.batches = int(state["samples"]), int(state["batches"])
 
     def __next__(self) -> Any:
         if self._apart:
@@ -198,13 +236,15 @@ class _IndexPass:
         else:
             batch = next(self._iterator)
             forget_half_pair()
-        self.samples += self._course.sizes.popleft()
+        size = self._course.sizes.popleft()
+        self.samples += size
         self.batches += 1
+        self._last = mark(batch, size)
         return batch
 
     def state_dict(self) -> dict[str, Any]:
         place: dict[str, Any] = {"samples": self.samples, "batches": self.batches, "extent": self.extent}
-        place["sampler"] = self._memory
+        place["sampler"], place["last"] = self._memory, self._last
         if (generators := self._course.describe(self._order.memory)) is not None:
             place["generators"] = generators
         return place
@@ -251,116 +291,25 @@ class _SequencePass:
 
     extent: dict[str, int]
 
-    def __init__(self, sequence: Sequence[Any], state: dict[str, Any] | None) -> None:
+    def __init__(self, sequence: Sequence[Any], state: dict[str, Any] | None, say: Say) -> None:
         self.batches = self.samples = int(state["batches"]) if state else 0
         self._sequence = sequence
+        self._last = state.get("last") if state else None
+        if self._last and self.batches <= len(sequence):
+            compare(sequence[self.batches - 1], self._last, self.batches, say)
 
     def __next__(self) -> Any:
         if self.batches >= len(self._sequence):
             raise StopIteration
         self.batches += 1
         self.samples += 1
-        return self._sequence[self.batches - 1]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"samples": self.samples, "batches": self.batches, "extent": self.extent}
-
-
-class _ReplayPass:
-    """Over something that only goes forward: an IterableDataset's loader, a generator, another library's loader."""
-
-    extent: dict[str, int]
-
-    def __init__(self, loader: Any, stream: Stream, state: dict[str, Any] | None, say: Say) -> None:
-        self.samples = self.batches = 0
-        self._size = getattr(loader, "batch_size", None) or 1
-        self._workers = int(getattr(loader, "num_workers", 0))
-        self._dataset = _Watched.over(loader) if self._workers == 0 else None
-        self._stream = stream
-        if self._dataset is not None:
-            loader = copy.copy(loader)
-            object.__setattr__(loader, "dataset", self._dataset)
-        if state and state["workers"] != self._workers:
-            say(
-                f"the loader had {state['workers']} workers and has {self._workers} now: an IterableDataset "
-                "yields another order then, so this resume is not exact"
-            )
-        known = state.get("dataset") if state else None
-        if self._dataset is not None and known is not None:
-            self._dataset.load_state_dict(known)
-        with self._stream:  # also with workers: the loader draws a seed for them
-            self._iterator = iter(loader)
-        if state and self._dataset is not None and known is not None:
-            self.batches, self.samples = int(state["batches"]), int(state["samples"])
-            self._stream.load_state_dict(state["stream"])
-        elif state:
-            self._replay(int(state["batches"]), say)
-
-    def __next__(self) -> Any:
-        if self._workers:
-            batch = next(self._iterator)
-        else:
-            with self._stream:
-                batch = next(self._iterator)
-        self.samples += self._size
-        self.batches += 1
+        batch = self._sequence[self.batches - 1]
+        self._last = mark(batch, 1)
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"samples": self.samples, "batches": self.batches, "workers": self._workers}
-        state["extent"] = self.extent
-        if self._dataset is None:
-            return state
-        return {**state, "dataset": self._dataset.state_dict(), "stream": self._stream.state_dict()}
-
-    def _replay(self, batches: int, say: Say) -> None:
-        start = time.monotonic()
-        for _ in range(batches):
-            try:
-                next(self)
-            except StopIteration:
-                say(f"the data ended after {self.batches} batches, where it had given {batches} before")
-                return
-        took = time.monotonic() - start
-        if took > _SAY_REPLAY:
-            say(
-                f"read {batches} batches again to find the place ({format_duration(took)}): this data only goes "
-                "forward. A dataset with state_dict() and load_state_dict(), or torchdata's StatefulDataLoader, "
-                "avoids it"
-            )
-
-
-class _Watched(IterableDataset[Any]):
-    """An iterable dataset with a state of its own; knows also when it is exhausted, which that state may not say."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self._exhausted = False
-
-    @staticmethod
-    def over(loader: Any) -> _Watched | None:
-        """The loader's dataset, if it can say where it is."""
-        dataset = getattr(loader, "dataset", None)
-        if isinstance(dataset, IterableDataset) and _has_state(dataset):
-            return _Watched(dataset)
-        return None
-
-    def __iter__(self) -> Iterator[Any]:
-        if not self._exhausted:
-            yield from self._dataset
-        self._exhausted = True
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the dataset is."""
-        return {"exhausted": self._exhausted, "own": self._dataset.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on there."""
-        self._exhausted = bool(state["exhausted"])
-        self._dataset.load_state_dict(state["own"])
+        place = {"samples": self.samples, "batches": self.batches, "extent": self.extent}
+        return {**place, "last": self._last}
 
 
 def _without_generator(loader: DataLoader[Any]) -> DataLoader[Any]:
@@ -370,10 +319,6 @@ def _without_generator(loader: DataLoader[Any]) -> DataLoader[Any]:
     loader = copy.copy(loader)
     loader.generator = None
     return loader
-
-
-def _has_state(thing: object) -> bool:
-    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
 
 
 def _is_by_index(loader: Any) -> bool:

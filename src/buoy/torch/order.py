@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import Any
@@ -17,7 +17,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from buoy.torch.rng import Stream, generator_state, set_generator_state
+from buoy.torch.data_memory import DataMemory
+from buoy.torch.rng import Stream
 from buoy.torch.seeded import Key
 
 # These draw from the global generators for their first index only, so the training's need not be put back later.
@@ -45,7 +46,7 @@ class Order:
     def __init__(self, loader: Any) -> None:
         self._batched = loader.batch_sampler is not None
         self._sampler = loader.batch_sampler if self._batched else loader.sampler
-        self.memory = SamplerMemory(loader)
+        self.memory = DataMemory.of_samplers(loader)
         self._next = Course(0, 0, 0)
 
     def __len__(self) -> int:
@@ -115,7 +116,7 @@ class Course:
         """It was asked for more than it has: torch's own draw once more then."""
         self._catching_up: CatchingUp | None = None
 
-    def describe(self, memory: SamplerMemory) -> dict[str, Any] | None:
+    def describe(self, memory: DataMemory) -> dict[str, Any] | None:
         """Where the generators of loader and sampler are, and what the sampler has drawn from them."""
         states = memory.generators()
         if not states:
@@ -127,7 +128,7 @@ class Course:
             "states": states,
         }
 
-    def catch_up(self, memory: SamplerMemory, described: dict[str, Any] | None) -> None:
+    def catch_up(self, memory: DataMemory, described: dict[str, Any] | None) -> None:
         """The pass is resumed from there; before the sampler draws anything."""
         if described and (described["drawn"] or described["exhausted"]):
             self._catching_up = CatchingUp(memory, described)
@@ -159,7 +160,7 @@ class CatchingUp:
     again: from where the pass began, while the training sees the saved state.
     """
 
-    def __init__(self, memory: SamplerMemory, described: dict[str, Any]) -> None:
+    def __init__(self, memory: DataMemory, described: dict[str, Any]) -> None:
         self._memory, self._saved = memory, described["states"]
         self._samplers: dict[str, Any] | None = None
         self.goal = int(described["drawn"]), bool(described["exhausted"])
@@ -233,95 +234,6 @@ def _leave_out(source: Any, count: int) -> None:
         items.__setstate__(items.__reduce__()[2] + count)
     else:
         next(islice(source, count, count), None)
-
-
-class SamplerMemory:
-    """What a sampler keeps from one epoch to the next: its own generators, and plain values that it changes."""
-
-    def __init__(self, loader: Any) -> None:
-        self._samplers = {"batch_sampler": loader.batch_sampler, "sampler": loader.sampler}
-        self._generator = loader.generator
-        self._first = self._plain_values()
-
-    def now(self) -> dict[str, Any]:
-        """What differs from a newly built sampler."""
-        changed = {name: value for name, value in self._plain_values().items() if value != self._first[name]}
-        return {"values": changed, "generators": self.generators()}
-
-    def between_passes(self) -> dict[str, Any] | None:
-        """What the next pass depends on; None: nothing."""
-        state = self.now()
-        if not state["values"] and not state["generators"]:
-            return None
-        return {**state, "first": {name: self._first.get(name) for name in state["values"]}}
-
-    def put_between_passes(self, state: dict[str, Any], tracked: Collection[int]) -> None:
-        """Give that back before the first pass of a process; what the script has set or tracks itself stays."""
-        here = self._plain_values()
-        untouched = {
-            name: value
-            for name, value in state["values"].items()
-            if name in here and here[name] == state["first"][name]
-        }
-        mine = {name for name, owner in self._generators().items() if id(owner) not in tracked}
-        generators = {name: value for name, value in state["generators"].items() if name in mine}
-        self.put_back({"values": untouched, "generators": generators})
-
-    def generators(self) -> dict[str, Any]:
-        """Where each generator is; one that has several names is read, and stored, once."""
-        found = self._generators()
-        states = {id(owner): generator_state(owner) for owner in found.values()}
-        return {name: states[id(owner)] for name, owner in found.items()}
-
-    def put_back(self, state: dict[str, Any]) -> None:
-        """Make the sampler what it was at that time."""
-        owners = dict(self._owners())
-        for name, value in state["values"].items():
-            owner, _, attribute = name.rpartition(".")
-            if owner in owners:
-                setattr(owners[owner], attribute, value)
-        self.put_generators(state["generators"])
-
-    def put_generators(self, states: dict[str, Any]) -> None:
-        """Have those that are there go on from these states."""
-        generators = self._generators()
-        for name, value in states.items():
-            if name in generators:
-                set_generator_state(generators[name], value)
-
-    def _owners(self) -> Iterator[tuple[str, Any]]:
-        for path, owner in self._samplers.items():
-            for _ in range(4):  # samplers wrap samplers
-                if not hasattr(owner, "__dict__"):
-                    break
-                yield path, owner
-                owner, path = getattr(owner, "sampler", None), f"{path}.sampler"
-
-    def _generators(self) -> dict[str, Any]:
-        found = {
-            f"{path}.{name}": value
-            for path, owner in self._owners()
-            for name, value in vars(owner).items()
-            if generator_state(value) is not None
-        }
-        if self._generator is not None:
-            found["generator"] = self._generator
-        return found
-
-    def _plain_values(self) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for path, owner in self._owners():
-            for name, value in vars(owner).items():
-                if type(value) in (bool, int, float, str):
-                    values[f"{path}.{name}"] = value
-        return _Defaulting(values)
-
-
-class _Defaulting(dict[str, Any]):
-    """A value that was not there at first differs from every value."""
-
-    def __missing__(self, name: str) -> Any:
-        return float("nan")
 
 
 def _is_torchdatas(sampler: Any, name: str) -> bool:

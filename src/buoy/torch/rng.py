@@ -13,8 +13,6 @@ import torch
 
 State = dict[str, Any]
 _MASK = (1 << 64) - 1
-_MOST_PARTS = 2000
-_MOST_MEMBERS = 64
 
 
 def mix(*parts: object) -> int:
@@ -183,27 +181,6 @@ def global_generators() -> list[Any]:
     found: list[Any] = [random._inst, torch.default_generator]
     numpy = sys.modules.get("numpy")
     return found if numpy is None else [*found, numpy.random.mtrand._rand]
-
-
-def own_generators(owner: object) -> list[Any]:
-    """The generators that an object and what it is made of hold: a dataset's, its transforms'."""
-    found: dict[int, Any] = {}
-    seen: set[int] = set()
-    left: list[object] = [owner]
-    while left and len(seen) < _MOST_PARTS:
-        thing = left.pop()
-        if id(thing) in seen or isinstance(thing, (str, bytes, int, float, torch.Tensor, type)):
-            continue
-        seen.add(id(thing))
-        if generator_state(thing) is not None:
-            found[id(thing)] = thing
-        elif isinstance(thing, (list, tuple)):
-            left += thing[:_MOST_MEMBERS]
-        elif isinstance(thing, dict):
-            left += list(thing.values())[:_MOST_MEMBERS]
-        elif hasattr(thing, "__dict__"):
-            left += list(vars(thing).values())
-    return list(found.values())
 
 
 def take() -> tuple[Any, ...]:

@@ -9,14 +9,8 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from buoy.torch.rng import (
-    draw_from,
-    global_generators,
-    mix,
-    own_generators,
-    seed_everything,
-    seed_generator,
-)
+from buoy.torch.own_generators import own_generators
+from buoy.torch.rng import draw_from, global_generators, mix, seed_everything, seed_generator
 
 Key = tuple[int, Any]
 """What the order hands to a `SeededDataset`: the number to seed with, and the user's own index."""
@@ -33,18 +27,19 @@ def spread(number: int) -> int:
 
 class SeededDataset(Dataset[Any]):
     """Seeds python's, numpy's and torch's global generators before each item, so that an augmentation in a worker
-    gives the same again whoever loads it, however many workers there are. Generators that the dataset or its
-    transforms hold themselves are seeded too.
+    gives the same again whoever loads it, however many workers there are. Generators that the dataset, its transforms
+    or what stands `beside` it (the collate function) have of their own are seeded too.
 
     In the training's own process the caller puts the training's random state back afterwards.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, beside: object = None) -> None:
         self.inner = dataset
+        self._beside = beside
         self._own: list[Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"inner": self.inner, "_own": None}  # a worker looks for itself
+        return {"inner": self.inner, "_beside": self._beside, "_own": None}  # a worker looks for itself
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -71,7 +66,7 @@ class SeededDataset(Dataset[Any]):
         number = spread(number)
         seed_everything(number)
         if self._own is None:
-            self._own = own_generators(self.inner)
+            self._own = own_generators(self.inner, self._beside)
         for generator in self._own:
             seed_generator(generator, number)
 

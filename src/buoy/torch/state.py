@@ -15,6 +15,7 @@ from buoy.checkpoint.store import StoredTensor
 from buoy.checkpoint.values import Value, refuse, shape_of, value_of
 from buoy.errors import BuoyError
 from buoy.torch.data import is_loader
+from buoy.torch.grown import Grown
 from buoy.torch.loose_buffers import LooseBuffers
 from buoy.torch.rng import generator_state, set_generator_state
 from buoy.torch.tensors import WORDS, kept, lent, no_bytes
@@ -177,6 +178,7 @@ class _Module:
                     expected="a model that has seen a batch",
                     hint="run one batch through it before `track`",
                 )
+        self.grown = Grown(self._module)
 
     def state(self) -> object:
         return {key.replace(_COMPILED, ""): value for key, value in self._module.state_dict().items()}
@@ -184,14 +186,18 @@ class _Module:
     def mismatches(self, state: Any) -> list[str]:
         mine: dict[str, Any] = self.state()  # type: ignore[assignment]
         wrong = [f"{key} is missing in the checkpoint" for key in mine if key not in state]
-        wrong += [f"{key} is in the checkpoint only" for key in state if key not in mine]
+        may_differ = self.grown.may_differ
+        wrong += [
+            f"{key} is in the checkpoint only" for key in state if key not in mine and not may_differ(key)
+        ]
         for key, value in mine.items():
-            other = state.get(key)
+            other = state.get(key) if not may_differ(key) else None
             if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
                 wrong += _differences(key, value, other)
         return wrong
 
     def load(self, state: Any) -> None:
+        self.grown.make_room(state)
         names = {key.replace(_COMPILED, ""): key for key in self._module.state_dict()}
         whole = {
             names[key]: _own(value) if _may_be_kept(key, value) else value for key, value in state.items()

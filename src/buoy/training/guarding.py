@@ -143,6 +143,7 @@ class Guarding:
     def _save(
         self, step: int, epoch: int, place: dict[str, Any], *, finished: bool = False, **about: Any
     ) -> Receipt | None:
+        from buoy.torch.grown import grown_in
         from buoy.torch.loose_buffers import buffers_of
 
         mine = {
@@ -151,6 +152,7 @@ class Guarding:
             "seed": self.seed,
             "finished": finished,
             "buffers": buffers_of(self._things),
+            "grown": grown_in(self._things),
             "micro_batch": self.micro.state(),
             **place,
         }

@@ -80,10 +80,12 @@ class Resumption:
         checkpoint = self._checkpoint
         if checkpoint is None:
             return
+        from buoy.torch.grown import expect_grown
         from buoy.torch.loose_buffers import load_buffers
         from buoy.torch.state import changed_settings, load_all, settings_of
 
         there = {name: thing for name, thing in things.items() if name in checkpoint.names}
+        expect_grown(there, self.mine.get("grown", {}))
         load_all({name: checkpoint.value(name, thing.tensor) for name, thing in there.items()}, there)
         load_buffers(there, self.mine.get("buffers", {}), self._say)
         for name, settings in settings_of(there).items():

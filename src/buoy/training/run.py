@@ -123,6 +123,7 @@ class Run:
                 self._keeper.finish()
             raise
         self._epochs_before = 0
+        self._told_new: set[str] = set()
         self._plan = plan
         planned.record(plan, self._event)
         self._in_epochs = self._counts_epochs = self._finished = False
@@ -214,7 +215,7 @@ class Run:
                     self._keeper.epoch_begins(epoch, before + count, self.step, is_whole=whole)
                 if self._position.is_returning:
                     self._random.return_to_way()
-                else:
+                elif epoch == to_train[0]:
                     self._random.return_to_place()
                 self._random.begin_way()
                 yield epoch - before
@@ -331,13 +332,16 @@ class Run:
 
     def _own_state(self, *, epoch_done: bool = False) -> dict[str, Any]:
         """What a run keeps about itself, of this rank."""
+        from buoy.torch.grown import grown_in, tell_of_new_parameters
         from buoy.torch.loose_buffers import buffers_of
         from buoy.torch.state import settings_of
 
+        tell_of_new_parameters(self._tracking.things, self._told_new, self._say)
         return {
             "position": self._position.describe(epoch_done=epoch_done),
             "loaders": self._loaders.state(self._position.under_way),
             "buffers": buffers_of(self._tracking.things),
+            "grown": grown_in(self._tracking.things),
             "counting": self._tracking.counting.state(),
             "settings": settings_of(self._tracking.things),
             **self._random.state(),
@@ -379,6 +383,8 @@ class Run:
             self._safe_point(epoch_done=True, finished=last)
         if last:
             self._profiling.close()
+        if not self._position.is_returning:  # also where nothing was read through `batches`
+            self._from.forget()
 
     def _save_the_end(self, *, is_known: bool = True) -> None:
         """The last checkpoint; not `is_known` where a loop that was left early may have been left by `sys.exit()`."""
