@@ -17,6 +17,8 @@ KILLS = {
     "own_randomness": [5, 8],
     "lazy_sampler": [5],
     "buffers_beside_the_state_dict": [8],
+    "unfreezing": [8, 17],
+    "collate_with_a_generator": [5],
     "own_generators": [9, 13],
     "loader_generator": [7, 14],
     "tracked_generator": [9],

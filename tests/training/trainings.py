@@ -157,6 +157,44 @@ def plain_loop(
 
 
 @training
+def unfreezing(stage: Stage) -> None:
+    """The head first; in the second epoch the layers before it too, as a group of its own with a rate of its own."""
+    model = network()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.AdamW(model[4].parameters(), lr=1e-2)
+    run = stage.run()
+    run.track(model=model, optimizer=optimizer)
+    loader = DataLoader(Augmented(), batch_size=8, shuffle=True)
+    for epoch in run.epochs(4):
+        if epoch == 1:
+            model[0].requires_grad_(True)
+            optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 1e-3})
+        for x, y in run.batches(loader):
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            stage.step(run.step, loss.item(), len(optimizer.param_groups))
+    stage.end(model, optimizer)
+
+
+class Mixing:
+    """A collate function with a generator of its own."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(5)
+
+    def collate(self, items: list[Any]) -> Any:
+        x, y = torch.utils.data.default_collate(items)
+        return x + float(self.generator.normal()) * x[self.generator.permutation(len(x))], y
+
+
+@training
+def collate_with_a_generator(stage: Stage) -> None:
+    plain_loop(stage, DataLoader(Augmented(), 8, collate_fn=Mixing().collate, num_workers=stage.attempt % 2))
+
+
+@training
 def everything(stage: Stage) -> None:
     """Mixed precision, scaler, schedule by batch, EMA, dropout, batch norm; no workers."""
     loader = DataLoader(Augmented(), batch_size=8, shuffle=True)

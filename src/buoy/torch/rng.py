@@ -7,6 +7,8 @@ import hashlib
 import random
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch

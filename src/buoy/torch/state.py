@@ -19,6 +19,7 @@ from buoy.torch.grown import Grown
 from buoy.torch.loose_buffers import LooseBuffers
 from buoy.torch.rng import generator_state, set_generator_state
 from buoy.torch.tensors import WORDS, kept, lent, no_bytes
+from buoy.torch.unfrozen import Freezing, Groups
 
 _COMPILED = "_orig_mod."
 _HEAVY = 9
@@ -167,6 +168,7 @@ class _Module:
     def __init__(self, name: str, module: nn.Module) -> None:
         self._module = unwrapped(module)
         self.loose = LooseBuffers(self._module)
+        self.freezing = Freezing(self._module)
         if _holds_values_back(self._module):
             self._module.persistent(True)  # type: ignore[operator]
         for key, value in [*self._module.named_parameters(), *self._module.named_buffers()]:
@@ -210,6 +212,7 @@ class _Optimizer:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
+        self.groups = Groups(optimizer)
         self.settings = [
             {name: value for name, value in group.items() if type(value) in (bool, int, float)}
             for group in optimizer.param_groups

@@ -104,7 +104,7 @@ class Guarding:
         if self._arrived:
             return False
         self._arrived = True
-        self._from.load(self._things)
+        self._from.load(self._things, arrived=True)
         self._rng.restore(self.place["rng"], say)
         self._from.forget()
         loader.arrived()
@@ -137,7 +137,9 @@ class Guarding:
         self._saves.wish("user", pin)
 
     def finished(self, step: int, epoch: int, **place: Any) -> Receipt | None:
-        """The training is done: the last checkpoint."""
+        """The training is done: the last checkpoint; unless it never came to its saved place, which then stays."""
+        if not self._arrived and not self.place["finished"]:
+            return None
         return self._save(step, epoch, {"data": None, **place}, reason="finished", finished=True)
 
     def _save(
@@ -145,6 +147,7 @@ class Guarding:
     ) -> Receipt | None:
         from buoy.torch.grown import grown_in
         from buoy.torch.loose_buffers import buffers_of
+        from buoy.torch.unfrozen import changes_of
 
         mine = {
             "library": self._library,
@@ -153,6 +156,7 @@ class Guarding:
             "finished": finished,
             "buffers": buffers_of(self._things),
             "grown": grown_in(self._things),
+            "changes": changes_of(self._things),
             "micro_batch": self.micro.state(),
             **place,
         }

@@ -32,6 +32,9 @@ class Resumption:
         self._announced = False
         self._told_new: set[str] = set()
         """Of these it was said already that they begin anew, or that they go on otherwise than the script says."""
+        self._seen: dict[str, Tracked] = {}
+        self._late: dict[str, Tracked] = {}
+        """Optimizers that are loaded when the script is back at the saved place."""
         self._gone: set[str] = set()
         """What the checkpoint had, once it is let go."""
         whole = self._own_state()
@@ -75,19 +78,32 @@ class Resumption:
             "over batches than the one that was saved; hint: `for epoch in run.epochs(n):` keeps them apart"
         )
 
-    def load(self, things: dict[str, Tracked]) -> None:
-        """Load each from the checkpoint, or none if any does not fit."""
+    def load(self, things: dict[str, Tracked], *, arrived: bool = False) -> None:
+        """Load each from the checkpoint, or none if any does not fit.
+
+        An optimizer that lacks groups, which the script may add on its way to the saved place, waits until it has
+        `arrived` there.
+        """
         checkpoint = self._checkpoint
         if checkpoint is None:
             return
         from buoy.torch.grown import expect_grown
         from buoy.torch.loose_buffers import load_buffers
         from buoy.torch.state import changed_settings, load_all, settings_of
+        from buoy.torch.unfrozen import add_groups, freeze_as_saved, lacking
 
-        there = {name: thing for name, thing in things.items() if name in checkpoint.names}
+        changes = self.mine.get("changes", {})
+        self._seen.update(things)
+        late = set() if arrived or self._is_between_epochs else lacking(things, changes)
+        self._late = {**self._late, **{name: things[name] for name in late}}
+        add_groups({name: thing for name, thing in things.items() if name not in late}, self._seen, changes)
+        there = {
+            name: thing for name, thing in things.items() if name in checkpoint.names and name not in late
+        }
         expect_grown(there, self.mine.get("grown", {}))
         load_all({name: checkpoint.value(name, thing.tensor) for name, thing in there.items()}, there)
         load_buffers(there, self.mine.get("buffers", {}), self._say)
+        freeze_as_saved(there, changes)
         for name, settings in settings_of(there).items():
             changed = changed_settings(self.mine.get("settings", {}).get(name, []), settings)
             if changed and name not in self._told_new:
@@ -97,7 +113,7 @@ class Resumption:
                     f"it, set it after `run.track`: `for group in {name}.param_groups: group['lr'] = ...`"
                 )
         for name in things:
-            if name not in there and name not in self._told_new:
+            if name not in checkpoint.names and name not in self._told_new:
                 self._told_new.add(name)
                 self._say(f"{name} is not in the checkpoint of step {self.step}: it starts as built")
 
@@ -114,8 +130,21 @@ class Resumption:
         if late:
             self._say(f"tracked after the first batch, so not loaded: {', '.join(late)}")
 
+    def load_late(self) -> None:
+        """The saved place is reached: what has waited for it waits no longer."""
+        late, self._late = self._late, {}
+        if late:
+            self.load(late, arrived=True)
+
+    @property
+    def _is_between_epochs(self) -> bool:
+        """No part of an epoch that was begun is to be done again."""
+        position = self.mine.get("position")
+        return bool(position["epoch_done"] if position else self.mine.get("finished"))
+
     def forget(self) -> None:
         """The run is past the checkpoint: let go of its memory."""
+        self._seen.clear()
         if self._checkpoint is not None:
             self._gone = set(self._checkpoint.names)
         self._checkpoint = None

@@ -335,6 +335,7 @@ class Run:
         from buoy.torch.grown import grown_in, tell_of_new_parameters
         from buoy.torch.loose_buffers import buffers_of
         from buoy.torch.state import settings_of
+        from buoy.torch.unfrozen import changes_of
 
         tell_of_new_parameters(self._tracking.things, self._told_new, self._say)
         return {
@@ -342,6 +343,7 @@ class Run:
             "loaders": self._loaders.state(self._position.under_way),
             "buffers": buffers_of(self._tracking.things),
             "grown": grown_in(self._tracking.things),
+            "changes": changes_of(self._tracking.things),
             "counting": self._tracking.counting.state(),
             "settings": settings_of(self._tracking.things),
             **self._random.state(),
@@ -469,6 +471,7 @@ class Run:
                 # A scheduler stepped or a sum cleared at the epoch's start is in the checkpoint already: undo it.
                 self._tracking.load_again()
             self._random.return_to_place()
+        self._from.load_late()
         self._from.forget()
 
     def _on_step(self, counts: bool) -> None:

@@ -78,7 +78,7 @@ class Tracking:
 
     def load_again(self) -> None:
         """Everything as it was saved once more."""
-        self._saved.load(self.things)
+        self._saved.load(self.things, arrived=True)
 
     def look_over(
         self, keeper: Keeper | Follower | None, step: int, own: Callable[[], dict[str, Any]]
