@@ -168,6 +168,7 @@ class _Fit:
             self._stack.callback(transactional(trainer, _LIBRARY, held, self.guarding.micro.backward))
             self._replace(trainer.strategy, "process_dataloader", self._process_loader)
             self._replace(trainer.fit_loop.epoch_loop, "advance", self._advance)
+            self._take_over_data()
         except BaseException:
             self.close()
             raise
@@ -226,11 +227,21 @@ class _Fit:
         setattr(owner, name, partial(replacement, getattr(owner, name)))
         self._stack.callback(vars(owner).pop, name, None)
 
+    def _take_over_data(self) -> None:
+        """`trainer.estimated_stepping_batches`, read in `configure_optimizers`, has had the data set up before us."""
+        loop = self._trainer.fit_loop
+        if loop._combined_loader is None or len(loop._combined_loader.flattened) != 1:
+            return
+        loop._combined_loader.flattened = [self._resumable(each) for each in loop._combined_loader.flattened]
+        loop._data_fetcher.setup(loop._combined_loader)
+        iter(loop._data_fetcher)
+
     def _process_loader(self, original: Any, loader: Any) -> Any:
         made = original(loader)
-        if not self._trainer.training:
-            return made  # validation and its sanity check
-        self.loader = self.guarding.loader(made)
+        return self._resumable(made) if self._trainer.training else made  # the others are for validation
+
+    def _resumable(self, loader: Any) -> ResumableLoader:
+        self.loader = self.guarding.loader(loader)
         self.loader.epoch = self._trainer.current_epoch
         return self.loader
 

@@ -13,7 +13,12 @@ from typing import Any
 import lightning as L  # noqa: N812 - as its own pages have it
 import torch
 import torchmetrics
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    EarlyStopping,
+    EMAWeightAveraging,
+    ModelCheckpoint,
+)
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from buoy.flight.profile import Profiling
@@ -167,7 +172,30 @@ def micro_batches(stage: Stage) -> None:
     )
 
 
-TRAININGS = {"everything": everything, "stream": stream, "micro_batches": micro_batches}
+class Unfreezing(Model):
+    """Its schedule is as long as the fit, so that Lightning sets its data up while it makes the optimizer."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage)
+        self.backbone = self.net[0]
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.net[-1].parameters(), lr=1e-2)
+        steps = int(self.trainer.estimated_stepping_batches)
+        cycle = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=steps)
+        return [optimizer], [{"scheduler": cycle, "interval": "step"}]
+
+
+def unfreezing(stage: Stage) -> None:
+    """Layers that are frozen in the first epoch, and get a group of their own in the second."""
+    finetuning = BackboneFinetuning(unfreeze_backbone_at_epoch=1)
+    fit = trainer(stage.folder, Guard(stage.folder, save=1), finetuning, max_epochs=4)
+    fit.fit(Unfreezing(stage), DataLoader(Noisy(), batch_size=8, shuffle=True))
+
+
+TRAININGS = {
+    "everything": everything, "stream": stream, "micro_batches": micro_batches, "unfreezing": unfreezing,
+}  # fmt: skip
 
 
 class Fixed(Dataset[Any]):
