@@ -9,18 +9,28 @@ import pytest
 from tests.guards.lives import ask_guard, assert_goes_on
 
 KILLS = {"everything": [2, 5, 8], "stream": [3, 6]}
+KILLS_OF_TWO_CALLS = [6, 10]
 CHECKS = ["recovery", "interrupt", "finished", "without", "refusals", "two_processes", "remedies"]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     pytest.importorskip("transformers")
-    return ask_guard("transformers", tmp_path_factory.mktemp("transformers"), KILLS, CHECKS)
+    kills = {**KILLS, "two_calls": KILLS_OF_TWO_CALLS}
+    return ask_guard("transformers", tmp_path_factory.mktemp("transformers"), kills, CHECKS)
 
 
 @pytest.mark.parametrize("name", KILLS)
 def test_a_killed_training_goes_on_bit_for_bit(name: str, results: dict[str, dict[str, Any]]) -> None:
     assert_goes_on(results[name], KILLS[name])
+
+
+def test_a_script_that_trains_in_two_calls_goes_on_in_the_second(results: dict[str, dict[str, Any]]) -> None:
+    """Killed in the second call, its first has nothing to train, and must not take the place for the end."""
+    result = results["two_calls"]
+
+    assert result["killed"] == [False, True, True, False] and result["ended"], result["said"]
+    assert result["differ"] == result["unlike"] == [], result["said"]
 
 
 LOSSES = ["divided by the tokens of the step", "a mean over samples", "a mean over tokens"]

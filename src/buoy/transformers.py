@@ -231,6 +231,7 @@ class _Training:
             made = original()
         finally:
             vars(accelerator).pop("prepare", None)
+        _make_generators(made.collate_fn)
         self._loader = self.guarding.loader(made)
         return self._loader
 
@@ -239,6 +240,12 @@ class _Training:
         place = self.guarding.place
         found = original(*arguments)
         state = self._trainer.state
+        if not place["finished"] and state.global_step >= state.max_steps:
+            say(
+                f"nothing is left to train: the checkpoint is of step {state.global_step}, and {state.max_steps} steps "
+                "are asked for. It stays as it is; more epochs go on from it"
+            )
+            return sys.maxsize, 0
         if not place["finished"]:
             say(f"going on from step {state.global_step}, epoch {place['epoch'] + 1}")
             return place["epoch"], place["batches"]
@@ -281,6 +288,13 @@ class _Training:
     def _replace(self, name: str, replacement: Callable[..., Any]) -> None:
         setattr(self._trainer, name, partial(replacement, getattr(self._trainer, name, None)))
         self._stack.callback(vars(self._trainer).pop, name, None)
+
+
+def _make_generators(collator: Any) -> None:
+    """`DataCollatorForLanguageModeling(seed=...)` makes its generator in its first batch: too late to seed it."""
+    collator = getattr(collator, "data_collator", collator)  # inside one that removes columns
+    if getattr(collator, "seed", None) and getattr(collator, "generator", ...) is None:
+        collator.create_rng()
 
 
 def _nothing(original: Callable[..., Any] | None, *arguments: Any, **options: Any) -> None:

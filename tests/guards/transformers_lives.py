@@ -10,14 +10,18 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch.utils.data import Dataset, IterableDataset
 from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForSequenceClassification,
+    DataCollatorForLanguageModeling,
     EarlyStoppingCallback,
     GPT2Config,
     GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -153,7 +157,42 @@ def stream(stage: Stage) -> None:
     _end(stage, trainer)
 
 
-TRAININGS = {"everything": everything, "stream": stream}
+def _masking() -> Any:
+    words = {"[PAD]": 0, "[MASK]": 1, "[UNK]": 2, **{f"word{number}": number for number in range(3, 50)}}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="[UNK]")),
+        pad_token="[PAD]",
+        mask_token="[MASK]",
+    )
+    return DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.3, seed=5)
+
+
+def two_calls(stage: Stage) -> None:
+    """`train` called twice: with layers frozen, then for more epochs; masks of a generator of their own."""
+    transformers.set_seed(3)
+    model = causal()
+    model.transformer.h.requires_grad_(False)
+    args = arguments(stage.folder, num_train_epochs=1, logging_steps=1)
+    trainer = Trainer(
+        model, args, train_dataset=Texts(), data_collator=_masking(), callbacks=[Guard(stage.folder, save=1)]
+    )
+    trainer.add_callback(Watch(stage))
+    trainer.train()
+    args.num_train_epochs = 3
+    trainer.add_callback(Unfreeze())
+    trainer.train()
+    _end(stage, trainer)
+
+
+class Unfreeze(TrainerCallback):
+    """In the second epoch."""
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        if round(state.epoch) == 1:
+            model.transformer.h.requires_grad_(True)
+
+
+TRAININGS = {"everything": everything, "stream": stream, "two_calls": two_calls}
 
 
 def _weights(model: Any) -> list[float]:
