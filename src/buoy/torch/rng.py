@@ -7,8 +7,6 @@ import hashlib
 import random
 import sys
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import torch
