@@ -82,3 +82,27 @@ def test_a_list_that_is_cut_inside_its_entries_is_told(
 
     said = capfd.readouterr().err
     assert said.count(f"a list of {many} arrays of shape [5, 6] is cut along their first dimension") == told
+
+
+@pytest.mark.parametrize("micro_batch", [None, 1])
+def test_a_nested_tensor_trains_whole(micro_batch: int | None, capfd: pytest.CaptureFixture[str]) -> None:
+    model, run = a_run(micro_batch)
+    texts = torch.nested.nested_tensor([torch.randn(3, 6), torch.randn(5, 6)], layout=torch.jagged)
+
+    run.backward({"texts": texts, "size": 2}, lambda part: model(part["texts"]).values().square().mean())
+
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert capfd.readouterr().err.count("differ in length") == (micro_batch is not None)
+
+
+def test_a_long_error_of_a_part_is_told_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    """A sparse adjacency has no rows to pick; torch lists every kernel that there is."""
+    model, run = a_run(3)
+    batch = torch.randn(8, 6), torch.eye(8).to_sparse()
+
+    run.backward(batch, lambda part: model(torch.sparse.mm(part[1], part[0])).square().mean())
+
+    said = capfd.readouterr().err.strip()
+    assert "cannot be computed alone" in said
+    assert "\n" not in said
+    assert len(said) < 500

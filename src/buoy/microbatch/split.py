@@ -198,6 +198,11 @@ def _look(value: Any, found: list[Any], rows: list[int], listed: int | None = No
         for item in value:
             _look(item, found, rows, listed)
     elif _is_array(value):
+        if getattr(value, "is_nested", False):
+            raise _NeverCut(
+                "the samples of a nested tensor differ in length",
+                "make it in the loss function, of padded arrays",
+            )
         found.append(value)
     elif kind.__name__ == "PackedSequence":
         raise _NeverCut(

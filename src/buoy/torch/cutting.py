@@ -21,6 +21,7 @@ from buoy.torch.trained import Trained
 from buoy.torch.vote import GIVE_UP, READY, Vote
 
 _OTHERS = "others"
+_WORDS = 200  # characters of somebody's exception
 _NAMES = 8  # of what a loss function changes that are looked at, one by one, for the reason of a refusal
 
 
@@ -206,7 +207,9 @@ class Cutting:
 
 
 def _alone(failed: BaseException | None) -> str:
-    why = f": {type(failed).__name__}: {failed}" if failed is not None else ""
+    words = str(failed).partition("\n")[0]  # of a kernel that is missing torch lists a hundred others
+    words = words if len(words) <= _WORDS else f"{words[:_WORDS]}..."
+    why = f": {type(failed).__name__}: {words}" if failed is not None else ""
     return f"a few of its samples cannot be computed alone{why}"
 
 
