@@ -108,6 +108,43 @@ def test_derivatives_by_the_batch_can_be_cut() -> None:
     assert torch.allclose(points.grad, same.grad, rtol=1e-12, atol=1e-15)
 
 
+IMAGES = torch.empty(0)
+
+
+@pytest.mark.parametrize("micro_batch", [None, 5])
+def test_with_a_cut_of_ones_own_it_trains_whole_and_is_refused_in_words(micro_batch: int | None) -> None:
+    made, judge = pair()
+    run = buoy.Run(micro_batch=micro_batch)
+    run.track(made=made, judge=judge)
+    images = made(torch.randn(N, 4).double())
+
+    def backward() -> None:
+        run.backward(
+            images,
+            lambda part: judge(part).square().mean(),
+            split=(N, lambda start, stop: images[start:stop]),
+        )
+
+    if micro_batch is None:
+        backward()
+        assert made.weight.grad is not None
+    else:
+        with pytest.raises(CannotSplit, match="computed with gradients before"):
+            backward()
+
+
+def test_a_global_of_the_script_is_known_by_its_name() -> None:
+    global IMAGES
+    made, judge = pair()
+    run = buoy.Run()
+    run.track(made=made, judge=judge)
+    IMAGES = made(torch.randn(N, 4).double())
+
+    run.backward(torch.arange(N), lambda part: judge(IMAGES[part]).square().mean())
+
+    assert made.weight.grad is not None
+
+
 class Full(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

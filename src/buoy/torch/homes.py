@@ -199,7 +199,9 @@ def _of_function(function: FunctionType, seen: set[int], depth: int) -> Iterator
             yield from _of_value(name, value, seen, depth - 1)
     read = {name: known[name] for name in _read(code) if name in known}
     kept = _assigned(code) | {
-        name for name, value in read.items() if is_container(value) or is_generator(value)
+        name
+        for name, value in read.items()
+        if is_container(value) or is_generator(value) or isinstance(value, torch.Tensor)
     }
     if kept:
         yield Names("", known, frozenset(kept))

@@ -27,10 +27,10 @@ from buoy.torch.upstream import (
     FedFromBefore,
     Upstream,
     arrived,
-    begin,
     has_upstream,
     is_fed_from_before,
-)  # fmt: skip
+    known_from_before,
+)
 
 NOT_AGAIN = "the same samples give another gradient each time: something beside batch and weights is at work"
 DEPENDS = "the gradient of the batch is not that of its parts together: samples depend on each other"
@@ -135,7 +135,9 @@ class Probe:
     def _ask(self, trials: list[Batch], loss_fn: LossFunction, reduction: str, attempt: Any) -> Finding:
         few = trials[0]
         watch, still, generators = AllocationWatch(), Still(), Generators()
-        forward = _LiveAfterForward(watch)
+        if few.gives_ranges_only and has_upstream(few.arrays):
+            raise FedFromBefore  # each part would go through it
+        forward = _LiveAfterForward(watch, known_from_before(loss_fn))
 
         def gradient(parts: list[int], source: Batch = few, counted: bool = False, nudged: int = 0) -> _Made:
             left = list(parts)
@@ -153,7 +155,6 @@ class Probe:
 
             def work() -> _Made:
                 before = self._buffers()
-                forward.begin()
                 unmoved = Unmoved(self._modules)
                 still.ahead = unmoved.see
                 try:
@@ -383,19 +384,15 @@ class _PartError(Exception):
 class _LiveAfterForward(Progress):
     """Bytes of parameters and activations before the backward pass."""
 
-    def __init__(self, watch: AllocationWatch) -> None:
-        self._watch = watch
+    def __init__(self, watch: AllocationWatch, before: set[Any]) -> None:
+        self._watch, self._before = watch, before
         self.live = 0
-
-    def begin(self) -> None:
-        """What is computed from here on is the comparison's own."""
-        self._begun = begin()
 
     def forward_done(self) -> None:
         self.live = self._watch.live
 
     def last_backward(self, loss: torch.Tensor) -> None:
-        if is_fed_from_before(loss, self._begun):
+        if is_fed_from_before(loss, self._before):
             raise FedFromBefore
 
 

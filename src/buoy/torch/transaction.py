@@ -30,6 +30,7 @@ from buoy.torch.upstream import Upstream, has_upstream
 from buoy.torch.vote import GIVE_UP, READY, Vote
 
 _TRIES = 40  # far more than halving ever needs: a bound, not a plan
+_LARGE = 1 << 28  # bytes of buffers of a module that nobody tracks: a copy of more could be what memory lacks
 _Result = TypeVar("_Result")
 
 
@@ -164,7 +165,9 @@ class Transaction(Progress):
             known = {id(each) for module in self._modules for each in tensors_of(module)}
             found = function_modules(loss_fn)
             beside = [module for module in found if any(id(each) not in known for each in tensors_of(module))]
-            self._snapshot.watch(beside)
+            self._snapshot.watch(
+                module for module in beside if sum(b.nbytes for b in module.buffers()) <= _LARGE
+            )
             self._carried.watch(beside)
             self._modules += beside
 

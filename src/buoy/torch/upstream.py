@@ -13,6 +13,10 @@ import torch
 from buoy.microbatch.errors import OutOfMemory
 from buoy.microbatch.oom import is_oom
 from buoy.microbatch.split import rebuilt
+from buoy.torch.homes import function_homes
+from buoy.torch.undo import tensors_in
+
+_NEAR = 3  # containers in containers in which a tensor is looked for
 
 
 class Upstream:
@@ -71,24 +75,25 @@ class FedFromBefore(Exception):  # noqa: N818 - never leaves the comparison
     """A graph from before the loss function would be gone after the comparison, and the step needs it."""
 
 
-def begin() -> int:
-    """A number to tell what is computed from now on from what was before."""
-    return _number((torch.ones((), requires_grad=True) * 1).grad_fn)
+def known_from_before(loss_fn: Any) -> set[Any]:
+    """Graphs that it knows by a name before it is called.
+
+    Told by what it knows, not by the order of computation, which each thread counts for itself.
+    """
+    homes = function_homes(loss_fn, set())
+    held = [home.read(name) for home in homes for name in home.names()]
+    return {tensor.grad_fn for tensor in tensors_in(held, _NEAR) if tensor.grad_fn is not None}
 
 
-def is_fed_from_before(loss: torch.Tensor, begun: int) -> bool:
-    """Whether its backward pass would go through something that was computed before."""
-    waiting, seen = [loss.grad_fn], set[Any]()
+def is_fed_from_before(loss: torch.Tensor, known: set[Any]) -> bool:
+    """Whether its backward pass would go through one of these."""
+    waiting, seen = [loss.grad_fn] if known else [], set[Any]()
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if _number(node) < begun:
+        if node in known:
             return True
         waiting += [following for following, _ in node.next_functions]
     return False
-
-
-def _number(node: Any) -> int:
-    return int(node._sequence_nr())
