@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from buoy.microbatch.errors import CannotSplit
+from buoy.microbatch.errors import BadLoss, CannotSplit
 from buoy.microbatch.split import Batch
 from buoy.microbatch.telling import TRIALS
 from buoy.torch.few import SAMPLES, trials_of
@@ -215,3 +215,39 @@ def test_ignored_samples_are_not_taken_for_a_sum() -> None:
 
     with pytest.raises(CannotSplit, match="samples depend"):
         backward((x, mask), model, loss)
+
+
+@pytest.mark.parametrize("kind", ["margin", "hardest"])
+def test_samples_that_count_by_what_is_computed_are_seen(kind: str) -> None:
+    """One of ten misses the margin: six at random would mostly not show it."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+        model.bias.fill_(0.0)
+    x = 0.6 + 0.1 * torch.rand(40, 3)
+    x[5::10] -= 0.5
+
+    def loss(part: torch.Tensor) -> torch.Tensor:
+        each = torch.relu(1 - model(part)[:, 0]) if kind == "margin" else (model(part)[:, 0] - 2).square()
+        counts = each > (0 if kind == "margin" else 0.5)
+        return (each * counts).sum() / counts.sum().clamp(min=1)
+
+    run = Transaction(say=lambda words: None, event=lambda *a, **k: None, micro_batch=15)
+    run.track([model], [])
+    with pytest.raises(CannotSplit):
+        run.backward(x, loss)
+    assert model.weight.grad is None
+
+
+def test_a_few_samples_without_a_loss_are_not_taken_for_a_batch_without_one() -> None:
+    model = torch.nn.Linear(3, 1)
+    x = torch.rand(40, 3) + 1
+    x[5] += 9
+    counted = lambda part: model(part)[:, 0][part[:, 0] > 5].mean()  # noqa: E731
+
+    run = Transaction(say=lambda words: None, event=lambda *a, **k: None, micro_batch=15)
+    run.track([model], [])
+    with pytest.raises(BadLoss, match="for a few samples of the batch") as caught:
+        run.backward(x, counted)
+    assert "return (sum of the losses, how many)" in (caught.value.hint or "")

@@ -17,6 +17,7 @@ from buoy.torch.carried import STATE_HINT, Carried, keeps_state
 from buoy.torch.kind import kind_of
 from buoy.torch.probe import DEPENDS, NOT_AGAIN, Finding, Probe
 from buoy.torch.release import release
+from buoy.torch.selecting import rows_without_loss
 from buoy.torch.trained import Trained
 from buoy.torch.vote import GIVE_UP, READY, Vote
 
@@ -115,6 +116,8 @@ class Cutting:
         is_due = self._asked.is_due(kind) or not (self.finding is None or self.finding.is_shown)
         if self.finding is None or (is_due and not self._is_fresh):
             self._compare()
+        if is_due and self.finding is not None and self.finding.reason is None:
+            self._look_at_losses(kind)
         if self.finding is None:
             failed = self._probe.failed
             if isinstance(failed, StepError):
@@ -160,6 +163,15 @@ class Cutting:
             self._found[kind] = found
         self.finding = found or self._found.get(kind)
         return found
+
+    def _look_at_losses(self, kind: Hashable) -> None:
+        """Which samples count may be known by computing only."""
+        assert self._step is not None
+        whole, loss_fn, reduction = self._step
+        rows = rows_without_loss(whole, loss_fn, self._modules, self._attempt)
+        found = self._probe.ask(whole, loss_fn, reduction, self._attempt, rows) if rows is not None else None
+        if found is not None and found.reason is not None:
+            self._found[kind] = self.finding = found
 
     def _explain(self, found: Finding) -> None:
         """In better words, where it is shown that a state or hooks are the reason: without them parts are the whole."""

@@ -19,6 +19,7 @@ from buoy.torch.backward import LossFunction, Progress, accumulate
 from buoy.torch.constant import SHARES, Generators
 from buoy.torch.digest import some
 from buoy.torch.few import FEWEST, SAMPLES, trials_of, twice
+from buoy.torch.probe_words import PartError, batchnorm, hint_for, names_of, of_few
 from buoy.torch.quiet import Still, eager, same_random
 from buoy.torch.release import release
 from buoy.torch.rounding import Nudged, alike, disturbed
@@ -87,15 +88,20 @@ class Probe:
         loss_fn: LossFunction,
         reduction: str,
         attempt: Callable[[Callable[[], Any]], Any],
+        rows: list[int] | None = None,
     ) -> Finding | None:
-        """None when nothing can be told. `attempt` runs a function and puts everything back after it."""
+        """None when nothing can be told. `attempt` runs a function and puts everything back after it.
+
+        With `rows` these samples are compared, otherwise those that differ most.
+        """
         self.no_room, self.failed, self._repeats = None, None, True
         self._moved, self._moves_on, self._is_shown = {}, False, False
         if whole.samples < 2 or whole.reason is not None:
             return None
         for most in (SAMPLES, FEWEST):
             try:
-                found = self._ask(trials_of(whole, most), loss_fn, reduction, attempt)
+                trials = trials_of(whole, most) if rows is None else [whole.picked(rows)]
+                found = self._ask(trials, loss_fn, reduction, attempt)
                 found.moved = tuple(self._moved)
                 return found
             except SteppedInside as stepped:
@@ -117,13 +123,13 @@ class Probe:
                 )
             except Exception as caught:  # noqa: BLE001 - the step itself will meet it again, where it can be told
                 if not is_oom(caught):
-                    self.failed = caught  # a few samples may not do for this loss
+                    self.failed = of_few(caught)  # a few samples may not do for this loss
                     return None
                 error = caught
             release(error)
-        names = _names(self._modules, self._batchnorms())
+        names = names_of(self._modules, self._batchnorms())
         if names and "batchnorm" not in self._inexact:
-            return Finding(_batchnorm(names), _hint(names))  # needs no comparison
+            return Finding(batchnorm(names), hint_for(names))  # needs no comparison
         self.no_room = error
         return None
 
@@ -185,7 +191,7 @@ class Probe:
             return attempt(work)  # type: ignore[no-any-return]
 
         training = self._batchnorms()
-        names = _names(self._modules, training)
+        names = names_of(self._modules, training)
         allowed = "batchnorm" in self._inexact
         try:
             for module in training if allowed else []:
@@ -218,8 +224,8 @@ class Probe:
                         break
                 if same and (still.drew or generators.drew):
                     same = self._other_side(gradient, few, still, generators)
-            except _PartError as fails:
-                return Finding(_batchnorm(names) or fails.words, _hint(names, fails.error), size,
+            except PartError as fails:
+                return Finding(batchnorm(names) or fails.words, hint_for(names, fails.error), size,
                                fails=not names and not isinstance(fails.error, StepError))  # fmt: skip
             if same is None:
                 raise CannotSplit("nothing shows that this batch can be cut with the same gradient",
@@ -233,7 +239,7 @@ class Probe:
                 for module in training:
                     module.training = False
                 if self._passes(gradient, few, still):  # nothing else is in the way
-                    return Finding(_batchnorm(names), _hint(names), size)
+                    return Finding(batchnorm(names), hint_for(names), size)
             return Finding(*self._explain(few, gradient, reduction, still.tolerance), size)
         finally:
             for module in training:
@@ -255,7 +261,7 @@ class Probe:
         """Whether it would hold as things are now."""
         try:
             return self._also(gradient, few, still)
-        except _PartError:
+        except PartError:
             return True
 
     def _other_side(self, gradient: Any, few: Batch, still: Still, generators: Generators) -> bool:
@@ -280,7 +286,7 @@ class Probe:
                 raise
             if isinstance(error, SteppedInside):
                 raise
-            raise _PartError(error) from None
+            raise PartError(error) from None
         if not together.leaves_as(apart):
             self._moves_on = True
             return False
@@ -369,18 +375,6 @@ class _Made(list[torch.Tensor]):
         return mine.keys() == theirs.keys() and all(mine[name].equal(theirs[name]) for name in mine)
 
 
-class _PartError(Exception):
-    """What a part of the samples raised, and all of them together did not."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-    @property
-    def words(self) -> str:
-        return f"a part of the batch fails: {str(self.error).partition(chr(10))[0]}"
-
-
 class _LiveAfterForward(Progress):
     """Bytes of parameters and activations before the backward pass."""
 
@@ -414,23 +408,3 @@ def _adds_up(gradient: Any, few: Batch, tolerance: float) -> bool:
 def _shows(made: list[torch.Tensor]) -> bool:
     """Zeros are any number of times themselves."""
     return any(bool(each.any()) for each in made)
-
-
-def _names(modules: list[torch.nn.Module], wanted: list[Any]) -> list[str]:
-    ids = {id(module) for module in wanted}
-    return [
-        name or type(part).__name__ for m in modules for name, part in m.named_modules() if id(part) in ids
-    ]
-
-
-def _batchnorm(names: list[str]) -> str | None:
-    return f"{names[0]} is BatchNorm, which computes over all samples at once" if names else None
-
-
-def _hint(names: list[str], error: Exception | None = None) -> str:
-    if names:
-        return 'GroupNorm or LayerNorm in place of BatchNorm, a smaller batch; or inexact=("batchnorm",) to compute ' \
-               "statistics over each micro-batch"  # fmt: skip
-    if isinstance(error, StepError) and error.hint:
-        return error.hint
-    return "a smaller batch, or `split=` if the samples are not along the first dimension"
