@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import ChainDataset, DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import (
+    ChainDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+)
+from torchdata.nodes import Batcher, Loader, Mapper, SamplerWrapper
 
 import buoy
 from buoy.flight import recorder
@@ -115,6 +124,13 @@ def numbers() -> TensorDataset:
     return TensorDataset(torch.arange(float(SAMPLES))[:, None])
 
 
+def nodes() -> Any:
+    """torchdata's own, over a sampler with a generator, which is not in their state."""
+    sampler = RandomSampler(range(SAMPLES), generator=torch.Generator().manual_seed(3))
+    made = Mapper(SamplerWrapper(sampler), lambda index: index + torch.rand(1))
+    return Loader(Mapper(Batcher(made, 4), torch.stack))
+
+
 SOURCES: dict[str, Callable[[], Any]] = {
     "batches shuffled in place": lambda: DataLoader(numbers(), batch_sampler=Buckets()),
     "an array shuffled in place": lambda: DataLoader(numbers(), batch_size=4, sampler=InPlace()),
@@ -125,6 +141,7 @@ SOURCES: dict[str, Callable[[], Any]] = {
         ChainDataset([Stream("count"), Stream("generator")]), batch_size=8
     ),
     "a class of one's own": Rows,
+    "nodes of torchdata": nodes,
     "a collate function's closure": lambda: DataLoader(numbers(), batch_size=4, collate_fn=mixing()),
     "a generator in slots": lambda: DataLoader(Noisy(Slots()), batch_size=4),
     "a generator at the top of the script": lambda: DataLoader(Noisy(shifted), batch_size=4),

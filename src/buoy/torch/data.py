@@ -14,16 +14,19 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
 from buoy.torch.data_memory import DataMemory
 from buoy.torch.extent import changed, extent_of
 from buoy.torch.fingerprint import compare, mark
+from buoy.torch.hf_streams import for_one_pass, loses_its_buffer
 from buoy.torch.order import Course, Order
-from buoy.torch.replay import ReplayPass, has_state
+from buoy.torch.replay import ReplayPass, begun_again, has_state
 from buoy.torch.rng import Stream, forget_half_pair, mix, put, take
 from buoy.torch.seeded import SeededDataset, SeededPasses, WorkerStart
 
@@ -72,8 +75,8 @@ class Feeds:
             weakref.WeakKeyDictionary()
         )
         self._told: weakref.WeakSet[Any] = weakref.WeakSet()
-        # By what is iterated over: scripts build a new loader around the same dataset.
-        self._memories: weakref.WeakKeyDictionary[Any, DataMemory] = weakref.WeakKeyDictionary()
+        # By the id of what is iterated over, where that lives: scripts build a new loader around the same dataset.
+        self._memories: dict[int, tuple[weakref.ref[Any], DataMemory]] = {}
         self._staying: weakref.WeakKeyDictionary[Any, tuple[DataLoader[Any], SeededPasses]] = (
             weakref.WeakKeyDictionary()
         )
@@ -104,29 +107,28 @@ class Feeds:
         if _is_by_index(loader):
             return self._twin(loader)[1].memory
         if is_loader(loader):
-            if (
-                loader.num_workers
-                or not isinstance(loader.dataset, IterableDataset)
-                or has_state(loader.dataset)
-            ):
+            if loader.num_workers or not isinstance(loader.dataset, IterableDataset):
                 return None
             stream, beside = loader.dataset, [loader.collate_fn]
-        elif isinstance(loader, Iterator) or has_state(loader):
+        elif isinstance(loader, (Iterator, Sequence, Tensor)):
             return None
         else:
             stream, beside = loader, []
+        known = self._memories.get(id(stream))
+        if known is not None and known[0]() is stream:
+            return known[1]
         try:
-            if stream not in self._memories:
-                self._memories[stream] = DataMemory.of_stream(stream, *beside)
-            return self._memories[stream]
-        except TypeError:  # a list of batches cannot be known again
+            memory = DataMemory.of_stream(stream, *beside)
+            self._memories[id(stream)] = (weakref.ref(stream), memory)
+        except TypeError:  # it cannot be known again
             return None
+        return memory
 
     def _open(self, loader: Any, place: Place, state: dict[str, Any] | None) -> Pass:
         if _is_by_index(loader):
             return _IndexPass(*self._twin(loader), place, state, self._say)
-        if has_state(loader) and (not is_loader(loader) or _is_torchdatas(loader)):
-            return _StatefulPass(loader, place, state)
+        if _can_say_where_it_is(loader):
+            return _StatefulPass(for_one_pass(loader), place, state, self._memory(loader))
         if isinstance(loader, Sequence):
             return _SequencePass(loader, state, self._say)
         stream, memory = Stream(place.number("stream")), self._memory(loader)
@@ -255,15 +257,19 @@ class _StatefulPass:
 
     extent: dict[str, int]
 
-    def __init__(self, loader: Any, place: Place, state: dict[str, Any] | None) -> None:
+    def __init__(
+        self, loader: Any, place: Place, state: dict[str, Any] | None, memory: DataMemory | None
+    ) -> None:
         self.samples = int(state["samples"]) if state else 0
         self.batches = int(state["batches"]) if state else 0
+        self._memory = begun_again(memory, state)
         self._loader = loader
         self._stream = Stream(place.number("stream"))
         with self._stream:
             if state:
                 loader.load_state_dict(state["loader"])
-            self._iterator = iter(loader)
+            with _no_new_pass(loader) if state else nullcontext():
+                self._iterator = iter(loader)
         if state:
             self._stream.load_state_dict(state["stream"])
 
@@ -282,8 +288,22 @@ class _StatefulPass:
             "batches": self.batches,
             "extent": self.extent,
             "loader": state,
+            "memory": self._memory,
             "stream": self._stream.state_dict(),
         }
+
+
+@contextmanager
+def _no_new_pass(loader: Any) -> Iterator[None]:
+    """torchdata's nodes look ahead when they resume, and begin a new pass where theirs was at its end."""
+    restarts = getattr(loader, "restart_on_stop_iteration", None)
+    if restarts:
+        loader.restart_on_stop_iteration = False
+    try:
+        yield
+    finally:
+        if restarts:
+            loader.restart_on_stop_iteration = restarts
 
 
 class _SequencePass:
@@ -328,6 +348,12 @@ def _is_by_index(loader: Any) -> bool:
     if _is_torchdatas(loader):
         return not hasattr(loader.dataset, "state_dict")
     return _iterates_plainly(loader)
+
+
+def _can_say_where_it_is(loader: Any) -> bool:
+    if not has_state(loader) or loses_its_buffer(getattr(loader, "dataset", loader)):
+        return False
+    return not is_loader(loader) or _is_torchdatas(loader)
 
 
 def _iterates_plainly(loader: DataLoader[Any]) -> bool:

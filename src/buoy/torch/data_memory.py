@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 import marshal
 import sys
+import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from types import MethodType
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from buoy.checkpoint.values import value_of
-from buoy.torch.own_generators import own_generators
+from buoy.torch.own_generators import is_a_persons, own_generators
 from buoy.torch.rng import generator_state, set_generator_state
 
 _MOST_BYTES = 1 << 24  # of one container: more is data, not memory, and would be in every checkpoint
@@ -29,7 +31,8 @@ class DataMemory:
     def __init__(
         self, owners: list[tuple[str, Any]], generators: Callable[[], dict[str, Any]], apart: object = None
     ) -> None:
-        self._owners = owners
+        # The streams live as long as the script wants, and no longer: some build one for each epoch.
+        self._owners = [(path, weakref.ref(owner)) for path, owner in owners]
         self._generators = generators  # asked each time: some put a new one in the place of the last
         self._apart = id(apart)
         """The data itself, which some samplers hold as well."""
@@ -45,6 +48,7 @@ class DataMemory:
                     break
                 owners.append((path, owner))
                 owner, path = getattr(owner, "sampler", None), f"{path}.sampler"
+        given = loader.generator  # the loader itself is let go when the script lets go of it
 
         def generators() -> dict[str, Any]:
             found = {
@@ -53,17 +57,29 @@ class DataMemory:
                 for name, value in vars(owner).items()
                 if generator_state(value) is not None
             }
-            return found if loader.generator is None else {**found, "generator": loader.generator}
+            return found if given is None else {**found, "generator": given}
 
         return DataMemory(owners, generators, loader.dataset)
 
     @staticmethod
     def of_stream(stream: Any, *beside: object) -> DataMemory:
         """Of an iterable dataset and those inside it, or of somebody's own class that can be iterated over."""
-        owners = [(path, owner) for path, owner in _inside(stream) if hasattr(owner, "__dict__")]
+        owners = [
+            (path, owner)
+            for path, owner in _inside(stream)
+            # A library's class that has a state of its own keeps all that matters there, except given generators.
+            if hasattr(owner, "__dict__")
+            and (is_a_persons(type(owner)) or not hasattr(owner, "load_state_dict"))
+        ]
+
+        known = [
+            weakref.WeakMethod(each) if isinstance(each, MethodType) else weakref.ref(each)
+            for each in (stream, *beside)
+        ]
 
         def generators() -> dict[str, Any]:
-            return {str(place): held for place, held in enumerate(own_generators(stream, *beside))}
+            found = own_generators(*(reference() for reference in known))
+            return {str(place): held for place, held in enumerate(found)}
 
         return DataMemory(owners, generators)
 
@@ -101,11 +117,11 @@ class DataMemory:
 
     def put_back(self, state: dict[str, Any]) -> None:
         """Make them what they were at that time."""
-        owners = dict(self._owners)
         for name, value in state["values"].items():
             path, _, attribute = name.rpartition(".")
-            if path in owners:
-                _put(owners[path], attribute, value)
+            owner = self._owner(path)
+            if owner is not None:
+                _put(owner, attribute, value)
         self.put_generators(state["generators"])
 
     def put_generators(self, states: dict[str, Any]) -> None:
@@ -115,14 +131,20 @@ class DataMemory:
             if name in found:
                 set_generator_state(found[name], value)
 
+    def _owner(self, path: str) -> Any:
+        return next((reference() for at, reference in self._owners if at == path), None)
+
     def _value(self, name: str) -> Any:
         path, _, attribute = name.rpartition(".")
-        return vars(dict(self._owners)[path])[attribute]
+        return vars(self._owner(path))[attribute]
 
     def _marks(self) -> dict[str, Any]:
         """Plain values as they are, containers by a checksum: enough to see what changes, also in another process."""
         marks: dict[str, Any] = {}
-        for path, owner in self._owners:
+        for path, reference in self._owners:
+            owner = reference()
+            if owner is None:
+                continue
             looks_inside = not type(owner).__module__.startswith(
                 "torch.utils.data"
             )  # torch's own keep no order

@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset
 
 from buoy.torch.data_memory import DataMemory
 from buoy.torch.fingerprint import compare, mark
+from buoy.torch.hf_streams import for_one_pass, loses_its_buffer
 from buoy.torch.rng import Stream
 from buoy.units import format_duration
 
@@ -32,9 +33,7 @@ class ReplayPass:
     ) -> None:
         self.samples = self.batches = 0
         self._last: dict[str, Any] | None = None
-        if memory is not None and state and state.get("memory"):
-            memory.put_back(state["memory"])
-        self._memory = memory.now() if memory is not None else None
+        self._memory = begun_again(memory, state)
         self._size = getattr(loader, "batch_size", None) or 1
         self._workers = int(getattr(loader, "num_workers", 0))
         self._dataset = _Watched.over(loader) if self._workers == 0 else None
@@ -74,8 +73,9 @@ class ReplayPass:
         """What another process needs to go on from here."""
         state: dict[str, Any] = {"samples": self.samples, "batches": self.batches, "workers": self._workers}
         state["extent"] = self.extent
+        state["memory"] = self._memory
         if self._dataset is None:
-            return {**state, "memory": self._memory, "last": self._last}
+            return {**state, "last": self._last}
         return {**state, "dataset": self._dataset.state_dict(), "stream": self._stream.state_dict()}
 
     def _replay(self, batches: int, say: Callable[[str], None], known: dict[str, Any] | None) -> None:
@@ -108,8 +108,8 @@ class _Watched(IterableDataset[Any]):
     def over(loader: Any) -> _Watched | None:
         """The loader's dataset, if it can say where it is."""
         dataset = getattr(loader, "dataset", None)
-        if isinstance(dataset, IterableDataset) and has_state(dataset):
-            return _Watched(dataset)
+        if isinstance(dataset, IterableDataset) and has_state(dataset) and not loses_its_buffer(dataset):
+            return _Watched(for_one_pass(dataset))
         return None
 
     def __iter__(self) -> Iterator[Any]:
@@ -128,6 +128,13 @@ class _Watched(IterableDataset[Any]):
         """Go on there."""
         self._exhausted = bool(state["exhausted"])
         self._dataset.load_state_dict(state["own"])
+
+
+def begun_again(memory: DataMemory | None, state: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What the source remembers as a pass begins: put back where it is resumed. Its own state comes after."""
+    if memory is not None and state and state.get("memory"):
+        memory.put_back(state["memory"])
+    return memory.now() if memory is not None else None
 
 
 def has_state(thing: object) -> bool:
