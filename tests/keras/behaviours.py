@@ -557,6 +557,34 @@ def a_layer_that_draws_from_a_hidden_generator_is_found_out(folder: str) -> None
         assert exactness["exactness"]["grade"] == ("bitwise" if eager else "same-data")
 
 
+def the_states_of_a_stateful_rnn_go_on(folder: str) -> None:
+    """Keras does not count them among the variables of the model."""
+
+    def live(where: str, *more: Any) -> Any:
+        keras.utils.set_random_seed(3)
+        made = keras.Sequential(
+            [keras.Input((3, 2), batch_size=4), keras.layers.LSTM(2, stateful=True), keras.layers.Dense(1)]
+        )
+        made.compile("sgd", "mse")
+        x = numpy.random.normal(size=(16, 3, 2))
+        try:
+            guard = buoy.keras.Guard(where, save=1)
+            made.fit(
+                x, x[:, 0, :1], batch_size=4, epochs=3, shuffle=False, verbose=0, callbacks=[guard, *more]
+            )
+        except StopHere:
+            pass
+        return made
+
+    whole = live(f"{folder}-whole")
+    live(folder, Interrupt(6))
+    resumed = live(folder)
+
+    assert weights(resumed) == weights(whole)
+    states = [[each.numpy().tobytes() for each in made.layers[0].states] for made in (resumed, whole)]
+    assert states[0] == states[1]
+
+
 def a_shuffled_validation_set_is_evaluated_in_the_same_order(folder: str) -> None:
     def options() -> dict[str, Any]:
         keras.utils.set_random_seed(3)

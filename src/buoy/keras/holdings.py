@@ -108,14 +108,25 @@ class Holdings:
         }
 
     def _plain_variables(self) -> dict[str, Any]:
-        """tf.Variable and tf.random.Generator attributes of layers, which Keras itself does not count."""
+        """Attributes of layers that Keras itself does not count: tf.Variable, tf.random.Generator, the states of a
+        stateful RNN."""
         found = {}
-        for layer in self._model._flatten_layers():
+        counted = {id(variable) for variable in self._model.variables}
+        layers = list(self._model._flatten_layers())
+        names = state.renumbered([layer.name for layer in layers])
+        for layer in layers:
             for name, value in vars(layer).items():
-                if isinstance(value, (tf.Variable, tf.random.Generator)):
+                if isinstance(value, (tf.Variable, tf.random.Generator)) or _are_others(value, counted):
                     for inner, variable in state.state_of(value).items():
-                        found[f"{layer.name}.{name}/{inner}"] = variable
+                        found[f"{names[layer.name]}.{name}/{inner}"] = variable
         return found
+
+
+def _are_others(value: Any, counted: set[int]) -> bool:
+    """A layer's own list of Keras variables, none of which is among the model's."""
+    if not isinstance(value, (list, tuple)) or not value:
+        return False
+    return all(isinstance(each, keras.Variable) and id(each) not in counted for each in value)
 
 
 def stored_training(checkpoint: Any, by: str) -> dict[str, Any] | None:

@@ -160,7 +160,7 @@ def _trained_by(value: Any) -> list[Any]:
 
 def _named(variables: list[Any], trained: list[Any]) -> dict[str, Any]:
     """Each variable under its path, whose automatic numbers are counted anew in order of appearance."""
-    plain = _renumbered([_path(variable) for variable in trained])
+    plain = renumbered([_path(variable) for variable in trained])
     slots = sorted(
         ((old.replace("/", "_"), new.replace("/", "_")) for old, new in plain.items()), key=_length
     )
@@ -169,29 +169,29 @@ def _named(variables: list[Any], trained: list[Any]) -> dict[str, Any]:
         owner, _, last = _path(variable).rpartition("/")
         old, new = next((pair for pair in slots if last.startswith(pair[0] + "_")), ("", ""))
         paths.append(f"{owner}/{new}{last[len(old) :]}" if owner else _path(variable))
-    renumbered = _renumbered(paths, slots=bool(slots))
+    new_paths = renumbered(paths, slots=bool(slots))
     named: dict[str, Any] = {}
     for path, variable in zip(paths, variables, strict=True):
-        name, count = renumbered[path], 1
+        name, count = new_paths[path], 1
         while name in named:
             count += 1
-            name = f"{renumbered[path]}~{count}"
+            name = f"{new_paths[path]}~{count}"
         named[name] = variable
     return named
 
 
-def _renumbered(paths: list[str], slots: bool = False) -> dict[str, str]:
+def renumbered(paths: list[str], slots: bool = False) -> dict[str, str]:
     """path -> the same with `dense_7` as `dense`, when it is the first of its kind here; slots' names stay."""
     numbers: dict[str, dict[str, int]] = {}
-    renumbered = {}
+    found = {}
     for path in paths:
         parts = path.split("/")
         for place, part in enumerate(parts[:-1] if slots else parts):
             base = re.sub(r"_\d+$", "", part)
             number = numbers.setdefault(base, {}).setdefault(part, len(numbers[base]))
             parts[place] = f"{base}_{number}" if number else base
-        renumbered[path] = "/".join(parts)
-    return renumbered
+        found[path] = "/".join(parts)
+    return found
 
 
 def _path(variable: Any) -> str:
