@@ -585,6 +585,28 @@ def the_states_of_a_stateful_rnn_go_on(folder: str) -> None:
     assert states[0] == states[1]
 
 
+def an_image_data_generator_with_a_seed_goes_on(folder: str) -> None:
+    """It seeds numpy itself for each batch, from a count that a new process begins anew."""
+    from keras.src.legacy.preprocessing.image import ImageDataGenerator
+
+    def live(where: str, *more: Any) -> Any:
+        keras.utils.set_random_seed(3)
+        made = keras.Sequential([keras.Input((3, 3, 1)), keras.layers.Flatten(), keras.layers.Dense(1)])
+        made.compile("sgd", "mse")
+        x = numpy.random.normal(size=(16, 3, 3, 1))
+        flow = ImageDataGenerator(horizontal_flip=True, vertical_flip=True).flow(x, x[:, 0, 0], 4, seed=7)
+        try:
+            made.fit(flow, epochs=4, verbose=0, callbacks=[buoy.keras.Guard(where, save=1), *more])
+        except StopHere:
+            pass
+        return made
+
+    whole = live(f"{folder}-whole")
+    live(folder, Interrupt(10))
+
+    assert weights(live(folder)) == weights(whole)
+
+
 def a_shuffled_validation_set_is_evaluated_in_the_same_order(folder: str) -> None:
     def options() -> dict[str, Any]:
         keras.utils.set_random_seed(3)

@@ -118,6 +118,9 @@ class _Numbered(keras.utils.PyDataset):  # type: ignore[misc]
         if not self._seeds:
             return self._inner[index]
         with rng.seeded(rng.number(self._seed, "batch", number, index)):
+            if hasattr(self._inner, "total_batches_seen"):
+                # ImageDataGenerator's flows seed themselves anew for each batch, from the batches they have made.
+                self._inner.total_batches_seen = number * (self._inner.num_batches or 0) + place + offset
             return self._inner[index]
 
     def on_epoch_begin(self) -> None:
