@@ -70,13 +70,14 @@ def test_a_shortage_on_a_cpu_is_no_reason_for_a_bigger_card() -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "blocks", "grown"),
-    # Bytes asked for at the peak, and what the process really grew by, in MiB: a vision transformer, a decoder with
-    # checkpointing, a large embedding.
-    [(4, 270, 1584), (4, 98, 769), (245, 6, 1566)],
+    ("blocks", "grown"),
+    # How many blocks of which size are held at the peak, and what the process really grew by, in MiB: a vision
+    # transformer, a decoder with checkpointing, a large embedding, nanoGPT with two threads.
+    [({4: 270}, 1584), ({4: 98}, 769), ({245: 6}, 1566), ({24: 69, 96: 30}, 6200)],
 )
-def test_what_a_process_grows_by_is_inside(block: int, blocks: int, grown: int) -> None:
-    events = [("a", number, block * MIB) for number in range(blocks)]
+def test_what_a_process_grows_by_is_inside(blocks: dict[int, int], grown: int) -> None:
+    sizes = [size for size, count in blocks.items() for _ in range(count)]
+    events = [("a", number, size * MIB) for number, size in enumerate(sizes)]
 
     found = estimate(Trace(events, facts={"engine": "fake"}), by_id("cpu"))
 

@@ -88,7 +88,8 @@ def test_parts_and_owners_are_shown(by_activations: Plan) -> None:
 
     assert "does not fit" in text and "activations" in text and "owners" in text
     html = by_activations._repr_html_()
-    assert "<table>" in html and "`" not in html.rpartition("<p>")[2]
+    assert "<table" in html and "the cheapest that fits" in html and "<details>" in html
+    assert "`" not in html.rpartition("<p>")[2]
     assert json.loads(json.dumps(by_activations.to_json()))["schema"] == "buoy.plan/1"
 
 

@@ -1,10 +1,11 @@
-"""A plan as text (full, concise), as plain values and as HTML."""
+"""A plan as text (full, concise) and as plain values."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from html import escape
+import sys
+import textwrap
 from typing import Any
 
 from buoy.errors import in_notebook
@@ -12,24 +13,23 @@ from buoy.estimate.events import LOSS
 from buoy.estimate.result import Interval
 from buoy.planner.model import FITS, NOT, TIGHT, Answer, Need, Plan, Remedy
 from buoy.units import format_bytes, format_duration
-from buoy.view.lines_html import lines_html
+from buoy.view.verdict import terminal_width
 
 SCHEMA = "buoy.plan/1"
-_BAR, _NARROW_BAR = 30, 12
-_FONT = "font:14px/1.5 system-ui,sans-serif"
+_BAR = 30
 _OWNERS = 4
+_CODE = " " * 6
 SOUGHT = (1 << 17) - 1
 """Larger batches are not sought."""
-_EDGES = {FITS: "#1a7f4b", TIGHT: "#9a6700", NOT: "#b3261e"}
 _GIVEN_BACK = ": where memory is short the allocator gives its cache back"
-_EXACT = {True: "exact", False: "not exact", None: "no change"}
+EXACT = {True: "exact", False: "not exact", None: "no change"}
 
 
 def full(plan: Plan) -> str:
     """Everything a person wants to see; ends without a newline."""
     lines = [_headline(plan)]
     for answer in plan.answers:
-        lines += ["", *_answer(plan, answer)]
+        lines += ["", *answer_lines(plan, answer)]
     if plan.remedies:
         lines += ["", *_remedies(plan)]
     tier = _next_tier(plan)
@@ -37,20 +37,40 @@ def full(plan: Plan) -> str:
         lines += ["", tier]
     lines += [f"note: {note}" for note in plan.notes]
     lines.append(f"hint: {hint(plan)}")
-    return "\n".join(lines)
+    return "\n".join(piece for line in lines for piece in _folded(line, _columns()))
+
+
+def _columns() -> int | None:
+    """What a terminal holds; text that goes elsewhere has its lines whole."""
+    return terminal_width() if sys.stdout.isatty() else None
+
+
+def _folded(line: str, room: int | None) -> list[str]:
+    """The line in pieces that stay in its column; code is left whole, to be copied.
+
+    >>> _folded("  batch      at most 57 in one piece; 64 in micro-batches of 32", 50)
+    ['  batch      at most 57 in one piece; 64 in', '             micro-batches of 32']
+    """
+    if room is None or len(line) <= room or line.startswith(_CODE):
+        return [line]
+    labelled = re.match(r"  \S+(?: \S+)? {2,}", line)
+    deep = len(labelled[0]) if labelled else len(line) - len(line.lstrip()) + 2
+    return textwrap.wrap(
+        line, room, subsequent_indent=" " * deep, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def concise(plan: Plan) -> str:
     """One line for each place, and one for what makes it fit."""
     lines = [f"{answer.target.id}: {_short(answer)}" for answer in plan.answers]
     if plan.cheapest is not None:
-        lines.append(f"cheapest for {plan.remedies_for}: {_effect(plan.cheapest, _figure(plan))}")
+        lines.append(f"cheapest for {plan.remedies_for}: {_effect(plan.cheapest, compared_with(plan))}")
     return "\n".join(lines)
 
 
 def as_values(plan: Plan) -> dict[str, Any]:
     """Plain values for JSON; unknown is null."""
-    now = _figure(plan) if plan.remedies else None
+    now = compared_with(plan) if plan.remedies else None
     return {
         "schema": SCHEMA,
         "source": plan.source,
@@ -65,42 +85,6 @@ def as_values(plan: Plan) -> dict[str, Any]:
         "notes": list(plan.notes),
         "facts": plan.facts,
     }
-
-
-def html(plan: Plan) -> str:
-    """A small card for each place; no script, no address."""
-    cards = []
-    for answer in plan.answers:
-        edge = _EDGES.get(answer.verdict, "#666")
-        body = "\n".join(_answer(plan, answer, _NARROW_BAR)[1:])
-        cards.append(
-            f'<div style="{_FONT};border:1px solid #8884;border-radius:6px;'
-            f'border-left:4px solid {edge};padding:10px 14px;margin:8px 0;max-width:60em">'
-            f"<b>{escape(_title(answer))}</b>"
-            f"{lines_html(body)}</div>"
-        )
-    if plan.remedies:
-        now = _figure(plan)
-        rows = "".join(
-            f"<tr><td style='text-align:left'>{escape(remedy.title)}</td>"
-            f"<td style='white-space:nowrap'>{_peak(remedy, now)}</td>"
-            f"<td style='white-space:nowrap'>{escape(_time(remedy))}</td>"
-            f"<td>{_EXACT[remedy.exact]}, {escape(_verdict(remedy))}</td>"
-            f"<td style='text-align:left'>{_code(remedy)} {escape(remedy.note)}</td></tr>"
-            for remedy in plan.remedies
-        )
-        cards.append(
-            f"<div style='overflow-x:auto'><table><tr><th>remedy for {escape(str(plan.remedies_for))}</th><th>peak</th>"
-            f"<th>time</th><th></th><th></th></tr>{rows}</table></div>"
-        )
-    notes = "".join(f"<li>{_words(note)}</li>" for note in plan.notes)
-    listed = f"<ul>{notes}</ul>" if notes else ""
-    return f'<div style="{_FONT}">{"".join(cards)}{listed}<p>hint: {_words(hint(plan))}</p></div>'
-
-
-def _words(text: str) -> str:
-    """A sentence, its `code` as such."""
-    return re.sub(r"`([^`]+)`", r'<code style="overflow-wrap:anywhere">\1</code>', escape(text))
 
 
 def hint(plan: Plan) -> str:
@@ -142,16 +126,18 @@ def _headline(plan: Plan) -> str:
     return f"{plan.source}{size}{batch}, {plan.facts.get('optimizer', 'optimizer')}{precision}{gathered}"
 
 
-def _title(answer: Answer) -> str:
+def title(answer: Answer) -> str:
+    """The place and its verdict."""
     why = ""
     if answer.verdict in (TIGHT, NOT) and answer.memory_verdict != answer.verdict:
         why = f" ({', '.join(need.name for need in answer.needs if need.verdict == answer.verdict)})"
     return f"{answer.target.words}: {answer.verdict}{why}"
 
 
-def _answer(plan: Plan, answer: Answer, bar: int = _BAR) -> list[str]:
+def answer_lines(plan: Plan, answer: Answer, bar: int = _BAR) -> list[str]:
+    """One place's answer, its title first."""
     figure, memory = answer.estimate, answer.target.memory
-    lines = [_title(answer)]
+    lines = [title(answer)]
     what = "RAM" if answer.target.is_cpu else "device memory"
     lines.append(
         f"  peak       {_range(answer.peak)} of {format_bytes(memory)} {what}: {answer.memory_verdict}"
@@ -221,7 +207,7 @@ def _largest(need: Need) -> list[tuple[str, str]]:
 
 
 def _remedies(plan: Plan) -> list[str]:
-    now = _figure(plan)
+    now = compared_with(plan)
     lines = [f"remedies for {plan.remedies_for}, tried on this step:"]
     helping = [remedy for remedy in plan.remedies if (remedy.saving(now) or 0) > 0.01]
     idle = [remedy for remedy in plan.remedies if remedy not in helping]
@@ -243,28 +229,29 @@ def _remedies(plan: Plan) -> list[str]:
 
 
 def _indented(remedy: Remedy) -> list[str]:
-    return [f"      {line}".rstrip() for line in remedy.code.splitlines()]
+    return [f"{_CODE}{line}".rstrip() for line in remedy.code.splitlines()]
 
 
 def _idle(remedy: Remedy, now: Interval) -> str:
-    found = f" ({_change(remedy, now)})" if remedy.basis == "traced" else ""
+    found = f" ({change(remedy, now)})" if remedy.basis == "traced" else ""
     return f"{remedy.title}{found}{': ' + remedy.note if remedy.note else ''}"
 
 
 def _effect(remedy: Remedy, now: Interval) -> str:
     return (
-        f"{remedy.title}: {_change(remedy, now)}, time {_time(remedy)}, {_EXACT[remedy.exact]}, {_verdict(remedy)}"
+        f"{remedy.title}: {change(remedy, now)}, time {times(remedy)}, {EXACT[remedy.exact]}, {verdict_words(remedy)}"
         + (f" ({remedy.note})" if remedy.note else "")
     )
 
 
-def _verdict(remedy: Remedy) -> str:
+def verdict_words(remedy: Remedy) -> str:
     """With the number that decided it; where the host's RAM did, the note tells."""
     of_device = remedy.host is None or remedy.host.verdict == FITS
     return remedy.verdict + (_decided(remedy.verdict, remedy.needed) if of_device else "")
 
 
-def _change(remedy: Remedy, now: Interval) -> str:
+def change(remedy: Remedy, now: Interval) -> str:
+    """A remedy's peak, and how much less it is."""
     saving = remedy.saving(now)
     if remedy.peak is None or saving is None:
         return "peak n/a"
@@ -273,18 +260,8 @@ def _change(remedy: Remedy, now: Interval) -> str:
     return f"peak {format_bytes(remedy.peak.likely)} ({change}, {remedy.basis})"
 
 
-def _peak(remedy: Remedy, now: Interval) -> str:
-    """The same in a narrow column."""
-    size, _, change = _change(remedy, now).removeprefix("peak ").partition(" (")
-    return f"{escape(size)}<br><small>{escape(change.rstrip(')'))}</small>" if change else escape(size)
-
-
-def _code(remedy: Remedy) -> str:
-    style = "white-space:pre-wrap;overflow-wrap:anywhere"
-    return f'<code style="{style}">{escape(remedy.code)}</code>' if remedy.code else ""
-
-
-def _time(remedy: Remedy) -> str:
+def times(remedy: Remedy) -> str:
+    """How much longer a step takes with it."""
     if remedy.time is None:
         return "n/a"
     low, high = remedy.time
@@ -322,7 +299,7 @@ def _short(answer: Answer) -> str:
     return text
 
 
-def _figure(plan: Plan) -> Interval:
+def compared_with(plan: Plan) -> Interval:
     """The peak that the remedies are compared with."""
     return next(answer.peak for answer in plan.answers if answer.target.id == plan.remedies_for)
 
