@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from buoy.estimate.events import Event, Trace
+from buoy.estimate.events import OPTIMIZER, Event, Trace
 
 START = (2, 4)
 """The sizes through which the line goes, unless one was traced already."""
 
 
+_LARGE = 1 << 18
 # How many hundredths above an answer that a trace has checked are looked at.
 _LOOKS = 16
 
@@ -37,7 +38,7 @@ class LargestBatch:
 def at_size(first: Trace, small: int, second: Trace, large: int, size: int) -> Trace:
     """The trace at another batch size: every allocation on the line through its two sizes.
 
-    Where the two runs did different things, the larger one is scaled as a whole.
+    Where the two runs did different things, all of the larger one is scaled that comes from its samples.
     """
     if _shape(first) == _shape(second):
         before = {identity: size for kind, identity, size in first.events if kind == "a"}
@@ -49,10 +50,10 @@ def at_size(first: Trace, small: int, second: Trace, large: int, size: int) -> T
             slope = (bytes_ - pairs[identity]) / (large - small)
             return max(0, round(bytes_ + slope * (size - large)))
     else:
-        fixed = {"weights", "gradients", "optimizer", "workspace"}
+        fixed = _of_no_sample(first, second)
 
         def along(identity: int, bytes_: int) -> int:
-            return bytes_ if second.label(identity)[0] in fixed else round(bytes_ * size / large)
+            return bytes_ if identity in fixed else round(bytes_ * size / large)
 
     events: list[Event] = [
         (kind, identity, along(identity, bytes_) if kind == "a" else bytes_)
@@ -110,6 +111,27 @@ def largest_batch(
             traces += 1
             low = higher if fits(trace_at(higher)) else low
     return LargestBatch(low, traces)
+
+
+def _of_no_sample(first: Trace, second: Trace) -> set[int]:
+    """The allocations of the second trace that other samples do not change.
+
+    Weights and what belongs to them, all that an optimizer's step takes, and what is in both as large as a weight of
+    some size or as its copy in half precision: a small one may be as large as a sample by chance.
+    """
+    sizes = [size for kind, i, size in second.events if kind == "a" and second.label(i)[0] == "weights"]
+    weights = {part for size in sizes if size >= _LARGE for part in (size, size // 2)}
+    before = {(first.label(i)[2], size) for kind, i, size in first.events if kind == "a"}
+    fixed, in_optimizer = set[int](), False
+    for kind, identity, size in second.events:
+        if kind == "m":
+            in_optimizer = second.marks[identity] == OPTIMIZER
+        elif kind == "a":
+            label = second.label(identity)
+            as_weights = size in weights and (label[2], size) in before
+            if in_optimizer or as_weights or label[0] in ("weights", "gradients", "optimizer", "workspace"):
+                fixed.add(identity)
+    return fixed
 
 
 def _shape(trace: Trace) -> list[str]:

@@ -16,6 +16,9 @@ Event = tuple[str, int, int]
 LOSS = "the loss"
 """In place of a module's name: what the step computes outside of the model's modules."""
 
+OPTIMIZER = "optimizer"
+"""The mark at which an optimizer begins its step."""
+
 PARTS = ("weights", "gradients", "optimizer", "activations", "temporaries", "workspace", "batch")
 """What memory can be for, in the order people read it."""
 

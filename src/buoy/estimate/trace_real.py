@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from buoy.estimate.batch import at_size
-from buoy.estimate.events import Trace
+from buoy.estimate.events import OPTIMIZER, Trace
 from buoy.estimate.request import EstimateError, Request
 from buoy.estimate.trace_build import batch_size, build
 from buoy.estimate.trace_steps import Job, Turn, gradients_and_state, step_in_turn
@@ -42,6 +42,10 @@ def trace_small_steps(request: Request, device: Device, reason: Exception) -> Tr
         f"the step depends on values ({_short(reason)}): extrapolated from real CPU steps with "
         f"{SIZES[0]} and {SIZES[1]} samples",
     ]
+    if request.autocast is not None:
+        trace.notes.append(
+            "mixed precision as a CPU has it: which operations stay in float32 differs on a GPU"
+        )
     trace.facts["batch"] = wanted
     return trace
 
@@ -65,14 +69,16 @@ def _steps(job: Job, device: Device, request: Request) -> Trace:
                     turn.optimizer.zero_grad()
                 for loss_of, kept in turn.losses * request.accumulate:
                     tape.phase = "forward"
-                    loss = loss_of(job.model, job.batch)
+                    with _autocast(request):
+                        loss = loss_of(job.model, job.batch)
                     tape.mark("backward")
                     tape.phase = "backward"
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore")
                         loss.backward(retain_graph=kept)  # type: ignore[no-untyped-call]
-                tape.mark("optimizer")
+                tape.mark(OPTIMIZER)
                 tape.phase = "optimizer"
+                _give_gradients(turn.optimizer)
                 step_in_turn(turn)
                 gradients_and_state(tape, job.model, turn.optimizer)
     trace = tape.trace()
@@ -83,6 +89,19 @@ def _steps(job: Job, device: Device, request: Request) -> Trace:
         **job.facts,
     }
     return trace
+
+
+def _autocast(request: Request) -> torch.autocast:
+    """Half precision as a CPU has it, where the request asks for it: numbers of two bytes either way."""
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=request.autocast is not None)
+
+
+def _give_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """So few samples may leave weights unused (experts that no token was sent to) which a whole batch uses."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
 
 
 def _short(error: Exception) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from buoy.estimate.events import Trace
+from buoy.estimate.events import OPTIMIZER, Trace
 from buoy.estimate.steady import another_step
 from buoy.estimate.trace_autocast import CudaAutocast
 from buoy.estimate.trace_fake import empty_like, fake_device, moved
@@ -97,7 +97,7 @@ def trace_steps(
                     tape.mark("backward")
                     tape.phase = "backward"
                     scale.scale(loss).backward(retain_graph=kept)  # type: ignore[no-untyped-call]
-                tape.mark("optimizer")
+                tape.mark(OPTIMIZER)
                 tape.phase = "optimizer"
                 fake.answers_reads = True
                 if len(turns) == 1:
