@@ -10,6 +10,7 @@ from buoy.estimate.allocators import host
 from buoy.estimate.batch import at_size
 from buoy.estimate.events import Trace
 from buoy.estimate.request import Request
+from buoy.estimate.trace_torch import _depends_on_data
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -72,3 +73,14 @@ def test_experts_that_no_sample_chose_are_counted_with_their_moments() -> None:
     held = sum(p.nbytes for p in Experts().parameters())
 
     assert peak(traced(1)) > 4 * held
+
+
+def test_experts_in_float32_are_planned_though_their_fake_kernel_refuses_them() -> None:
+    product = getattr(torch, "_grouped_mm", None)
+    if product is None:
+        pytest.skip("this torch has no grouped product")
+    with torch.device("meta"), pytest.raises(RuntimeError) as caught:
+        ends = torch.tensor([2, 4], dtype=torch.int32)
+        product(torch.zeros(4, 16), torch.zeros(2, 16, 16), offs=ends)
+
+    assert _depends_on_data(caught.value)
