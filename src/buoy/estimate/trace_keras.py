@@ -57,6 +57,7 @@ def trace_request(request: Request) -> Trace:
     remedies = importlib.import_module("buoy.keras.remedies")
     model, batch, said = remedies.apply(request.source.get("smaller"), model, batch)
     trace = trace_model(model, batch, [*notes, *said])
+    trace.facts["code"] = remedies.code_of(batch, said)
     if model.jit_compile or (on_gpu and model in automatic and _can_be_compiled(model)):
         trace.facts["engine"] = "graph" if on_gpu else "xla"
         trace.notes.append(

@@ -20,6 +20,24 @@ def apply(name: Any, model: Any, batch: Any) -> tuple[Any, Any, list[str]]:
     return model, batch, []
 
 
+def code_of(batch: Any, said: list[str]) -> dict[str, str]:
+    """What a person writes to have them: for the smaller batch, or the sibling that `apply` named."""
+    import tensorflow as tf
+
+    shape = tuple(tf.nest.flatten(batch)[0].shape[1:])
+    cut = f"tokens = tokens[:, :{shape[0]}]" if shape else ""
+    if len(shape) == 3:
+        cut = (
+            f"images = keras.ops.image.resize(images, {shape[:2]})   # and keras.Input({shape}) in the model"
+        )
+    found = {"smaller-input": cut}
+    if said:
+        name = said[0].split()[0]
+        made = f"keras.applications.{name}(weights=None, include_top=False, input_shape={shape})"
+        found["smaller-model"] = f"base = {made}   # your own layers follow"
+    return found
+
+
 def smaller_model(model: Any) -> tuple[Any, str]:
     """The model with its keras.applications part replaced by the next smaller sibling, and that sibling's name."""
     sibling = smaller("keras", model.name)

@@ -213,11 +213,14 @@ def _keras_changes(request: Request, answer: Answer) -> list[Change]:
     ]  # fmt: skip
     if "script" in request.source:
         return found  # its optimizer is its own
-    for name, note in (("SGD", "no moments"), ("Adafactor", "moments of rows and columns only")):
+    for name, rate, note in (
+        ("SGD", 0.1, "no moments"),
+        ("Adafactor", 0.001, "moments of rows and columns only"),
+    ):
         if answer.estimate.trace.facts.get("optimizer") != name:
             found.append(
                 Change(f"optimizer-{name.lower()}", f"{name} instead of the optimizer", False, None, "not measured",
-                       f"optimizer = keras.optimizers.{name}(learning_rate=...)   # another rate", note,
+                       f"optimizer = keras.optimizers.{name}(learning_rate={rate})   # a rate of its own", note,
                        {"optimizer": name})
             )  # fmt: skip
     return found
