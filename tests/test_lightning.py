@@ -9,7 +9,7 @@ import pytest
 
 from tests.guards.lives import ask_guard, assert_goes_on
 
-KILLS = {"everything": [2, 5, 9], "stream": [5, 8], "micro_batches": [3, 7], "unfreezing": [8, 15]}
+KILLS = {"everything": [2, 5, 9], "stream": [5, 8], "micro_batches": [3, 7], "unfreezing": [8, 20]}
 CHECKS = [
     "recovery",
     "sigterm",

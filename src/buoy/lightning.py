@@ -252,9 +252,16 @@ class _Fit:
         progress = trainer.fit_loop.epoch_loop.batch_progress.current
         if guarding.arrive(loader):
             fetcher.fetched = progress.ready + len(getattr(fetcher, "batches", ()))
+            if "loader_of_epoch" in guarding.place:  # from it Lightning counts to the next that it makes anew
+                trainer.fit_loop._last_train_dl_reload_epoch = guarding.place["loader_of_epoch"]
         elif progress.ready % trainer.accumulate_grad_batches == 0:
             stopping = guarding.safe_point(
-                trainer.global_step, trainer.current_epoch, lambda: {"data": loader.place(progress.ready)}
+                trainer.global_step,
+                trainer.current_epoch,
+                lambda: {
+                    "data": loader.place(progress.ready),
+                    "loader_of_epoch": trainer.fit_loop._last_train_dl_reload_epoch,
+                },
             )
             if stopping and trainer.received_sigterm:
                 raise import_module(f"{_LIBRARY}.utilities.exceptions").SIGTERMException

@@ -179,6 +179,9 @@ class Unfreezing(Model):
         super().__init__(stage)
         self.backbone = self.net[0]
 
+    def train_dataloader(self) -> Any:
+        return DataLoader(Noisy(), batch_size=8 - self.trainer.current_epoch // 2, shuffle=True)
+
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.net[-1].parameters(), lr=1e-2)
         steps = int(self.trainer.estimated_stepping_batches)
@@ -187,10 +190,11 @@ class Unfreezing(Model):
 
 
 def unfreezing(stage: Stage) -> None:
-    """Layers that are frozen in the first epoch, and get a group of their own in the second."""
+    """Layers frozen at first, with a group of their own in the second epoch; other loaders in the third and fifth."""
     finetuning = BackboneFinetuning(unfreeze_backbone_at_epoch=1)
-    fit = trainer(stage.folder, Guard(stage.folder, save=1), finetuning, max_epochs=4)
-    fit.fit(Unfreezing(stage), DataLoader(Noisy(), batch_size=8, shuffle=True))
+    guard = Guard(stage.folder, save=1)
+    fit = trainer(stage.folder, guard, finetuning, max_epochs=6, reload_dataloaders_every_n_epochs=2)
+    fit.fit(Unfreezing(stage))
 
 
 TRAININGS = {
