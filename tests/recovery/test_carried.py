@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -174,10 +174,12 @@ class Noting(nn.Module):
         super().__init__()
         self.layer = nn.Linear(6, 4)
         self.calls, self.sizes, self.last = 0, Counter[int](), deque[int](maxlen=3)
+        self.metrics = {"train": defaultdict[str, list[int]](list)}
         self.seen: Any = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
+        self.metrics["train"]["rows"].append(len(x))
         self.sizes[len(x)] += 1
         self.last.append(len(x))
         if not hasattr(self, "table"):
@@ -213,6 +215,7 @@ def test_counters_and_lists_are_those_of_the_plain_loop_and_forbid_nothing() -> 
         assert model.calls == len(sizes) + 1
         assert model.sizes == Counter([*sizes, 16])
         assert list(model.last) == [*sizes, 16][-3:]
+        assert model.metrics["train"]["rows"] == [*sizes, 16]
 
 
 def test_a_counter_that_the_gradient_depends_on_is_named() -> None:

@@ -7,7 +7,7 @@ left, a batch is not the same as its parts.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +55,8 @@ class _Kept:
     """A copy of what was in it, where it is a container."""
     tensors: list[tuple[torch.Tensor, int, torch.Tensor]]
     """In it, each with its version and a copy."""
+    inner: list[tuple[Any, Any]]
+    """Containers in it (`metrics["train"]["accuracy"]`), each with a copy of what was in it."""
     generator: tuple[Any, Callable[[], object]] | None = None
     """Where it stands and the way back, if it is a random generator."""
 
@@ -78,14 +80,17 @@ class _Kept:
             self.home.write(self.name, self.value)
         if self.generator is not None:
             self.generator[1]()
-        if self.held is not None and not _is_same(self.value, self.held):
-            self.value.clear()
-            (self.value.extend if isinstance(self.value, (list, deque)) else self.value.update)(self.held)
+        if self.held is not None:
+            _refill(self.value, self.held)
         with _disable_current_modes(), torch.no_grad():
             for number, (tensor, version, copy) in enumerate(self.tensors):
                 if tensor._version != version:
                     tensor.copy_(copy)
                     self.tensors[number] = (tensor, tensor._version, copy)
+
+    def put_back_inner(self) -> None:
+        for container, held in self.inner:
+            _refill(container, held)
 
 
 class Carried:
@@ -144,14 +149,18 @@ class Carried:
     def put_back(self, *, is_step: bool, only: frozenset[str] | None = None) -> None:
         """As it was; of a step that failed only what holds tensors, as by the rest a person may tell tries apart."""
         for kept in self._kept:
-            has_tensors = kept.change() if only is None or kept.label in only else None
-            if has_tensors is not None:
-                self._note(kept.label, has_tensors, is_step)
-                if kept.generator is not None:
-                    self.generators.add(kept.label)
-                if has_tensors or not is_step:
-                    with suppress(Exception):  # somebody's container that cannot be filled again
+            if only is not None and kept.label not in only:
+                continue
+            has_tensors = kept.change()
+            with suppress(Exception):  # somebody's container that cannot be filled again
+                if has_tensors is not None:
+                    self._note(kept.label, has_tensors, is_step)
+                    if kept.generator is not None:
+                        self.generators.add(kept.label)
+                    if has_tensors or not is_step:
                         kept.put_back()
+                if not is_step:
+                    kept.put_back_inner()
         for home, names in self._open:
             for name in home.names() - names:
                 has_tensors = _has_tensors(home.read(name))
@@ -229,7 +238,18 @@ def _kept(home: Home, name: str) -> _Kept:
             for tensor in tensors_in(value, _NEAR)
             if _can_be_copied(tensor)
         ]
-    return _Kept(home, name, value, held, tensors, state_of(value) if is_generator(value) else None)
+    inner = list(_inside(value, _NEAR)) if is_copied else []
+    return _Kept(home, name, value, held, tensors, inner, state_of(value) if is_generator(value) else None)
+
+
+def _inside(value: Any, depth: int) -> Iterator[tuple[Any, Any]]:
+    """The containers in a small one, with copies."""
+    if not depth or not is_container(value) or len(value) > _FEW:
+        return
+    for each in value.values() if isinstance(value, dict) else value:
+        if is_container(each) and len(each) <= _MANY:
+            yield each, _copy(each)
+            yield from _inside(each, depth - 1)
 
 
 def _can_be_copied(tensor: torch.Tensor) -> bool:
@@ -242,6 +262,12 @@ def _can_be_copied(tensor: torch.Tensor) -> bool:
 def _copy(value: Any) -> Any:
     """Plain ones: what a derived class does when it is copied is not known."""
     return dict(value) if isinstance(value, dict) else set(value) if isinstance(value, set) else list(value)
+
+
+def _refill(container: Any, held: Any) -> None:
+    if not _is_same(container, held):
+        container.clear()
+        (container.extend if isinstance(container, (list, deque)) else container.update)(held)
 
 
 def _is_same(now: Any, held: Any) -> bool:
