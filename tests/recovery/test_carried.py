@@ -218,6 +218,126 @@ def test_counters_and_lists_are_those_of_the_plain_loop_and_forbid_nothing() -> 
         assert model.metrics["train"]["rows"] == [*sizes, 16]
 
 
+class Meter:
+    """As in many a script."""
+
+    def __init__(self) -> None:
+        self.total, self.count = 0.0, 0
+
+    def update(self, value: float) -> None:
+        self.total, self.count = self.total + value, self.count + 1
+
+
+class Logging(nn.Module):
+    """Notes its numbers in lists of dictionaries, and in an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.meter = nn.Linear(6, 4), Meter()
+        self.history: dict[str, dict[str, list[int]]] = {"train": defaultdict(list), "val": {}}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.history["train"]["rows"].append(len(x))
+        self.meter.update(1.0)
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+def test_a_comparison_leaves_no_trace_in_containers_of_containers_and_in_objects() -> None:
+    model, run = Logging(), buoy.Run()
+    run.track(model=model)
+
+    run.backward(torch.randn(16, 6), lambda part: model(part).square().mean())
+
+    assert model.history == {"train": {"rows": [16]}, "val": {}}
+    assert (model.meter.total, model.meter.count) == (1.0, 1)
+
+
+class Recorded(nn.Module):
+    """Has its hooks installed by the first forward pass, as transformers does to collect hidden states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.made: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not getattr(self, "installed", False):
+            for layer in self.layers:
+                layer.register_forward_hook(lambda module, given, made: self.made.append(made))
+            self.installed = True
+        self.made.clear()
+        for layer in self.layers:
+            x = layer(x)
+        return torch.cat(self.made[-2:], -1)  # twice the last one, where hooks are there twice
+
+
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_hooks_that_the_first_forward_pass_installs_are_there_once(micro_batch: int | None) -> None:
+    model, run, x = Recorded(), buoy.Run(micro_batch=micro_batch), torch.randn(8, 4)
+    run.track(model=model)
+
+    run.backward(x, lambda part: model(part).square().mean())
+    found = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    model(x).square().mean().backward()
+
+    assert [len(layer._forward_hooks) for layer in model.layers] == [1, 1]
+    assert all(map(torch.allclose, found, [parameter.grad for parameter in model.parameters()]))
+
+
+class Rotary(nn.Module):
+    """A table that grows with the longest sequence, and the number that says how far it reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.make(4)
+
+    def make(self, length: int) -> None:
+        self.reaches = length
+        self.register_buffer("table", torch.arange(length * 6.0).view(length, 6).cos(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] > self.reaches:
+            self.make(x.shape[1])
+        return x * self.table[: x.shape[1]]
+
+
+class Late(nn.Module):
+    """Makes a table at its first use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.ready:
+            self.table, self.ready = torch.arange(6.0), True
+        return x + self.table
+
+
+@pytest.mark.parametrize("kind", [Rotary, Late])
+@pytest.mark.parametrize("short_at", [0, 1])
+def test_a_table_and_the_number_beside_it_go_back_together(kind: Any, short_at: int) -> None:
+    """Memory runs out in the step that makes the table anew, the first one or a later one."""
+    model, run = nn.Sequential(nn.Linear(6, 6), kind(), nn.Linear(6, 1)), buoy.Run()
+    run.track(model=model)
+
+    def loss(part: torch.Tensor) -> Any:
+        made = model(part).square().mean()
+        if step == short_at and len(part) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return made
+
+    for step in range(3):
+        x = torch.randn(8, 3 if step < short_at else 9, 6)
+        model.zero_grad()
+        run.backward(x, loss)
+        found, model[0].weight.grad = model[0].weight.grad, None
+        model(x).square().mean().backward()
+
+        assert torch.allclose(found, model[0].weight.grad, rtol=1e-4)
+
+
 def test_a_counter_that_the_gradient_depends_on_is_named() -> None:
     model = Noting()
     run = buoy.Run(micro_batch=5)

@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from buoy.torch.homes import (
+    HOOKS,
     NOTHING,
     Home,
     function_homes,
@@ -24,13 +25,14 @@ from buoy.torch.homes import (
     module_homes,
     object_homes,
     state_of,
-)  # fmt: skip
+)
 from buoy.torch.undo import tensors_in
 
 _MANY = 1 << 16  # entries of a container that may be copied for each computation
 _FEW = 64  # entries of one whose tensors may be
 _LARGE = 1 << 20  # bytes of a tensor that may be
-_NEAR = 2  # containers in containers in which a state is looked for: ((h, c), (h, c))
+_NEAR = 2  # containers in containers that are looked at: ((h, c), (h, c)), {"train": {"loss": []}}
+_PLAIN = (bool, int, float, str, type(None))
 STATE_HINT = (
     "put the state into the batch, detached: `(x, y, hidden)`, with one row per sample; what is one for all samples: "
     "change it once per batch, outside the loss function"
@@ -51,12 +53,10 @@ class _Kept:
     home: Home
     name: str
     value: Any
-    held: Any
-    """A copy of what was in it, where it is a container."""
+    held: list[tuple[Any, Any]]
+    """Where it is a container: it and those in it, each with a copy of what was in it."""
     tensors: list[tuple[torch.Tensor, int, torch.Tensor]]
     """In it, each with its version and a copy."""
-    inner: list[tuple[Any, Any]]
-    """Containers in it (`metrics["train"]["accuracy"]`), each with a copy of what was in it."""
     generator: tuple[Any, Callable[[], object]] | None = None
     """Where it stands and the way back, if it is a random generator."""
 
@@ -71,8 +71,8 @@ class _Kept:
             return _has_tensors(now) or _has_tensors(self.value)
         if self.generator is not None:
             return True if state_of(now)[0] != self.generator[0] else None
-        if self.held is not None and not _is_same(now, self.held):
-            return _has_tensors(now) or _has_tensors(self.held)
+        if any(not _is_same(each, copy) for each, copy in self.held):
+            return _has_tensors(now) or _has_tensors(self.held[0][1])
         return True if any(tensor._version != version for tensor, version, _ in self.tensors) else None
 
     def put_back(self) -> None:
@@ -80,24 +80,23 @@ class _Kept:
             self.home.write(self.name, self.value)
         if self.generator is not None:
             self.generator[1]()
-        if self.held is not None:
-            _refill(self.value, self.held)
+        for each, copy in self.held:
+            if not _is_same(each, copy):
+                each.clear()
+                (each.extend if isinstance(each, (list, deque)) else each.update)(copy)
         with _disable_current_modes(), torch.no_grad():
             for number, (tensor, version, copy) in enumerate(self.tensors):
                 if tensor._version != version:
                     tensor.copy_(copy)
                     self.tensors[number] = (tensor, tensor._version, copy)
 
-    def put_back_inner(self) -> None:
-        for container, held in self.inner:
-            _refill(container, held)
-
 
 class Carried:
     """Copied before a computation, and put back after it.
 
     For a comparison everything; for a step, of which a failed try must leave no state, what holds tensors and was seen
-    to change in the first step of its loss function. To look everywhere at each step would cost more than it may.
+    to change in the first step of its loss function, and the numbers beside it: that a table is made, and for how many
+    places, stands in them. To look everywhere at each step would cost more than it may.
     """
 
     def __init__(self) -> None:
@@ -113,6 +112,10 @@ class Carried:
         """What holds tensors and changes from step to step."""
         self._kept: list[_Kept] = []
         self._open: list[tuple[Home, set[str]]] = []
+        self._keepers: list[tuple[int, dict[str, Any]]] | None = None
+        """Modules that have buffers or such a state, with their attributes."""
+        self._numbers: list[tuple[int, dict[str, Any], dict[str, Any]]] = []
+        """Of these: attributes, and the plain ones among them as they were."""
         self.moved: dict[str, bool] = {}
         """What comparisons have changed since this was emptied, and whether it holds tensors or draws."""
         self.generators: set[str] = set()
@@ -122,23 +125,23 @@ class Carried:
         """The attributes of these count, whatever the loss function is."""
         self._modules += modules
         self._objects += objects
-        self._watched = None
+        self._watched = self._keepers = None
 
     def of(self, loss_fn: Any) -> None:
         """The loss function of the next computations; None: there are none for now."""
         self._loss_fn = loss_fn
         if loss_fn is None:
-            self._kept, self._open = [], []
+            self._kept, self._open, self._numbers = [], [], []
 
     def take(self, *, is_step: bool) -> None:
         """Copy what the next computation may change."""
-        self._kept, self._open = [], []
+        self._kept, self._open, self._numbers = [], [], []
         every = not is_step or self._code() not in self._known
-        if not every and not self._states:
-            return
         with suppress(Exception):  # somebody's container that cannot be copied: what comes before it is kept
             if not every:
-                self._kept = [_kept(home, name) for home, name in self._state_places()]
+                self._numbers = [(owner, own, _plain(own)) for owner, own in self._find_keepers()]
+                places = self._state_places() if self._states else []
+                self._kept = [_kept(home, name) for home, name in places]
                 return
             for home in self._homes():
                 names = home.names()
@@ -146,28 +149,38 @@ class Carried:
                 if home.is_open:
                     self._open.append((home, names))
 
-    def put_back(self, *, is_step: bool, only: frozenset[str] | None = None) -> None:
-        """As it was; of a step that failed only what holds tensors, as by the rest a person may tell tries apart."""
-        for kept in self._kept:
-            if only is not None and kept.label not in only:
-                continue
-            has_tensors = kept.change()
-            with suppress(Exception):  # somebody's container that cannot be filled again
-                if has_tensors is not None:
-                    self._note(kept.label, has_tensors, is_step)
-                    if kept.generator is not None:
-                        self.generators.add(kept.label)
-                    if has_tensors or not is_step:
+    def put_back(
+        self, *, is_step: bool, only: frozenset[str] | None = None, replaced: frozenset[int] = frozenset()
+    ) -> None:
+        """As it was; of a step that failed only what holds tensors, as by the rest a person may tell tries apart.
+
+        `replaced`: modules, by id, whose buffers were put back. Where tensors go back, the numbers beside them do.
+        """
+        changed = [(kept, kept.change()) for kept in self._kept if only is None or kept.label in only]
+        new = [
+            (home, name, _has_tensors(home.read(name)))
+            for home, names in self._open
+            for name in home.names() - names
+            if only is None or home.label(name) in only
+        ]
+        touched = {kept.home.owner for kept, has_tensors in changed if has_tensors}
+        touched = (touched | {home.owner for home, _, has_tensors in new if has_tensors} | replaced) - {0}
+        touched |= {HOOKS} if touched else set()  # whether they are installed may be one of these numbers
+        for kept, has_tensors in changed:
+            if has_tensors is not None:
+                self._note(kept.label, has_tensors, is_step)
+                if kept.generator is not None:
+                    self.generators.add(kept.label)
+                if has_tensors or not is_step or kept.home.owner in touched:
+                    with suppress(Exception):  # somebody's container that cannot be filled again
                         kept.put_back()
-                if not is_step:
-                    kept.put_back_inner()
-        for home, names in self._open:
-            for name in home.names() - names:
-                has_tensors = _has_tensors(home.read(name))
-                if only is None or home.label(name) in only:
-                    self._note(home.label(name), has_tensors, is_step)
-                    if has_tensors or not is_step:
-                        home.write(name, NOTHING)
+        for home, name, has_tensors in new:
+            self._note(home.label(name), has_tensors, is_step)
+            if has_tensors or not is_step or home.owner in touched:
+                home.write(name, NOTHING)
+        for owner, own, numbers in self._numbers:
+            if owner in touched:
+                own.update(numbers)
 
     def done(self) -> None:
         """A step went through: what it has left is what the next one begins with."""
@@ -181,7 +194,7 @@ class Carried:
             states |= {home.label(name) for name in new if _has_tensors(home.read(name))}
         if states - self._states:
             self._states |= states
-            self._watched_states = self._among(self._watched or [])
+            self._watched_states, self._keepers = self._among(self._watched or []), None
 
     def forgetting(self, loss_fn: Callable[[Any], Any], names: Iterable[str]) -> Callable[[Any], Any]:
         """The loss function, each call of which finds there what the first one found."""
@@ -205,6 +218,17 @@ class Carried:
 
     def _among(self, homes: list[Home]) -> list[tuple[Home, str]]:
         return [(home, name) for home in homes for name in home.names() if home.label(name) in self._states]
+
+    def _find_keepers(self) -> list[tuple[int, dict[str, Any]]]:
+        if self._keepers is None:
+            states = {home.owner for home, _ in self._watched_states}
+            parts = {id(part): part for module in self._modules for part in module.modules()}
+            self._keepers = [
+                (owner, vars(part))
+                for owner, part in parts.items()
+                if (part._buffers or owner in states) and not type(part).__module__.startswith("torch.")
+            ]
+        return self._keepers
 
     def _note(self, label: str, has_tensors: bool, is_step: bool) -> None:
         if not is_step:
@@ -230,7 +254,7 @@ def code_of(loss_fn: Any) -> Any:
 def _kept(home: Home, name: str) -> _Kept:
     value = home.read(name)
     is_copied = is_container(value) and len(value) <= _MANY
-    held = _copy(value) if is_copied else None
+    held = [(each, _copy(each)) for each in _containers(value, _NEAR)] if is_copied else []
     tensors: list[tuple[torch.Tensor, int, torch.Tensor]] = []
     if isinstance(value, torch.Tensor) or ((type(value) is tuple or is_copied) and len(value) <= _FEW):
         tensors = [
@@ -238,18 +262,19 @@ def _kept(home: Home, name: str) -> _Kept:
             for tensor in tensors_in(value, _NEAR)
             if _can_be_copied(tensor)
         ]
-    inner = list(_inside(value, _NEAR)) if is_copied else []
-    return _Kept(home, name, value, held, tensors, inner, state_of(value) if is_generator(value) else None)
+    return _Kept(home, name, value, held, tensors, state_of(value) if is_generator(value) else None)
 
 
-def _inside(value: Any, depth: int) -> Iterator[tuple[Any, Any]]:
-    """The containers in a small one, with copies."""
-    if not depth or not is_container(value) or len(value) > _FEW:
-        return
-    for each in value.values() if isinstance(value, dict) else value:
+def _containers(value: Any, depth: int) -> Iterator[Any]:
+    """It and those in it."""
+    yield value
+    for each in (value.values() if isinstance(value, dict) else value) if depth else ():
         if is_container(each) and len(each) <= _MANY:
-            yield each, _copy(each)
-            yield from _inside(each, depth - 1)
+            yield from _containers(each, depth - 1)
+
+
+def _plain(own: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in own.items() if type(value) in _PLAIN}
 
 
 def _can_be_copied(tensor: torch.Tensor) -> bool:
@@ -264,14 +289,8 @@ def _copy(value: Any) -> Any:
     return dict(value) if isinstance(value, dict) else set(value) if isinstance(value, set) else list(value)
 
 
-def _refill(container: Any, held: Any) -> None:
-    if not _is_same(container, held):
-        container.clear()
-        (container.extend if isinstance(container, (list, deque)) else container.update)(held)
-
-
 def _is_same(now: Any, held: Any) -> bool:
-    """The same things in the same order; what is in these is not looked at."""
+    """The same things in the same order."""
     if len(now) != len(held):
         return False
     if isinstance(held, dict):

@@ -18,8 +18,13 @@ NOTHING: Any = object()
 """Stands for a name without a value."""
 _DEPTH = 3  # functions that a loss function calls by a name of its own: mostly one or two
 _NOT_OURS = ("torch", "buoy", "builtins", "threading", "queue", "logging")
+_TRAINERS = ("lightning", "pytorch_lightning", "transformers", "accelerate")
+"""Whose objects a model may refer to: its trainer, its configuration."""
 _SHARED = (type(threading.Lock()), type(threading.RLock()), threading.Thread, threading.Condition)
 _OF_TORCH = frozenset(vars(torch.nn.Module()))
+_HOOKS = sorted(name for name in _OF_TORCH if name.startswith(("_forward", "_backward")) and "hooks" in name)
+HOOKS = -1
+"""Stands for the owner of hooks: who has them installed notes that in another module."""
 
 
 class Home(Protocol):
@@ -27,6 +32,8 @@ class Home(Protocol):
 
     is_open: bool
     """Names that appear are new ones of its own."""
+    owner: int
+    """The module it is a part of, by id; 0: none."""
 
     def names(self) -> set[str]:
         """Those that it has, or may get."""
@@ -44,9 +51,11 @@ class Home(Protocol):
 class Names:
     """Names in a dict: attributes of an object, or some globals."""
 
-    def __init__(self, path: str, values: dict[str, Any], only: frozenset[str] | None = None) -> None:
+    def __init__(
+        self, path: str, values: dict[str, Any], only: frozenset[str] | None = None, owner: int = 0
+    ) -> None:
         self._path, self._values, self._only = path, values, only
-        self.is_open = only is None
+        self.is_open, self.owner = only is None, owner
 
     def names(self) -> set[str]:
         """Those that it has, or may get."""
@@ -74,6 +83,7 @@ class Cell:
     """A variable of an enclosing function."""
 
     is_open = False
+    owner = 0
 
     def __init__(self, name: str, cell: CellType) -> None:
         self._name, self._cell = name, cell
@@ -104,7 +114,7 @@ class Cell:
 class Reached:
     """A module that a loss function knows by a name; it keeps nothing here itself."""
 
-    is_open = False
+    is_open, owner = False, 0
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
@@ -125,12 +135,58 @@ class Reached:
         """Nothing is here."""
 
 
+class Hooks:
+    """What is called with a module: some are installed by the first forward pass, and noted elsewhere as installed."""
+
+    is_open, owner = True, HOOKS
+
+    def __init__(self, path: str, module: torch.nn.Module) -> None:
+        self._path, self._kinds = path, {kind: vars(module)[kind] for kind in _HOOKS if kind in vars(module)}
+
+    def names(self) -> set[str]:
+        """Those that it has."""
+        return {f"{kind} {number}" for kind, hooks in self._kinds.items() if hooks for number in hooks}
+
+    def label(self, name: str) -> str:
+        """In words."""
+        return f"a hook of {self._path}" if self._path else "a hook"
+
+    def read(self, name: str) -> Any:
+        """Its value, or NOTHING."""
+        hooks, number = self._place(name)
+        return hooks.get(number, NOTHING)
+
+    def write(self, name: str, value: Any) -> None:
+        """NOTHING takes the name away."""
+        hooks, number = self._place(name)
+        if value is NOTHING:
+            hooks.pop(number, None)
+        else:
+            hooks[number] = value
+
+    def _place(self, name: str) -> tuple[dict[int, Any], int]:
+        kind, _, number = name.partition(" ")
+        return self._kinds[kind], int(number)
+
+
 def module_homes(module: torch.nn.Module) -> list[Home]:
-    """Attributes of a module and of those in it. PyTorch's own keep nothing there, but make their weights late."""
+    """Attributes of a module, of those in it, and of objects that it keeps; and hooks.
+
+    PyTorch's own modules keep nothing in attributes, but make their weights late.
+    """
     found: list[Home] = []
+    seen: set[int] = set()
     for path, part in module.named_modules():
-        if not type(part).__module__.startswith("torch."):
-            found += [Names(path, values) for values in (vars(part), part._modules, part._parameters)]
+        found.append(Hooks(path, part))
+        if type(part).__module__.startswith("torch."):
+            continue
+        own = (vars(part), part._modules, part._parameters)
+        found += [Names(path, values, owner=id(part)) for values in own]
+        for name in vars(part).keys() - _OF_TORCH:
+            value = vars(part)[name]
+            if id(value) not in seen and type(value).__module__.partition(".")[0] not in _TRAINERS:
+                seen.add(id(value))
+                found += _of_object(f"{path}.{name}".lstrip("."), value)
     return found
 
 

@@ -87,6 +87,19 @@ class Snapshot:
         for restore in self._restore_random:
             restore()
 
+    def replaced(self) -> frozenset[int]:
+        """The modules, by id, that have other buffers than when it was taken: made, or made anew."""
+        if not self.taken:
+            return frozenset()
+        pairs = zip(self._homes, self._buffers, strict=False)
+        before = {(id(home), name): buffer for (home, name), buffer in pairs}
+        return frozenset(
+            id(module)
+            for module in self._modules
+            for name, buffer in module._buffers.items()
+            if buffer is not None and before.get((id(module._buffers), name)) is not buffer
+        )
+
     def keep_statistics(self) -> None:
         """Remember batch statistics as the forward pass left them."""
         if self._statistics:

@@ -302,7 +302,7 @@ class Transaction(Progress):
         finally:
             self.inside = False
             if not done:
-                self._carried.put_back(is_step=keep)
+                self._carried.put_back(is_step=keep, replaced=self._snapshot.replaced())
                 self._gradients.undo()
                 self._snapshot.restore()
 
