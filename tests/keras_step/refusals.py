@@ -12,7 +12,7 @@ from tests.keras_step.kit import check, everything, plain, refusal, same  # isor
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers
+from keras import layers, ops
 
 import buoy
 from buoy.checkpoint.store import Store
@@ -41,6 +41,42 @@ def batch_norm_is_refused_only_when_it_must_be_split() -> None:
     model.compile("sgd", "mse")
     install(model, say=silent, event=silent, micro_batch=4)
     model.train_on_batch(numbers(16, 32), numbers(16, 2))
+
+
+class Tuned(keras.Model):
+    """Fine-tuning as Keras's own guide has it: the base is thawed, and keeps the statistics it has."""
+
+    def __init__(self, training: bool | None) -> None:
+        super().__init__()
+        self.base, self.top = layers.BatchNormalization(name="norm"), layers.Dense(2)
+        self.base_training = training
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        return self.top(self.base(x, training=training if self.base_training is None else self.base_training))
+
+
+@check
+def a_base_that_is_called_without_training_is_cut() -> None:
+    x, y = numbers(16, 32), numbers(16, 2)
+    found = []
+    for micro_batch in (None, 5):
+        keras.utils.set_random_seed(0)
+        model = Tuned(training=False)
+        model.compile("sgd", "mse")
+        install(model, say=silent, event=silent, micro_batch=micro_batch)
+        model.train_on_batch(x, y)
+        step = gradients(
+            model, lambda b, m=model: ops.mean(ops.square(m(b, training=True))), micro_batch=micro_batch
+        )
+        found.append([*(v.numpy() for v in model.variables), *(g.numpy() for g in step(x)[1])])
+    for whole, parts in zip(*found, strict=True):
+        np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-6)
+    model = Tuned(training=None)
+    model.compile("sgd", "mse")
+    install(model, say=silent, event=silent, micro_batch=5)
+    step = gradients(model, lambda b: ops.mean(ops.square(model(b, training=True))), micro_batch=5)
+    for use in (lambda: model.train_on_batch(x, y), lambda: step(x)):
+        assert "norm" in refusal(use, CannotSplit)
 
 
 @check
@@ -209,6 +245,22 @@ def near_its_goal_a_training_is_not_refused_and_what_compares_samples_still_is()
 
 
 @check
+def a_mean_over_many_pixels_is_no_reason_to_refuse() -> None:
+    """The gradient of the bias before it is a sum of thousands of equal numbers, which rounds to one side."""
+    keras.utils.set_random_seed(0)
+    inside = [layers.Conv2D(8, 3, activation="relu"), layers.GlobalAveragePooling2D()]
+    model = keras.Sequential([keras.Input((64, 64, 3)), *inside, layers.Dense(5)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss)
+    install(model, say=silent, event=silent, micro_batch=5)
+    images, labels = np.abs(numbers(16, 64, 64, 3)) / 4, np.arange(16) % 5
+    step = gradients(model, lambda b: loss(b[1], model(b[0])), micro_batch=5)
+    for _ in range(2):
+        model.train_on_batch(images, labels)
+        step((images, labels))
+
+
+@check
 def samples_that_are_all_alike_do_not_hide_what_compares_them() -> None:
     blank_first, tokens = numbers(16, 32), np.ones((16, 4), "int32")
     blank_first[:8] = 0
@@ -250,6 +302,19 @@ def a_batch_of_blank_images_is_no_reason_to_refuse() -> None:
         ]
 
         assert all(moved) == bool(x.any()), "only the probe is told other samples than the training has"
+
+
+@check
+def a_sparse_batch_is_trained_whole_and_refused_in_words_where_it_must_be_cut() -> None:
+    given = keras.Input((20,), sparse=True)
+    model = keras.Model(given, layers.Dense(1)(given))
+    model.compile("sgd", "mse")
+    batch = tf.data.Dataset.from_tensors((tf.sparse.from_dense(np.eye(20, dtype="float32")), numbers(20, 1)))
+    install(model, say=silent, event=silent)
+    model.fit(batch, verbose=0)
+    install(model, say=silent, event=silent, micro_batch=4)
+
+    assert "not dense" in refusal(lambda: model.fit(batch, verbose=0), CannotSplit)
 
 
 @check

@@ -290,3 +290,15 @@ def test_batch_norm_is_named_where_nothing_fits(capsys: pytest.CaptureFixture[st
     with pytest.raises(CannotSplit, match="1 is BatchNorm"):
         a_run(model).backward(xy()[0], loss)
     assert set(capsys.readouterr().out.split()) == {"6", "2", "16"}, "nothing was tried in parts"
+
+
+def test_a_mean_over_many_pixels_is_no_reason_to_refuse() -> None:
+    """The gradient of the bias before it is a sum of thousands of equal numbers, which rounds to one side."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    )
+    run = a_run(model, micro_batch=5)
+    images, labels = torch.rand(16, 3, 64, 64), torch.arange(16) % 5
+
+    run.backward((images, labels), lambda part: F.cross_entropy(model(part[0]), part[1]))

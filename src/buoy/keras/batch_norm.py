@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,17 +11,30 @@ import keras
 from buoy.microbatch.errors import CannotSplit
 
 
-def learning(model: Any) -> list[Any]:
-    """The BatchNormalization layers that use the batch's own statistics; frozen ones do not."""
+def thawed(model: Any) -> list[Any]:
+    """The BatchNormalization layers that would use a batch's own statistics in training; frozen ones do not."""
     layers = model._flatten_layers()
     return [
         layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
     ]
 
 
-def refuse(model: Any, inexact: tuple[str, ...]) -> None:
+def learning(model: Any, written: Iterable[Any] | None) -> list[Any]:
+    """Those that do, by the variables that a training step writes; all that may, as long as these are not known.
+
+    A base that a model of one's own calls with `training=False`, as in fine-tuning, uses and keeps the statistics it
+    has. (In a functional model Keras 3 lets it learn all the same.)
+    """
+    found = thawed(model)
+    if written is None or not found:
+        return found
+    ids = {id(variable) for variable in written}
+    return [layer for layer in found if id(layer.moving_mean) in ids]
+
+
+def refuse(model: Any, inexact: tuple[str, ...], written: Iterable[Any] | None) -> None:
     """Say that this model cannot be split, unless its user accepts statistics per micro-batch."""
-    found = [layer.name for layer in learning(model)]
+    found = [layer.name for layer in learning(model, written)]
     if not found or "batchnorm" in inexact:
         return
     names = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
@@ -37,7 +50,7 @@ def refuse(model: Any, inexact: tuple[str, ...]) -> None:
 @contextmanager
 def at_rest(model: Any) -> Iterator[None]:
     """Within it these layers use their stored statistics, so that everything else can be compared."""
-    layers = learning(model)
+    layers = thawed(model)
     for layer in layers:
         object.__setattr__(layer, "call", _resting(layer.call))
     try:

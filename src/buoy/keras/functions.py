@@ -13,8 +13,17 @@ from buoy.keras.kind import AGAIN, FIRST, Comparisons, kind_of
 from buoy.keras.losses import SCALAR
 from buoy.keras.memory import Memory, memory_of
 from buoy.keras.peak import too_big
-from buoy.keras.probe import Answer, Finding, Try, as_arrays, ask_later, probe, probe_many
-from buoy.keras.refusals import refuse_stateful
+from buoy.keras.probe import (
+    Answer,
+    Finding,
+    Try,
+    as_arrays,
+    ask_later,
+    gradient_arrays,
+    probe,
+    probe_many,
+)
+from buoy.keras.refusals import refuse_stateful, refuse_uneven
 from buoy.keras.snapshot import Snapshot, variables_of
 from buoy.keras.train_step import UNEVEN, Facts, HoldsNotBack, Sums, TrainStep, unpack
 from buoy.microbatch.errors import BadBatch, CannotSplit, OutOfMemory
@@ -142,10 +151,12 @@ class Functions:
         """Make sure that this model and loss may be split; `CannotSplit` says why not."""
         if self._split is not None:
             return
-        batch_norm.refuse(self._model, self._inexact)
         refuse_stateful(self._model)
+        refuse_uneven(data)
         few, *others = trials_of(data)
-        self._facts = self._look(few)
+        looked = self._look(few) if self._step.written is None else None
+        batch_norm.refuse(self._model, self._inexact, self._step.written)
+        self._facts = looked or self._look(few)
         finding = self._ask(few)
         self._sums = Sums(tf.constant(finding.scalar_sums), tf.constant(finding.added_sums))
         for other in others:
@@ -201,9 +212,11 @@ class Functions:
         if not self._built_on_symbols(data):  # as Keras builds it: by tracing its own step
             tf.function(model.train_step, autograph=False).get_concrete_function(data)
         self._reserve = tf.constant(_room(self._step.reserve_bytes), tf.int32)
-        cuts = not batch_norm.learning(model) or "batchnorm" in self._inexact
-        self._memory = memory_of(model) if cuts and not self._eager else None
         self._built = True
+        if batch_norm.thawed(model) and self._spec is not None and not self._eager:
+            self._trace(self._whole, self._spec)  # it shows which of them learn, and is to be traced anyway
+        cuts = not batch_norm.learning(model, self._step.written) or "batchnorm" in self._inexact
+        self._memory = memory_of(model) if cuts and not self._eager else None
 
     def _built_on_symbols(self, data: Any) -> bool:
         model = self._model
@@ -272,7 +285,7 @@ class Functions:
             )
             before = [variable.numpy() for variable in states]
             return Answer(
-                as_arrays(gradients), as_arrays(state), list(zip(before, as_arrays(after), strict=True))
+                gradient_arrays(gradients), as_arrays(state), list(zip(before, as_arrays(after), strict=True))
             )
 
         return attempt

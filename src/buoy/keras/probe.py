@@ -15,7 +15,7 @@ from buoy.keras import batch_norm
 from buoy.keras.few import FEWEST, SAMPLES, are_copies, repeated
 from buoy.keras.micro_batches import cut
 from buoy.keras.quiet import on_side, same_for_every_sample
-from buoy.keras.rounding import elsewhere, nudged
+from buoy.keras.rounding import elsewhere, nudged, stretch
 from buoy.microbatch.errors import CannotSplit
 from buoy.microbatch.oom import is_oom
 from buoy.microbatch.rounding import EXAMPLES, LARGE, TIMES
@@ -273,6 +273,12 @@ def _size(array: Any) -> float:
 
 def _length(parts: list[float]) -> float:
     return float(numpy.linalg.norm(parts))
+
+
+def gradient_arrays(gradients: list[Any]) -> list[Any]:
+    """For comparison: those of the loss itself, where it was stretched."""
+    by = float(stretch().numpy())
+    return [array if by == 1 else (array / by).astype(array.dtype) for array in as_arrays(gradients)]
 
 
 def as_arrays(tensors: list[Any]) -> list[Any]:

@@ -34,6 +34,18 @@ def refuse_replicas(strategy: Any) -> None:
         )
 
 
+def refuse_uneven(data: Any) -> None:
+    """Sparse and ragged arrays have no rows that could be taken out."""
+    for leaf in keras.tree.flatten(data):
+        if type(leaf).__name__ in ("SparseTensor", "RaggedTensor"):  # also read where there is no TensorFlow
+            raise CannotSplit(
+                "the batch cannot be cut: it is not dense",
+                received=f"a tf.{type(leaf).__name__} of shape {tuple(leaf.shape)}",
+                expected="dense arrays, with one row per sample",
+                hint="`tf.sparse.to_dense(x)` or `x.to_tensor()` in the data pipeline; or a smaller batch",
+            )
+
+
 def refuse_stateful(model: Any) -> None:
     """A recurrent layer that carries its state to the next batch has one row of it for each place in the batch."""
     for layer in model._flatten_layers():

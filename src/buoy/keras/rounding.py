@@ -15,16 +15,33 @@ import tensorflow as tf
 
 from buoy.keras.few import map_leaves
 from buoy.keras.snapshot import Snapshot
+from buoy.microbatch.rounding import STRETCHES
 
+_stretch: Any = None
+"""A variable, so that one graph serves all of them."""
 _LAST_BITS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
 @contextmanager
 def nudged(model: Any, few: Any, precision: str, draw: int) -> Iterator[Any]:
-    """The samples, moved by up to one unit in the last place of this precision; within it the weights are moved too."""
+    """The samples, moved by up to one unit in the last place of this precision; within it weights are moved, and losses
+    stretched, too."""
     last, random = _LAST_BITS[precision], numpy.random.default_rng(draw)
-    with _weights_moved(model, last, random):
-        yield map_leaves(lambda leaf: _nudged(leaf, last, random), few)
+    stretch().assign(STRETCHES[draw])
+    try:
+        with _weights_moved(model, last, random):
+            yield map_leaves(lambda leaf: _nudged(leaf, last, random), few)
+    finally:
+        stretch().assign(1.0)
+
+
+def stretch() -> Any:
+    """By which a loss is multiplied in a trial, and its gradient divided."""
+    global _stretch
+    if _stretch is None:
+        with tf.init_scope():
+            _stretch = tf.Variable(1.0, trainable=False, dtype=tf.float64, name="buoy_stretch")
+    return _stretch
 
 
 @contextmanager

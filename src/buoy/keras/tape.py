@@ -20,9 +20,19 @@ from buoy.keras.kind import AGAIN, Comparisons, kind_of, learning
 from buoy.keras.memory import Memory, memory_of
 from buoy.keras.micro_batches import Micro, Shape, loop, rows_of, shape_of
 from buoy.keras.peak import too_big
-from buoy.keras.probe import Answer, Finding, Try, as_arrays, ask_later, probe, probe_many
-from buoy.keras.refusals import refuse_backend, refuse_replicas, refuse_stateful
+from buoy.keras.probe import (
+    Answer,
+    Finding,
+    Try,
+    as_arrays,
+    ask_later,
+    gradient_arrays,
+    probe,
+    probe_many,
+)
+from buoy.keras.refusals import refuse_backend, refuse_replicas, refuse_stateful, refuse_uneven
 from buoy.keras.retry import Retry
+from buoy.keras.rounding import stretch
 from buoy.keras.snapshot import Snapshot
 from buoy.keras.states import States
 from buoy.keras.train_step import refuse_own_writes
@@ -96,6 +106,8 @@ class _Step:
         self._states = States(model)
         self._written: list[Any] = []
         self._learning: Hashable = None
+        self._trying = False
+        """A comparison is traced."""
         self._forget()
 
     def _forget(self) -> None:
@@ -174,10 +186,12 @@ class _Step:
         """Make sure that this model and loss may be split."""
         if self._split is not None:
             return
-        batch_norm.refuse(self._model, self._inexact)
         refuse_stateful(self._model)
+        refuse_uneven(data)
         few, *others = trials_of(data)
         self._look(few)
+        assert self._shape is not None
+        batch_norm.refuse(self._model, self._inexact, self._shape.carried)
         self._ask(few)
         for other in others:
             ask_later(lambda other=other: self._ask(other, again=True))  # type: ignore[misc]
@@ -228,7 +242,11 @@ class _Step:
         states = self._states.among(shape.carried)
 
         def computed(data: Any, count: Any) -> Any:
-            whole = loop(self._micro, data, count, shape, self._model.trainable_variables)
+            self._trying = True
+            try:
+                whole = loop(self._micro, data, count, shape, self._model.trainable_variables)
+            finally:
+                self._trying = False
             found = self._divided(whole.values, whole.gradients)[1]
             after = {id(variable): value for variable, value in whole.updates}
             dense = [None if g is None else tf.convert_to_tensor(g) for g in found]
@@ -239,7 +257,7 @@ class _Step:
         def attempt(data: Any, count: int, scalar: bool, added: bool) -> Answer:
             found, after = compiled(data, tf.constant(count))
             before = [variable.numpy() for variable in states]
-            return Answer(as_arrays(found), [], list(zip(before, as_arrays(after), strict=True)))
+            return Answer(gradient_arrays(found), [], list(zip(before, as_arrays(after), strict=True)))
 
         return attempt
 
@@ -250,7 +268,7 @@ class _Step:
             self._loss_fn(few_of(data))
         elif self._learning is not None:  # frozen or thawed since: other weights have gradients
             self._forget()
-        cuts = not batch_norm.learning(self._model) or "batchnorm" in self._inexact
+        cuts = not batch_norm.thawed(self._model) or "batchnorm" in self._inexact
         self._memory = memory_of(self._model) if cuts else None
         self._learning = learning(self._model)
 
@@ -275,6 +293,8 @@ class _Step:
                 loss = _checked(loss)
                 if weight is None and self._reduction == "mean":
                     loss *= tf.cast(rows, loss.dtype) / tf.cast(all_rows, loss.dtype)
+                if self._trying:
+                    loss *= tf.cast(stretch(), loss.dtype)
             found = tape.gradient(loss, self._model.trainable_variables)
         refuse_own_writes(self._model.trainable_variables, scope.updates())
         values = [loss] if weight is None else [loss, tf.cast(weight, loss.dtype)]

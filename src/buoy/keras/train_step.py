@@ -20,6 +20,7 @@ import tensorflow as tf
 from buoy.keras.deferred import Deferred
 from buoy.keras.losses import AMOUNT, ROWS, SCALAR, SUM, Measured, Tracked, shared, summed
 from buoy.keras.micro_batches import Micro, Shape, Sum, loop, rows_of, shape_of
+from buoy.keras.rounding import stretch
 from buoy.keras.states import States
 from buoy.microbatch.errors import CannotSplit
 
@@ -69,6 +70,8 @@ class TrainStep:
         """Metrics are updated per micro-batch; else once, with the predictions of all of them put together."""
         self.states = States(model)
         """What else the forward pass writes."""
+        self.written: list[Any] | None = None
+        """The variables that a step writes beside the weights, once one was traced."""
         self.scaling = True
         """Whether the loss is scaled for half precision; the probe does without."""
         self.stage = tf.Variable(0, dtype=tf.int64, trainable=False, name="buoy_stage")
@@ -103,6 +106,7 @@ class TrainStep:
                 scaled = self._scaled(loss)
             gradients = tape.gradient(scaled, weights)
             logs = model.compute_metrics(x, y, outputs, sample_weight=sample_weight)
+        self.written = list(scope.written.values())
         self._commit(gradients, scope.updates(), reserve)
         return logs
 
@@ -131,6 +135,7 @@ class TrainStep:
         nothing = Sums(tf.constant(False), tf.constant(False))
         rows = rows_of(data)
         micro, total, outputs = self._micro(data, (), rows, rows, nothing, {}, noted)
+        self.written = list(micro.scope.written.values())
         model = self.model
         trackers = [
             model._loss_tracker,
@@ -241,11 +246,9 @@ class TrainStep:
         return self.model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=sample_weight, training=True)
 
     def _scaled(self, loss: Any) -> Any:
-        return (
-            loss
-            if self.model.optimizer is None or not self.scaling
-            else self.model.optimizer.scale_loss(loss)
-        )
+        if not self.scaling:
+            return loss * tf.cast(stretch(), loss.dtype)
+        return loss if self.model.optimizer is None else self.model.optimizer.scale_loss(loss)
 
     def _commit(self, gradients: list[Any], updates: list[tuple[Any, Any]], reserve: Any) -> None:
         weights = self.model.trainable_weights

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from buoy.microbatch.errors import BadLoss, CannotSplit, StepError
 from buoy.microbatch.oom import is_oom
-from buoy.microbatch.rounding import EXAMPLES, LARGE
+from buoy.microbatch.rounding import EXAMPLES, LARGE, STRETCHES
 from buoy.microbatch.split import Batch
 from buoy.torch.allocations import AllocationWatch
 from buoy.torch.backward import LossFunction, Progress, accumulate
@@ -149,6 +149,8 @@ class Probe:
             left = list(parts)
             ends: list[Upstream] = []
             parameters = list(self._parameters)
+            # What a hook does to a gradient, it does not do to one that is stretched.
+            by = STRETCHES[nudged - 1] if nudged and not _are_hooked(self._parameters) else 1.0
 
             def take(start: int, stop: int) -> object:
                 still.begins(start, stop - start)
@@ -173,7 +175,8 @@ class Probe:
                         stack.enter_context(unmoved)
                         stack.enter_context(eager())
                         accumulate(
-                            sum(parts), lambda _: left.pop(0), take, same_random(loss_fn, generators),
+                            sum(parts), lambda _: left.pop(0), take,
+                            _stretched(same_random(loss_fn, generators), by),
                             reduction=reduction, scaler=None, parameters=parameters,
                             progress=forward if counted else Progress(),
                         )  # fmt: skip
@@ -185,6 +188,7 @@ class Probe:
                 self._written = [name for name in after if not after[name].equal(before[name])]
                 gradients = [some(parameter.grad) for parameter in self._parameters]
                 gradients += [some(each) for each in arrived(ends)]
+                gradients = gradients if by == 1.0 else [each / by for each in gradients]
                 buffers = [after[name] for name in after if _is_inexact(after[name])]
                 return _Made([*gradients, *buffers], weights, len(gradients))
 
@@ -388,6 +392,20 @@ class _LiveAfterForward(Progress):
     def last_backward(self, loss: torch.Tensor) -> None:
         if is_fed_from_before(loss, self._before):
             raise FedFromBefore
+
+
+def _stretched(loss_fn: LossFunction, by: float) -> LossFunction:
+    def stretched(part: Any) -> Any:
+        made = loss_fn(part)
+        if isinstance(made, tuple) and len(made) == 2:
+            return made[0] * by, made[1]
+        return made * by if isinstance(made, torch.Tensor) else made
+
+    return loss_fn if by == 1.0 else stretched
+
+
+def _are_hooked(parameters: list[torch.Tensor]) -> bool:
+    return any(each._backward_hooks or each._post_accumulate_grad_hooks for each in parameters)
 
 
 def _is_inexact(values: torch.Tensor) -> bool:
