@@ -46,6 +46,7 @@ def test_a_batch_that_does_not_fit_is_cut_and_the_training_stays_the_same(result
     assert without["calls"] == [12, 12]
     assert guarded["calls"] == [17, 17], "five batches in two parts; probes and failed tries leave no trace"
     assert guarded["metrics"] == pytest.approx(without["metrics"], rel=1e-6)
+    assert guarded["shown"] == pytest.approx(without["shown"], rel=1e-6), "a metric's values of each step"
 
 
 def test_sigterm_saves_and_ends_as_lightning_ends(results: dict[str, Any]) -> None:

@@ -152,7 +152,7 @@ class _Fit:
         self._trainer = trainer
         self._stack = ExitStack()
         self.loader: ResumableLoader | None = None
-        held = Held(trainer.fit_loop.epoch_loop._results)
+        held = Held(trainer.fit_loop.epoch_loop._results, trainer.lightning_module)
         self._stack.callback(held.remove)
         self._state = TrainerState(trainer, held)
         try:

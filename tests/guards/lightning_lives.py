@@ -57,9 +57,10 @@ class Model(L.LightningModule):
         self.net = torch.nn.Sequential(
             torch.nn.Linear(8, 16), torch.nn.Dropout(dropout), torch.nn.ReLU(), torch.nn.Linear(16, 1)
         )
-        self.error = torchmetrics.MeanSquaredError()
+        self.error, self.now = torchmetrics.MeanSquaredError(), torchmetrics.MeanAbsoluteError()
         self.calls = 0
         self.losses: list[float] = []
+        self.shown: list[float] = []
         self.stage = stage
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -70,11 +71,14 @@ class Model(L.LightningModule):
         self.calls += 1
         self.losses.append(float(loss))
         self.log("error", self.error, on_step=False, on_epoch=True)
+        self.now(predicted, y)
+        self.log("now", self.now, on_step=True, on_epoch=False)
         self.log("loss", loss, on_step=True, on_epoch=True)
         return {"loss": loss, "predicted": predicted.detach()}
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert len(outputs["predicted"]) == len(batch[0])
+        self.shown.append(float(self.trainer.callback_metrics["now"]))
         if self.stage is not None:
             rate = self.trainer.optimizers[0].param_groups[0]["lr"]
             seen = float(self.trainer.callback_metrics["loss_step"])
@@ -244,7 +248,13 @@ def recovery(folder: str) -> Any:
         metrics = {name: float(value) for name, value in fit.callback_metrics.items()}
         calls = [model.calls, len(model.losses)]
         results.append(
-            {"weights": _weights(model), "metrics": metrics, "steps": fit.global_step, "calls": calls}
+            {
+                "weights": _weights(model),
+                "metrics": metrics,
+                "steps": fit.global_step,
+                "calls": calls,
+                "shown": model.shown,
+            }
         )
     return results
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import reduce
 from importlib import import_module
 from typing import Any
 
 import torch
 
-from buoy.torch.metrics import counted, put_back
+from buoy.torch.metrics import BatchValues, counted, put_back
 from buoy.torch.snapshot import Snapshot
 from buoy.torch.transaction import Transaction
 from buoy.torch.uncut import hint_in_a_trainer, samples_of, split_of
@@ -21,7 +22,8 @@ _PLAIN = (bool, int, float, str, type(None))
 class Held:
     """What the parts of one try have logged and returned; goes to Lightning when the step is done, as one batch's."""
 
-    def __init__(self, results: Any) -> None:
+    def __init__(self, results: Any, module: torch.nn.Module) -> None:
+        self.values = BatchValues(module)
         self.counted: dict[str, Any] = {}
         """What was logged in this epoch before a resume, by key, until the key is logged again."""
         self.outputs: list[tuple[int, dict[str, Any]]] = []
@@ -40,9 +42,11 @@ class Held:
         """A try begins."""
         self._logs.clear()
         self.outputs.clear()
+        self.values.clear()
 
     def hand_over(self) -> dict[str, Any]:
         """The step is done: log it, and return what `training_step` returned beside the loss."""
+        self.values.put_in()
         together: dict[tuple[str, str], list[Log]] = {}
         for entry in self._logs:
             together.setdefault((entry[1][0], entry[1][1]), []).append(entry)
@@ -180,8 +184,12 @@ def transactional(
 
         def loss_of(part: Any) -> torch.Tensor:
             held.size = samples_of(part)
+            is_part = held.size < samples_of(kwargs["batch"])
             try:
-                made = call._call_strategy_hook(trainer, "training_step", *{**kwargs, "batch": part}.values())
+                with held.values.gathering() if is_part else nullcontext():
+                    made = call._call_strategy_hook(
+                        trainer, "training_step", *{**kwargs, "batch": part}.values()
+                    )
             finally:
                 size, held.size = held.size, None
             result = result_of.from_training_step_output(made, trainer.accumulate_grad_batches)

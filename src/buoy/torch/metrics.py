@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -20,6 +22,51 @@ def put_back(module: nn.Module, state: State) -> None:
     for name, metric in _metrics(module):
         if name in state:
             _write(metric, state[name])
+
+
+class BatchValues:
+    """The value for a whole batch of metrics that are called with its parts: each has a second one beside it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._metrics = [metric for _, metric in _metrics(module)]
+        self._beside: dict[int, Any] = {}
+        self._called: set[int] = set()
+
+    def clear(self) -> None:
+        """A try begins."""
+        for number in self._called:
+            self._beside[number].reset()
+        self._called.clear()
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Within it what a metric is called with goes to the one beside it too."""
+        for number, metric in enumerate(self._metrics):
+            with suppress(Exception):  # one that cannot be copied shows its last part
+                if number not in self._beside:
+                    beside = metric.clone()
+                    beside.reset()
+                    self._beside[number] = beside
+                object.__setattr__(metric, "forward", self._both(number, metric.forward))
+        try:
+            yield
+        finally:
+            for metric in self._metrics:
+                vars(metric).pop("forward", None)
+
+    def put_in(self) -> None:
+        """The step is done: what was last computed is the batch's."""
+        for number in self._called:
+            with suppress(Exception):  # a value that is not to be had of so few samples
+                self._metrics[number]._forward_cache = self._beside[number].compute()
+
+    def _both(self, number: int, forward: Any) -> Any:
+        def both(*args: Any, **kwargs: Any) -> Any:
+            self._called.add(number)
+            self._beside[number].update(*args, **kwargs)
+            return forward(*args, **kwargs)
+
+        return both
 
 
 def _metrics(module: nn.Module) -> list[tuple[str, Any]]:
