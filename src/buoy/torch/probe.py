@@ -100,8 +100,12 @@ class Probe:
             return None
         for most in (SAMPLES, FEWEST):
             try:
-                trials = trials_of(whole, most) if rows is None else [whole.picked(rows)]
-                found = self._ask(trials, loss_fn, reduction, attempt)
+                found = self._ask(  # no name holds the trials: what fails for memory would count them as another's
+                    trials_of(whole, most) if rows is None else [whole.picked(rows)],
+                    loss_fn,
+                    reduction,
+                    attempt,
+                )
                 found.moved = tuple(self._moved)
                 return found
             except SteppedInside as stepped:
