@@ -287,9 +287,8 @@ def main() -> None:
             slowed = training_meanwhile(methods, name, path) if turn else None
             _tidy(methods, path)
             if not turn:
-                found["memory"][name] = result[
-                    "memory"
-                ]  # its first use: what it keeps for later ones counts too
+                # Its first use: what it keeps for later ones counts too.
+                found["memory"][name] = result["memory"]
             else:
                 found["yardsticks"].append(measured)
                 found["idle"].setdefault(name, []).append({**result, "memcpy": measured["memcpy"]})

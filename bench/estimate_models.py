@@ -223,9 +223,8 @@ def keeping_outputs() -> Callable[[Any, Any], torch.Tensor]:
 
     def loss(model: Any, batch: Any) -> torch.Tensor:
         given: dict[str, Any] = {"labels": batch[0]}
-        if not hasattr(
-            model, "cls"
-        ):  # XLNet classifies, and its tokenizer gives masks and types beside the words
+        # XLNet classifies, and its tokenizer gives masks and types beside the words.
+        if not hasattr(model, "cls"):
             given = {"labels": batch[0][:, 0], "attention_mask": batch[0].float(), "token_type_ids": batch[0]}
         kept[:] = [model(input_ids=batch[0], **given)]
         value: torch.Tensor = kept[0].loss

@@ -69,9 +69,8 @@ class Job:
                 F.mse_loss(model(x), y).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-        return device.peak + 4 * sum(
-            4 * p.numel() for p in model.parameters()
-        )  # copies while memory is short
+        # Copies while memory is short.
+        return device.peak + 4 * sum(4 * p.numel() for p in model.parameters())
 
     @staticmethod
     def model() -> nn.Module:

@@ -19,6 +19,7 @@ LAYERS = [
     {"lint", "verdict", "view", "planner"},  # a result and how it looks: `str(verdict)` is its full text
     {"supervisor"},
     {"training"},
+    # What people name in their own code.
     {
         "keras.guard",
         "keras.guarded_fit",
@@ -27,7 +28,7 @@ LAYERS = [
         "transformers",
         "testing",
         "demo",
-    },  # what people name in their own code
+    },
     {"cli", "notebook"},
 ]
 HEIGHT = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}

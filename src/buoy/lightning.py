@@ -209,9 +209,8 @@ class _Fit:
         self._state.loads_loops = not finished
         if finished and trainer.fit_loop.done:
             shown = trainer._logger_connector.callback_metrics
-            self._stack.callback(
-                self._show_again, dict(shown)
-            )  # Lightning empties it before it finds nothing to do
+            # Lightning empties it before it finds nothing to do.
+            self._stack.callback(self._show_again, dict(shown))
             say(
                 f"{guarding.keeper.folder} is finished: {trainer.current_epoch} epochs, {guarding.saved_step} steps; "
                 "the model has its final weights. More epochs train on; another training needs a folder of its own"

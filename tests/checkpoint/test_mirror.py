@@ -104,9 +104,8 @@ def test_a_damaged_copy_is_named_and_the_one_before_is_brought_back(tmp_path: Pa
     out, err = train(tmp_path / "run", tmp_path / "drive", PLAIN)
     assert out.startswith("from 40\n"), err
     assert "step 45 in the mirror is damaged" in err and "model/weights" in err
-    again = Store(str(tmp_path / "drive" / "run")).newest(
-        pytest.fail
-    )  # the one made anew has taken its place
+    # The one made anew has taken its place.
+    again = Store(str(tmp_path / "drive" / "run")).newest(pytest.fail)
     assert again is not None and again.step == 45
 
 

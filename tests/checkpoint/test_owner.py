@@ -118,11 +118,12 @@ def test_two_runs_of_one_name_write_nothing_over_each_other_in_a_store(tmp_path:
 
 def test_the_log_of_a_lost_machine_stays_in_a_store(tmp_path: Path) -> None:
     url, there = f"file://{tmp_path}/drive", tmp_path / "drive" / "run"
+    # The third is the same training, whose copying process was started again.
     for name in (
         "old",
         "new",
         "new",
-    ):  # the third is the same training, whose copying process was started again
+    ):
         if not (tmp_path / name / "run" / "checkpoints").exists():
             save(tmp_path / name / "run", 10, size=400)
             recorded(tmp_path / name / "run", name)

@@ -33,9 +33,8 @@ def test_no_other_interval_loses_less(stall: float, life: float) -> None:
 def test_the_choice_stays_within_bounds() -> None:
     assert best_interval(Cost(0.0, 0.0, 0.0), 3600.0) == 15.0
     assert best_interval(Cost(1000.0, 0.0, 1000.0), 1e9) == 1800.0
-    assert (
-        best_interval(Cost(0.001, 0.0, 30.0), 3600.0) == 300.0
-    )  # the writer is busy a tenth of the time at most
+    # The writer is busy a tenth of the time at most.
+    assert best_interval(Cost(0.001, 0.0, 30.0), 3600.0) == 300.0
 
 
 def test_the_words_name_cost_interval_share_and_loss() -> None:

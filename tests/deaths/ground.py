@@ -108,9 +108,8 @@ class Ground:
         if kind.memory:
             outer = self._group("memory", self.folder.name, kind.memory)
             self.memory = outer
-            if (
-                "nested-cgroup" in kind.needs
-            ):  # the limit is the parent's; the inner group has none of its own
+            # The limit is the parent's; the inner group has none of its own.
+            if "nested-cgroup" in kind.needs:
                 self.memory = self._group("memory", f"{self.folder.name}/inner", None)
         if "other-cgroup" in kind.needs:
             self.other = self._group("memory", f"{self.folder.name}-other", 64)

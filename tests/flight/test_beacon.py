@@ -68,9 +68,8 @@ def test_a_symlink_in_its_place_is_refused(tmp_path: Path) -> None:
 def test_foreign_bytes_are_no_beacon() -> None:
     assert parse(b"") is None
     assert parse(os.urandom(SIZE)) is None
-    assert (
-        parse(b"BUOYBCN1" + b"\xff" * (SIZE - 8)) is not None
-    )  # ours, with nonsense in it: read, not trusted
+    # Ours, with nonsense in it: read, not trusted.
+    assert parse(b"BUOYBCN1" + b"\xff" * (SIZE - 8)) is not None
     assert read_beacon("/nonexistent") is None
 
 

@@ -72,9 +72,8 @@ def weights(made: Any) -> list[bytes]:
 
 
 def a_finished_run_returns_at_once_with_its_weights_and_history(folder: str) -> None:
-    keras.random.uniform(
-        (1,)
-    )  # Keras's own generator is made by its first use, and this process is not a new one
+    # Keras's own generator is made by its first use, and this process is not a new one.
+    keras.random.uniform((1,))
     first, history, _ = fit(folder)
     drawn = numpy.random.rand(3).tolist(), random.random(), keras.random.uniform((3,)).numpy().tolist()
     numpy.random.seed(99)

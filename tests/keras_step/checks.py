@@ -138,9 +138,8 @@ def a_batch_that_does_not_fit_is_split_and_grows_back() -> None:
     for one in (stock, model):
         one.train_on_batch(x, y)
     shim.reset_peak()
-    with shim.budget(
-        shim.read().live + 2 * 2**20, smallest=65536
-    ):  # activations of 512 samples take 1 MiB each
+    # Activations of 512 samples take 1 MiB each.
+    with shim.budget(shim.read().live + 2 * 2**20, smallest=65536):
         model.train_on_batch(x, y)
     stock.train_on_batch(x, y)
 

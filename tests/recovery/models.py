@@ -55,9 +55,8 @@ class Trainer:
                 reduction=self.reduction,
                 scaler=self.scaler,
             )
-        with (
-            _disable_current_modes()
-        ):  # what people write between is theirs: an error there is raised as ever
+        # What people write between is theirs: an error there is raised as ever.
+        with _disable_current_modes():
             self.before_step()
         for optimizer in self.optimizers:
             self.scaler.step(optimizer) if self.scaler else optimizer.step()

@@ -52,9 +52,8 @@ def test_two_optimizers_count_as_one_training_and_a_new_one_takes_over(tmp_path:
     run_python(tmp_path / "run", _GAN)
 
     step = where(tmp_path / "run")["step"]
-    assert (
-        isinstance(step, int) and 50 <= step <= 57
-    )  # the critic's 50 steps, then the later one's, give or take a hand-over
+    # The critic's 50 steps, then the later one's, give or take a hand-over.
+    assert isinstance(step, int) and 50 <= step <= 57
 
 
 _KERAS = """

@@ -41,9 +41,8 @@ class Devices:
         module = getattr(torch, kind)
         monkeypatch.setattr(module, "is_available", lambda: True)
         monkeypatch.setattr(module, "is_initialized", lambda: True)
-        monkeypatch.setattr(
-            module, "get_rng_state_all", self.get, raising=False
-        )  # torch 2.6 has none of mtia
+        # Torch 2.6 has none of mtia.
+        monkeypatch.setattr(module, "get_rng_state_all", self.get, raising=False)
         monkeypatch.setattr(module, "set_rng_state_all", self.put, raising=False)
 
 

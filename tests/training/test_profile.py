@@ -174,9 +174,8 @@ def test_where_nothing_was_measured_that_is_said(
     assert f"there is no profile: {why}" in told
     assert "each" not in told
     assert torch.autograd.backward is before
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU]
-    ):  # another finds its place free
+    # Another finds its place free.
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         pass
 
 

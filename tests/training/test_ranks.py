@@ -26,9 +26,8 @@ def test_two_ranks_agree_resume_and_stop_together(tmp_path: Path) -> None:
     assert words.count("out of memory") == 1, "rank 0 speaks for all, and nobody runs out of it a second time"
     assert "another process ran out of memory; the step is done again, 2 at a time" in words
     assert result["whole"] == [0, 0] == result["resumed"], words
-    survivor, killed = result[
-        "killed"
-    ]  # the other one is killed after it, or sees the connection close first
+    # The other one is killed after it, or sees the connection close first.
+    survivor, killed = result["killed"]
     assert killed == signal.SIGKILL and survivor != 0, words
     first, second = result["told one rank to stop"]
     assert os.WEXITSTATUS(first) == 143 and second == signal.SIGTERM, words

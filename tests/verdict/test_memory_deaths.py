@@ -400,9 +400,8 @@ def test_a_shells_command_that_nobody_followed_is_known_by_its_last_words(attemp
     assert said(attempt) == ("worker-killed", "likely")
     assert "not by the kernel" in attempt.verdict().cause.claim.text
 
-    attempt.process(
-        CHILD, {"kind": "exit"}
-    )  # it had ended in order: the shell chose its code for another reason
+    # It had ended in order: the shell chose its code for another reason.
+    attempt.process(CHILD, {"kind": "exit"})
     assert said(attempt) == ("exit-code", "likely")
 
 

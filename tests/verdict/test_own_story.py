@@ -150,9 +150,8 @@ def test_a_run_trained_by_a_script_and_then_in_a_notebook_is_told_by_the_later(
 ) -> None:
     own = tmp_path / "runs" / "a" / "attempts" / "0001"
     own.mkdir(parents=True)
-    (own / "attempt.json").write_text(
-        json.dumps({"number": 1, "wall": DIED_T})
-    )  # long before the kernel began
+    # Long before the kernel began.
+    (own / "attempt.json").write_text(json.dumps({"number": 1, "wall": DIED_T}))
     known = attempts_of(str(tmp_path / "runs" / "a"))
 
     assert [os.path.basename(attempt.run_folder) for attempt in known] == ["a", "train"]

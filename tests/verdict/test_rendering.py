@@ -242,9 +242,8 @@ def test_another_attempt_at_the_same_time_is_mentioned(
     assert "at the same time" not in capsys.readouterr().out
 
     (other / "attempt.json").write_text(json.dumps(about))
-    (other / "death.json").write_text(
-        json.dumps({"t": START_T - 10})
-    )  # before this one began: an ordinary restart
+    # Before this one began: an ordinary restart.
+    (other / "death.json").write_text(json.dumps({"t": START_T - 10}))
     main(["why", run])
     assert "at the same time" not in capsys.readouterr().out
 

@@ -26,9 +26,8 @@ def test_the_plan_stands_beside_what_came(tmp_path: Path) -> None:
     rows = {row["what"]: row for row in report.as_json(read)["plan"]["rows"]}
     page = report.page(read)
 
-    assert (
-        8 * GIB <= rows["device memory, 16 samples at once"]["real"] <= 9 * GIB
-    )  # the highest sample of the GPU
+    # The highest sample of the GPU.
+    assert 8 * GIB <= rows["device memory, 16 samples at once"]["real"] <= 9 * GIB
     assert rows["host RAM"]["real"] > 2 * GIB
     assert rows["reserved by the framework"]["real"] == 8 * GIB
     assert (rows["samples at once"]["planned"], rows["samples at once"]["real"]) == (16, 8)

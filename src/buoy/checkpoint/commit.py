@@ -103,9 +103,8 @@ class Part:
                     pieces.append((len(piece), zlib.crc32(piece)))
                     _write_all(descriptor, piece)
                     unsynced += len(piece)
-                    if (
-                        unsynced >= _MOST_UNSYNCED
-                    ):  # whoever streams has no memory for the disk's backlog either
+                    # Whoever streams has no memory for the disk's backlog either.
+                    if unsynced >= _MOST_UNSYNCED:
                         os.fsync(descriptor)
                         _forget_pages(descriptor)
                         unsynced = 0

@@ -42,10 +42,11 @@ def write_safetensors(
         )
     header: dict[str, object] = {"__metadata__": {"step": str(checkpoint.step)}}
     if "torch" in checkpoint.versions:
+        # Loaders of weights ask for it.
         header["__metadata__"] = {
             "format": "pt",
             "step": str(checkpoint.step),
-        }  # loaders of weights ask for it
+        }
     at = 0
     for key, stored in tensors.items():
         end = at + len(stored.memory)

@@ -317,9 +317,8 @@ class Mirror:
         try:
             self._process = os.pidfd_open(pid) if isinstance(pid, int) else None
         except ProcessLookupError:
-            self._process = os.open(
-                os.devnull, os.O_RDONLY
-            )  # ended already: always ready to read, as its own is
+            # Ended already: always ready to read, as its own is.
+            self._process = os.open(os.devnull, os.O_RDONLY)
         except OSError:
             self._process = None  # an old kernel: its end is not seen
 

@@ -75,9 +75,8 @@ def claim(home: Home, run: str, life: str, place: str) -> str | None:
              "since": time.time()}  # fmt: skip
     home.write_beside(FILE, json.dumps(owner).encode())
     os.makedirs(run, exist_ok=True)
-    write_json(
-        os.path.join(run, FILE), owner
-    )  # after the other: that our life is here means that it was there
+    # After the other: that our life is here means that it was there.
+    write_json(os.path.join(run, FILE), owner)
     return there["run"] if there is not None else None
 
 

@@ -255,9 +255,8 @@ def _numpy_array(raw: Callable[[str], memoryview] | None, tree: Mapping[str, obj
     if dtype not in _NUMPY_TYPES or not isinstance(shape, list):
         raise BadTree("an array without its type and shape")
     try:
-        return (
-            import_module("numpy").frombuffer(data, dtype=dtype).reshape(shape).copy()
-        )  # its own, writable memory
+        # Its own, writable memory.
+        return import_module("numpy").frombuffer(data, dtype=dtype).reshape(shape).copy()
     except (ValueError, TypeError) as error:
         raise BadTree(f"an array that is none: {error}") from None
 

@@ -142,9 +142,8 @@ def find_attempt(run: str | None = None, number: int | None = None) -> Attempt:
     known = attempts_of(run_folder)
     if known and number is None:
         return known[-1]
-    if (
-        known and not numbers
-    ):  # recorded by others only: their numbers are meant, where they recorded this run
+    # Recorded by others only: their numbers are meant, where they recorded this run.
+    if known and not numbers:
         numbers = sorted({attempt.number for attempt in known})
         meant = [attempt for attempt in known if attempt.number == number]
         if meant:

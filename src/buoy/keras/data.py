@@ -68,9 +68,8 @@ def feed_for(x: Any, y: Any, sample_weight: Any, seed: int, say: Say, **options:
         from buoy.keras.data_python import ReplayedFeed
 
         return ReplayedFeed(x, seed, say, {**options, "shuffle": False})
-    quiet = (
-        {**options, "shuffle": False} if data_adapters.is_tf_dataset(x) else options
-    )  # it would be ignored
+    # It would be ignored.
+    quiet = {**options, "shuffle": False} if data_adapters.is_tf_dataset(x) else options
     adapter = data_adapters.get_data_adapter(x=x, y=y, sample_weight=sample_weight, **quiet)
     kind = type(adapter).__name__
     if kind == "ArrayDataAdapter":

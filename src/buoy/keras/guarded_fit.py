@@ -202,9 +202,8 @@ class GuardedFit:
         finished: bool = False,
     ) -> Receipt:
         """Hand everything over to the keeper."""
-        if getattr(
-            self._list, "_async_train", False
-        ):  # callbacks that run beside the training catch up first
+        # Callbacks that run beside the training catch up first.
+        if getattr(self._list, "_async_train", False):
             for name in ("_flush_futures", "_clear_futures"):  # the second is what Keras 3.8 calls it
                 getattr(self._list, name, lambda: None)()
         return self._keeper.save(

@@ -78,10 +78,8 @@ def _outputs(model: Any) -> list[tuple[str, int]]:
     for layer in model._flatten_layers(include_self=False):
         try:
             outputs = keras.tree.flatten(layer.output)
-        except (
-            AttributeError,
-            ValueError,
-        ):  # never called, or called several times, or by a model's own `call`
+        except (AttributeError, ValueError):
+            # Never called, or called several times, or by a model's own `call`.
             continue
         if any(None in tensor.shape[1:] for tensor in outputs):
             continue

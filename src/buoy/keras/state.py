@@ -100,9 +100,8 @@ def write_weights_h5(checkpoint: Any, path: str) -> None:
                 if value.dtype.name == "bfloat16":
                     dataset.attrs["dtype"] = "bfloat16"  # as Keras marks it
         os.replace(beside, path)
-    except (
-        OSError
-    ) as error:  # HDF5's own words hold the number and the name of a file that is nobody's business
+    except OSError as error:
+        # HDF5's own words hold the number and the name of a file that is nobody's business.
         raise UsageError(
             "cannot write the weights",
             received=f"{path}: {os.strerror(error.errno) if error.errno else error}",

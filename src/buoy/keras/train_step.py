@@ -321,9 +321,8 @@ def _tracked(values: list[Any], vector: bool) -> list[Tracked]:
 
 def _track(tracker: Any, tracked: Tracked, rows: Any) -> None:
     value = tracked.total
-    if (
-        tracked.elements is not None
-    ):  # Keras tells its tracker the whole vector; only its mean and length matter there
+    # Keras tells its tracker the whole vector; only its mean and length matter there.
+    if tracked.elements is not None:
         mean = value / tf.cast(tf.maximum(tracked.elements, 1), value.dtype)
         value = tf.fill([tracked.elements], mean)
     tracker.update_state(value, sample_weight=rows)

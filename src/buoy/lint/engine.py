@@ -79,9 +79,8 @@ def find_files(paths: Sequence[str], exclude: Sequence[Exclude] = ()) -> Iterato
         for found in _walk(path) if os.path.isdir(path) else [path]:
             below = os.path.isabs(found) and found.startswith(os.getcwd() + os.sep)
             shown = os.path.relpath(found) if below else os.path.normpath(found)
-            real = os.path.realpath(
-                found
-            )  # a link and its target are one file: mended twice it would be damaged
+            # A link and its target are one file: mended twice it would be damaged.
+            real = os.path.realpath(found)
             if real not in seen and not any(item.matches(shown) for item in exclude):
                 seen.add(real)
                 yield shown

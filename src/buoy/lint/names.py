@@ -193,9 +193,8 @@ def import_fix(entry: Undefined, facts: Facts) -> Fix | None:
         index = statement.lineno - cell.first_line
         docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
-        if (
-            docstring or future or originals[index] != plain[index]
-        ):  # the last: a magic, which must stay first
+        # The last: a magic, which must stay first.
+        if docstring or future or originals[index] != plain[index]:
             continue
         decorated = getattr(statement, "decorator_list", None)
         first = decorated[0].lineno if decorated else statement.lineno

@@ -143,9 +143,8 @@ class Timing:
         if call.receiver is None:
             return False
         words = {keyword.arg for keyword in call.node.keywords}
-        if (
-            call.tail == "train"
-        ):  # `model.train()` of torch only sets a flag; a Trainer's takes the whole training
+        # `model.train()` of torch only sets a flag; a Trainer's takes the whole training.
+        if call.tail == "train":
             name = (call.dotted.rpartition(".")[0]).lower()
             return name.endswith("trainer") and bool(
                 self._facts.packages & {"transformers", "trl", "sentence_transformers"}

@@ -115,9 +115,8 @@ def _way_up(top: str, below: str) -> list[str]:
     folders = [top]
     for part in below.split("/") if below else ():
         folders.append(f"{folders[-1]}/{part}")
-    if not _exists(
-        folders[-1]
-    ):  # the path belongs to another namespace's view: only the mount itself is sure
+    # The path belongs to another namespace's view: only the mount itself is sure.
+    if not _exists(folders[-1]):
         return [top]
     return folders[::-1]
 

@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 _SIGNS = ("/dev/nvidiactl", "/dev/dxg")  # the driver, and the same under WSL
+# Loader path, Colab, Kaggle, WSL.
 _FOLDERS = (
     "",
     "/usr/lib64-nvidia/",
     "/usr/local/nvidia/lib64/",
     "/usr/lib/wsl/lib/",
-)  # loader path, Colab, Kaggle, WSL
+)
 _NAME = "libnvidia-ml.so.1"
 _MOST_PROCESSES = 256
 _NOT_AVAILABLE = (1 << 64) - 1
@@ -80,9 +81,8 @@ class Nvml:
                 self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
                 is None
             ):
-                handle = ctypes.c_void_p(
-                    None
-                )  # a device that has fallen off the bus keeps its place in the list
+                # A device that has fallen off the bus keeps its place in the list.
+                handle = ctypes.c_void_p(None)
             self._handles.append(handle)
             buffer = ctypes.create_string_buffer(96)
             answered = self._call("nvmlDeviceGetName", handle, buffer, ctypes.c_uint(96))

@@ -64,9 +64,8 @@ class KernelLog:
             except BlockingIOError:
                 break
             except OSError as error:
-                if (
-                    error.errno == errno.EPIPE
-                ):  # the oldest records were overwritten; reading goes on behind them
+                # The oldest records were overwritten; reading goes on behind them.
+                if error.errno == errno.EPIPE:
                     continue
                 self.close()
                 self.reason = f"reading stopped: {error.strerror}"

@@ -217,9 +217,8 @@ class _IndexPass:
         self._course.catch_up(order.memory, state.get("generators"))
         dataset: Any = twin.dataset
         dataset.look_again()
-        self._apart = (
-            twin.num_workers == 0
-        )  # items are made in this process: mind the training's random state
+        # Items are made in this process: mind the training's random state.
+        self._apart = twin.num_workers == 0
         with Stream(place.number("workers")):  # a new iterator draws a seed for its workers
             self._iterator = iter(twin)
         self._course.begin()

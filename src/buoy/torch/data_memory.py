@@ -145,9 +145,8 @@ class DataMemory:
             owner = reference()
             if owner is None:
                 continue
-            looks_inside = not type(owner).__module__.startswith(
-                "torch.utils.data"
-            )  # torch's own keep no order
+            # Torch's own keep no order.
+            looks_inside = not type(owner).__module__.startswith("torch.utils.data")
             for name, value in vars(owner).items():
                 if type(value) in _SCALARS:
                     marks[f"{path}.{name}"] = value

@@ -262,9 +262,8 @@ def _of_function(function: FunctionType, seen: set[int], depth: int) -> Iterator
     if kept:
         yield Names("", known, frozenset(kept))
     for name, value in read.items():
-        if (
-            not isinstance(value, FunctionType) or value.__globals__ is known
-        ):  # a library's functions are its own affair
+        # A library's functions are its own affair.
+        if not isinstance(value, FunctionType) or value.__globals__ is known:
             yield from _of_value(name, value, seen, depth - 1)
     wrapped = getattr(function, "__wrapped__", None)
     if wrapped is not None:

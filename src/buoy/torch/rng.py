@@ -264,10 +264,8 @@ def _kinds() -> list[str]:
     kinds = ["cuda", "xpu", "mps"]
     try:
         current = torch.accelerator.current_accelerator()
-    except (
-        AttributeError,
-        RuntimeError,
-    ):  # before 2.6 there is no such module; in 2.6 this raises where there is none
+    except (AttributeError, RuntimeError):
+        # Before 2.6 there is no such module; in 2.6 this raises where there is none.
         current = None
     return kinds if current is None or current.type in kinds else [*kinds, current.type]
 

@@ -43,9 +43,8 @@ def _repeated(
                     raise
                 error = caught
             release(error)
-            for key, state in list(
-                scaler._per_optimizer_states.items()
-            ):  # in place: `step` holds on to its own
+            # In place: `step` holds on to its own.
+            for key, state in list(scaler._per_optimizer_states.items()):
                 if key in stages:
                     state.clear()
                     state.update(stages[key])

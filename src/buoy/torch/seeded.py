@@ -107,8 +107,7 @@ class WorkerStart:
         """In a new worker, before its first item."""
         information = get_worker_info()
         if information is not None and isinstance(information.dataset, (SeededDataset, SeededPasses)):
-            object.__setattr__(
-                information, "dataset", information.dataset.inner
-            )  # it refuses a plain assignment
+            # It refuses a plain assignment.
+            object.__setattr__(information, "dataset", information.dataset.inner)
         if self._start is not None:
             self._start(worker)

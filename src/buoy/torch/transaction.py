@@ -360,9 +360,8 @@ class Transaction(Progress):
         reason = self._cutting.reason(whole)
         found = self._cutting.finding
         again = again and not (found is not None and found.once)
-        if (
-            size == 1 or reason or self._cutting.fails
-        ) and again:  # what the failed try held is free now: once more as it was
+        # What the failed try held is free now: once more as it was.
+        if (size == 1 or reason or self._cutting.fails) and again:
             what = count_of(size) if whole.reason is None else "the whole batch"
             self._tell(f"out of memory with {what}; the step is done again", size, size)
             return size

@@ -84,9 +84,8 @@ class TrainerState:
         waiting = getattr(trainer, "_tr_loss", None)
         if isinstance(waiting, torch.Tensor) and state["loss"] is not None:
             waiting.fill_(state["loss"])
-            trainer._total_loss_scalar = -state[
-                "loss"
-            ]  # `train_loss` is of the steps of this call of `train`
+            # `train_loss` is of the steps of this call of `train`.
+            trainer._total_loss_scalar = -state["loss"]
 
     def _changed(self) -> dict[str, Any]:
         """What is as it was when `train` began is the script's own business."""

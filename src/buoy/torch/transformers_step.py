@@ -40,9 +40,8 @@ class StepLoss:
     def __call__(self, part: Any) -> Any:
         """What the transaction adds up, with `reduction="sum"`."""
         samples = samples_of(part)
-        labels = (
-            part.get("labels") if hasattr(part, "get") else None
-        )  # the trainer may take them out of its inputs
+        # The trainer may take them out of its inputs.
+        labels = part.get("labels") if hasattr(part, "get") else None
         loss = self._capture(part)
         if samples == self._samples or self.mode == "sum":
             return loss

@@ -62,9 +62,8 @@ class Interval:
     def learn(self, cost: schedule.Cost) -> str | None:
         """Take in what one cost; the choice in words when it is the first that counts."""
         self._samples += 1
-        if (
-            self.cost is None or self._samples == 2
-        ):  # the first touches fresh memory and costs more than the rest
+        # The first touches fresh memory and costs more than the rest.
+        if self.cost is None or self._samples == 2:
             self.cost = cost
         else:
             share = self._SMOOTHING

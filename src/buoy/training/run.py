@@ -464,9 +464,8 @@ class Run:
         """The first loop with work to do begins; after a resume this is the saved place. `here`: it is for certain."""
         self._tracking.look_over(self._keeper, self.step, self._own_state)
         if self._position.arrive():
-            self.step = (
-                self._from.step
-            )  # steps on the way, of a search for the learning rate, were counted before
+            # Steps on the way, of a search for the learning rate, were counted before.
+            self.step = self._from.step
             if here or self._position.repeats:
                 # A scheduler stepped or a sum cleared at the epoch's start is in the checkpoint already: undo it.
                 self._tracking.load_again()

@@ -127,9 +127,8 @@ def _where(evidence: Evidence, cause: Cause) -> Where:
     where, main = _told_where(evidence, cause), evidence.main
     if where.file and evidence.speaker is not None:
         where = replace(where, file_cell=cell_of(where.file, evidence.speaker.cells))
-    if (
-        where.step is None and main is not None and main.step
-    ):  # a command that it ran counts no steps of its own
+    # A command that it ran counts no steps of its own.
+    if where.step is None and main is not None and main.step:
         return replace(where, step=main.step, epoch=main.epoch)
     return where
 

@@ -94,9 +94,8 @@ class Verdict:
         return asdict(self)
 
     def __str__(self) -> str:
-        from buoy.view.verdict import (
-            render,
-        )  # the one look upwards: print(verdict) in a notebook should just work
+        # The one look upwards: print(verdict) in a notebook should just work.
+        from buoy.view.verdict import render
 
         return render(self)
 

@@ -201,9 +201,8 @@ def _counted_on_machine(
 def _foreign(state: dict[str, Any]) -> str | None:
     """Why a foreign process may have been the victim; None when none was there."""
     processes = state.get("foreign")
-    if not isinstance(processes, list) or not count(
-        state.get("limit")
-    ):  # nobody looks in a group without limit
+    # Nobody looks in a group without limit.
+    if not isinstance(processes, list) or not count(state.get("limit")):
         return "it is not known which other processes were in that memory group"
     if processes:
         first = mappings(processes)[:1]

@@ -54,10 +54,11 @@ def _place(place: Place) -> dict[str, int | None]:
 
 
 def _edit(edit: Edit, item: Diagnostic) -> dict[str, Any]:
+    # A fix stays in the finding's cell, and so does its numbering.
     span, offset = (
         edit.span,
         item.span.line - item.start.line,
-    )  # a fix stays in the finding's cell, and so does its numbering
+    )
     return {
         "line": span.line - offset,
         "column": span.column + 1,
@@ -121,9 +122,8 @@ def _result(item: Diagnostic, codes: list[str]) -> dict[str, Any]:
     if item.start.cell is None:
         region |= {"endLine": max(item.end.line, item.start.line), "endColumn": item.end.column}
     else:
-        region = {
-            "startLine": 1
-        }  # a line inside a cell is no line of the .ipynb file; the message says which cell
+        # A line inside a cell is no line of the .ipynb file; the message says which cell.
+        region = {"startLine": 1}
     location = {"physicalLocation": {"artifactLocation": {"uri": _uri(item.path)}, "region": region}}
     return {
         "ruleId": item.code,

@@ -315,9 +315,8 @@ def _add_sample(row: dict[str, Any], start: float, series: dict[str, list[Point]
     moment = float(row["t"]) - start
     if moment < 0:
         return
-    for name, fields in (
-        _READINGS.items() if "wall" in row else ()
-    ):  # else it only tells where the training was
+    # Else it only tells where the training was.
+    for name, fields in _READINGS.items() if "wall" in row else ():
         value = next((row[key] for key in fields if is_number(row.get(key))), None)
         if value is not None:
             series[name].append((moment, float(value), float(value)))

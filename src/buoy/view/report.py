@@ -251,9 +251,8 @@ def _attempts(history: History) -> str:
         said = str(cause.get("id", "n/a")) if isinstance(cause, dict) else "running" if life.alive else "n/a"
         where = (life.verdict or {}).get("where")
         own = where.get("step") if isinstance(where, dict) else None
-        step = (
-            own if own is not None else life.last.get("step")
-        )  # of a kernel the last step may be another run's
+        # Of a kernel the last step may be another run's.
+        step = own if own is not None else life.last.get("step")
         rows.append(
             [
                 str(life.number),

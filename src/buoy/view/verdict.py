@@ -213,9 +213,8 @@ def _folded(text: str, room: int, pasted: bool = False) -> list[str]:
     """
     lines: list[str] = []
     for word in _words(printable(text, WIDEST * 3), None if pasted else room):
-        begins = (
-            bool(lines) and len(lines[-1]) <= _LABEL
-        )  # a number or a label, which would stand there alone
+        # A number or a label, which would stand there alone.
+        begins = bool(lines) and len(lines[-1]) <= _LABEL
         is_command = pasted and "`" in word
         if lines and (len(lines[-1]) + 1 + len(word) <= room or (is_command and begins)):
             lines[-1] += f" {word}"

@@ -112,9 +112,8 @@ class _State:
             if self.reserved + wanted > self.capacity:
                 return None
         block = _Block(self.next_address, wanted, small)
-        self.next_address += (
-            wanted + SEGMENT_ROUND
-        )  # segments never touch, so that blocks never merge across them
+        # Segments never touch, so that blocks never merge across them.
+        self.next_address += wanted + SEGMENT_ROUND
         self.reserved += wanted
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         return block

@@ -123,9 +123,8 @@ def raised_as(evidence: Evidence, *kinds: str) -> Raised | None:
 
 def passed_on(evidence: Evidence, speaker: ProcessNotes) -> tuple[Claim, ...]:
     """That a child's end became the end of the process we watch, if so."""
-    if (
-        evidence.pid is None or speaker.pid == evidence.pid
-    ):  # who the training was, a torn record does not say
+    # Who the training was, a torn record does not say.
+    if evidence.pid is None or speaker.pid == evidence.pid:
         return ()
     who = printable(evidence.command, 60)
     return (Claim(f"process {speaker.pid} ended first; `{who}` passed its end on", "likely"),)
