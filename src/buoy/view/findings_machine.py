@@ -55,10 +55,7 @@ def _place(place: Place) -> dict[str, int | None]:
 
 def _edit(edit: Edit, item: Diagnostic) -> dict[str, Any]:
     # A fix stays in the finding's cell, and so does its numbering.
-    span, offset = (
-        edit.span,
-        item.span.line - item.start.line,
-    )
+    span, offset = edit.span, item.span.line - item.start.line
     return {
         "line": span.line - offset,
         "column": span.column + 1,
