@@ -295,8 +295,8 @@ class _Step:
                     loss *= tf.cast(rows, loss.dtype) / tf.cast(all_rows, loss.dtype)
                 if self._trying:
                     loss *= tf.cast(stretch(), loss.dtype)
+            refuse_own_writes(self._model.trainable_variables, scope.updates())
             found = tape.gradient(loss, self._model.trainable_variables)
-        refuse_own_writes(self._model.trainable_variables, scope.updates())
         values = [loss] if weight is None else [loss, tf.cast(weight, loss.dtype)]
         return Micro(found, values, [rows], [], scope)
 

@@ -104,6 +104,8 @@ class TrainStep:
                 loss = self._compute_loss(x, y, outputs, sample_weight)
                 model._loss_tracker.update_state(loss, sample_weight=rows_of(x))
                 scaled = self._scaled(loss)
+            # Before the gradient, which TensorFlow cannot take of a weight that was given another value.
+            refuse_own_writes(weights, scope.updates())
             gradients = tape.gradient(scaled, weights)
             logs = model.compute_metrics(x, y, outputs, sample_weight=sample_weight)
         self.written = list(scope.written.values())
@@ -209,10 +211,10 @@ class TrainStep:
                         value = model._aggregate_additional_loss(loss)
                         total.total += tf.cast(value * tf.cast(own, value.dtype), total.total.dtype)
                 scaled = self._scaled(total.total)
+            refuse_own_writes(model.trainable_weights, scope.updates())
             gradients = tape.gradient(scaled, model.trainable_weights)
             if self.streamed:
                 model.compute_metrics(x, y, outputs, sample_weight=sample_weight)
-        refuse_own_writes(model.trainable_weights, scope.updates())
         values = [one for tracked in (total, *(parts[n] for n in sorted(parts))) for one in _values(tracked)]
         sizes = [rows, *(_size(noted[n]) for n in sorted(noted))]
         micro = Micro(gradients, values, sizes, [] if self.streamed else _leaves(outputs), scope)
@@ -301,7 +303,7 @@ def refuse_own_writes(weights: list[Any], updates: list[tuple[Any, Any]]) -> Non
             "a layer writes to a weight, or to a variable that is not Keras's, during the forward pass",
             received=found[0],
             expected="variables of Keras that only the optimizer trains",
-            hint="it is trained as Keras does it, without recovery from out-of-memory",
+            hint="without `micro_batch=` it is trained as Keras does it, with no recovery from out-of-memory",
         )
 
 
