@@ -106,7 +106,7 @@ class StepTransaction(Transaction):
 
     def __init__(self, module: torch.nn.Module, held: Held, **settings: Any) -> None:
         super().__init__(**settings)
-        self._snapshot = _StepSnapshot(module, held)
+        self._before.snapshot = _StepSnapshot(module, held)
 
     def usable(self, hint: str) -> str:
         """In words of a Trainer."""

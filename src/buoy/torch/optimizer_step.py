@@ -32,8 +32,9 @@ _SMALLER = "a smaller optimizer (SGD, Adafactor), or fewer trained parameters"
 class Guard(Protocol):
     """What the step needs to know of the transaction it is a part of."""
 
-    inside: bool
-    """A loss is being computed: nobody may step now."""
+    @property
+    def inside(self) -> bool:
+        """A loss is being computed: nobody may step now."""
 
     def has_room(self, device: torch.device, need: int) -> bool:
         """Whether so many bytes can surely be had."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext, suppress
-from typing import Any, TypeVar
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 
@@ -13,9 +13,8 @@ from buoy.microbatch.errors import BadLoss, CannotSplit, OutOfMemory, PeerFailed
 from buoy.microbatch.oom import is_oom
 from buoy.microbatch.split import Batch, Split, even
 from buoy.torch.backward import LossFunction, Progress, accumulate
-from buoy.torch.carried import Carried, code_of
+from buoy.torch.before import Before
 from buoy.torch.cutting import Cutting
-from buoy.torch.homes import function_modules, tensors_of
 from buoy.torch.memory import memory_of
 from buoy.torch.optimizer_step import make_atomic
 from buoy.torch.peak import too_big
@@ -23,15 +22,13 @@ from buoy.torch.ramp import MeasuredRamp
 from buoy.torch.release import release
 from buoy.torch.scaler_step import make_scaler_safe
 from buoy.torch.sizes import Sizes, count_of
-from buoy.torch.snapshot import Gradients, Snapshot
+from buoy.torch.snapshot import Snapshot
 from buoy.torch.switches import Switches
 from buoy.torch.trained import Trained
-from buoy.torch.upstream import Upstream, has_upstream
+from buoy.torch.upstream import has_upstream
 from buoy.torch.vote import GIVE_UP, READY, Vote
 
 _TRIES = 40  # far more than halving ever needs: a bound, not a plan
-_LARGE = 1 << 28  # bytes of buffers of a module that nobody tracks: a copy of more could be what memory lacks
-_Result = TypeVar("_Result")
 
 
 class Transaction(Progress):
@@ -65,20 +62,15 @@ class Transaction(Progress):
         self._modules: list[torch.nn.Module] = []
         self._trained = Trained()
         self._optimizers: list[torch.optim.Optimizer] = []
-        self._snapshot = Snapshot()
-        self._carried = Carried()
-        self._seen: set[Any] = set()
-        """Code of loss functions whose modules are known."""
-        self._gradients = Gradients()
+        self._before = Before(self._modules, self._trained)
         self._vote = Vote()
-        self._cutting = Cutting(self._modules, self._trained, self._carried, self._inexact, self._guarded)
+        self._cutting = Cutting(
+            self._modules, self._trained, self._before.carried, self._inexact, self._before.guarded
+        )
         self._sizes = Sizes(say, event, micro_batch, self._trained, self._optimizers, self._cutting)
         self._ramp: MeasuredRamp | None = None
-        self._upstream = Upstream()
         self._part = 0
         self._voted = self._is_doubt_told = False
-        self.inside = False
-        """A loss is being computed."""
         self.steps = 0
         """Calls of `backward` that went through."""
         self.retries = 0
@@ -102,8 +94,7 @@ class Transaction(Progress):
         modules, optimizers = list(modules), list(optimizers)
         self._vote.watch(modules)
         self._switches.track(modules)
-        self._snapshot.watch(modules)
-        self._carried.watch(modules)
+        self._before.watch(modules)
         self._modules += modules
         self._optimizers += optimizers
         self._trained.add(modules, optimizers)
@@ -127,16 +118,14 @@ class Transaction(Progress):
             raise UsageError("nothing to train is known", received="run.backward before run.track",
                              expected="run.track(model=model, optimizer=optimizer)")  # fmt: skip
         self._trained.look()
-        self._reach(loss_fn)
-        self._carried.of(loss_fn)
+        self._before.begin(loss_fn)
         loss_fn = self._switches.around(loss_fn, self._trained.device, scaler)
         with self._vote.quiet():
             self._voted = False
             try:
                 whole = Batch(batch, split)
-                self._upstream = Upstream()
                 if split is None and has_upstream(whole.arrays):
-                    whole = Batch(self._upstream.end_at(batch))
+                    whole = Batch(self._before.upstream.end_at(batch))
             except BuoyError:
                 self._cutting.abstain(self._vote)
                 self._tell_peers(GIVE_UP)
@@ -146,30 +135,13 @@ class Transaction(Progress):
                 self._tell_not_kept(whole.reason)
             if found is not None:
                 self._sizes.note(found, whole)
-                self._snapshot.keep(found.moved)
+                self._before.snapshot.keep(found.moved)
                 self._event("probe", step=self.steps, exact=found.reason is None, reason=found.reason)
             try:
                 return self._done(whole, loss_fn, reduction, scaler)
             finally:
                 self._cutting.let_go()
-                self._carried.of(None)
-                self._upstream = Upstream()
-
-    def _reach(self, loss_fn: LossFunction) -> None:
-        """What it computes with beside the tracked modules (a teacher, a loss with a buffer) is guarded as they are."""
-        code = code_of(loss_fn)
-        if code in self._seen:
-            return
-        self._seen.add(code)
-        with suppress(Exception):  # somebody's object that cannot be looked into
-            known = {id(each) for module in self._modules for each in tensors_of(module)}
-            found = function_modules(loss_fn)
-            beside = [module for module in found if any(id(each) not in known for each in tensors_of(module))]
-            self._snapshot.watch(
-                module for module in beside if sum(b.nbytes for b in module.buffers()) <= _LARGE
-            )
-            self._carried.watch(beside)
-            self._modules += beside
+                self._before.let_go()
 
     def _done(self, whole: Batch, loss_fn: LossFunction, reduction: str, scaler: Any) -> torch.Tensor:
         __tracebackhide__ = True
@@ -250,15 +222,15 @@ class Transaction(Progress):
             with ramp.watching() if ramp is not None else nullcontext():
                 loss = accumulate(
                     whole.samples, next_size, whole.take, loss_fn, reduction=reduction, scaler=scaler,
-                    parameters=self._trained.all + self._upstream.leaves, progress=self,
+                    parameters=self._before.leaves, progress=self,
                 )  # fmt: skip
-                self._upstream.go_on()
+                self._before.upstream.go_on()
             if versions != [getattr(array, "_version", 0) for array in whole.arrays]:
                 raise BadLoss("the loss function changed the batch in place",
                               received="an in-place operation on its input",
                               expected="an input that a second try finds as it was",
                               hint="`x = x * 2` instead of `x.mul_(2)`, or clone it first")  # fmt: skip
-            self._gradients.commit()
+            self._before.gradients.commit()
             return loss
 
         # A scaler makes these at its first use.
@@ -271,7 +243,7 @@ class Transaction(Progress):
         weights = self._trained.all if found is not None and found.steps_inside else []
         counts = [parameter._version for parameter in weights]
         try:
-            return self._guarded(work, keep=True)
+            return self._before.guarded(work, keep=True)
         except BaseException as error:  # noqa: BLE001 - Ctrl-C must find the state of before the step too
             for name, value in made.items():
                 setattr(scaler, name, value)
@@ -282,35 +254,11 @@ class Transaction(Progress):
                                      "after run.backward(...) to have failed steps undone")  # fmt: skip
             return error
 
-    def _guarded(self, work: Callable[[], _Result], *, keep: bool = False) -> _Result:
-        """Do it and put everything back, unless it went well and is to be kept."""
-        __tracebackhide__ = True
-        if self.inside:
-            raise BadLoss("a loss function computes another step", received="run.backward inside a loss function",
-                          expected="only the loss")  # fmt: skip
-        self.inside = True
-        done = False
-        try:
-            self._snapshot.take()
-            self._carried.take(is_step=keep)
-            self._gradients.begin(self._trained.all + self._upstream.leaves)
-            result = work()
-            if keep:
-                self._carried.done()
-            done = keep
-            return result
-        finally:
-            self.inside = False
-            if not done:
-                self._carried.put_back(is_step=keep, replaced=self._snapshot.replaced())
-                self._gradients.undo()
-                self._snapshot.restore()
-
     # What accumulate tells on the way (backward.Progress).
 
     def forward_done(self) -> None:
         """Batch statistics count once, even if backward computes them again."""
-        self._snapshot.keep_statistics()
+        self._before.snapshot.keep_statistics()
 
     def last_backward(self, loss: torch.Tensor) -> None:
         """Every rank must have come this far before gradients are exchanged."""
@@ -320,12 +268,12 @@ class Transaction(Progress):
         vote = self._vote.lowest(READY)
         if vote < READY:
             raise _PeerShrinks(vote)
-        self._gradients.merge()
+        self._before.gradients.merge()
         self._vote.exchange(loss)
 
     def backward_done(self, size: int) -> None:
         """A part is done."""
-        self._snapshot.put_statistics_back()
+        self._before.snapshot.put_statistics_back()
         if self._ramp is not None:
             self._ramp.measured(size)
 
@@ -339,10 +287,7 @@ class Transaction(Progress):
         for size in sizes:
             accumulate(size, lambda left: left, whole.take, loss_fn, reduction=reduction, scaler=None,
                        parameters=[], progress=Progress())  # fmt: skip
-        self._carried.put_back(is_step=False)
-        self._gradients.undo()
-        self._snapshot.restore()
-        self._gradients.begin(self._trained.all + self._upstream.leaves)
+        self._before.start_over()
 
     def _tell_peers(self, vote: int) -> int:
         """Cast this rank's vote, unless it is already among the others'."""
@@ -409,6 +354,11 @@ class Transaction(Progress):
         self._event("retry", what="oom", step=self.steps, samples=size, smaller=smaller)
 
     # What the optimizers' steps ask (optimizer_step.Guard).
+
+    @property
+    def inside(self) -> bool:
+        """A loss is being computed: nobody may step now."""
+        return self._before.inside
 
     def has_room(self, device: torch.device, need: int) -> bool:
         """Whether so many bytes can surely be had."""

@@ -94,9 +94,9 @@ class StepTransaction(Transaction):
     def __init__(self, loss: StepLoss, **settings: Any) -> None:
         super().__init__(**settings)
         self._loss = loss
-        self._carried.watch([], [loss.trainer])
+        self._before.carried.watch([], [loss.trainer])
         self._cutting = _Choosing(
-            loss, self._modules, self._trained, self._carried, self._inexact, self._guarded
+            loss, self._modules, self._trained, self._before.carried, self._inexact, self._before.guarded
         )
 
     def usable(self, hint: str) -> str:
