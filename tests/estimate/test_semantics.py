@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from buoy.estimate import trace_fake  # noqa: E402
 from buoy.estimate.trace_steps import Job, trace_steps  # noqa: E402
 from buoy.estimate.trace_tape import Device  # noqa: E402
 
@@ -162,3 +163,19 @@ def test_the_workspace_of_convolutions_is_a_range_in_the_answer() -> None:
     assert found.facts["convolution"] == moved
     assert figure.reserved.high - figure.replay.peak_reserved >= round(CONVOLUTION[2] * moved)
     assert figure.reserved.low <= figure.replay.peak_reserved < figure.reserved.likely
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad]
+)
+def test_updates_of_all_weights_at_once_leave_the_same_events_as_torchs_own_way(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def optimizer(parameters: Any) -> Any:
+        return kind(parameters, lr=1e-3, weight_decay=0.1, foreach=True)
+
+    quick = traced(linear(3), optimizer=optimizer)
+    monkeypatch.setattr(trace_fake, "_are_on_device", lambda tensors: False)
+    slow = traced(linear(3), optimizer=optimizer)
+
+    assert quick.events == slow.events

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 from buoy.testing import shim
 
@@ -20,23 +22,17 @@ def main() -> int:
         os.execve(
             sys.executable, [sys.executable, "-m", "tests.keras_step", *sys.argv[1:]], shim.environment()
         )
-    from tests.keras_step.injection import campaign
-    from tests.keras_step.zoo import MODELS, Options
+    from tests.keras_step.injection import EAGERLY, recover_case
+    from tests.keras_step.zoo import MODELS
 
-    chosen = sys.argv[1:]
-    start = time.monotonic()
-    outcomes = []
-    for name, build in MODELS.items():
-        if chosen and name not in chosen:
-            continue
-        # Careful: copies are made before the update, as they are when the reserve for it is refused; so that
-        # allocations inside the optimizer may be refused as well.
-        outcomes.append(campaign(name, build, careful=True, smallest=256))
-        print(outcomes[-1], flush=True)
-    if not chosen:  # XLA on the CPU does not survive a refused allocation
-        eager = Options(compile={"run_eagerly": True})
-        outcomes.append(campaign("mlp, eagerly", MODELS["mlp"], eager, careful=True, smallest=256))
-        print(outcomes[-1], flush=True)
+    start, outcomes = time.monotonic(), []
+    cores, context = len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        cores, context
+    ) as pool:  # a crash of one is an error, where a Pool would wait for ever
+        for outcome in pool.map(recover_case, sys.argv[1:] or [*MODELS, EAGERLY]):
+            outcomes.append(outcome)
+            print(outcome, flush=True)
     points = sum(outcome.points for outcome in outcomes)
     exact = sum(outcome.results["exact"] for outcome in outcomes)
     print(f"{exact}/{points} bit for bit, {len(outcomes)} models, {time.monotonic() - start:.0f} s")

@@ -13,9 +13,10 @@ import tensorflow as tf
 from buoy.keras.transaction import Transaction, install
 from buoy.testing import shim
 from tests.keras_step.gradients import silent
-from tests.keras_step.zoo import Case, Options
+from tests.keras_step.zoo import MODELS, Case, Options
 
 SMALLEST = 4096
+EAGERLY = "mlp, eagerly"  # XLA on the CPU does not survive a refused allocation
 
 
 @dataclass
@@ -109,3 +110,13 @@ def campaign(
         same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(after, references[size], strict=True))
         outcome.results["exact" if same else "DIFFERENT"] += 1
     return outcome
+
+
+# For processes that share the work.
+
+
+def recover_case(name: str) -> Outcome:
+    options = Options(compile={"run_eagerly": True}) if name == EAGERLY else None
+    # Careful: copies are made before the update, as they are when the reserve for it is refused; so that
+    # allocations inside the optimizer may be refused as well.
+    return campaign(name, MODELS[name.partition(",")[0]], options, careful=True, smallest=256)

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 from tests.recovery.campaign import WARM, prepare, recover_case
 from tests.recovery.models import MODELS
@@ -16,9 +17,11 @@ def main() -> int:
     # The short ones last, so that no core waits for another.
     cases = [(name, moment) for moment in WARM for name in names]
     start, points, exact = time.monotonic(), 0, 0
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(len(os.sched_getaffinity(0)), prepare) as pool:
-        for outcome in pool.imap(recover_case, cases):
+    cores, context = len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        cores, context, prepare
+    ) as pool:  # a crash is an error: a Pool would wait for ever
+        for outcome in pool.map(recover_case, cases):
             points, exact = points + outcome.points, exact + outcome.exact
             print(f"{outcome.exact:4d} of {outcome.points:4d} exact  {outcome.name}", flush=True)
             for wrong in outcome.wrong[:3]:

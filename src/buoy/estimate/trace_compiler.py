@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from buoy.estimate.trace_loaded import spec_of_loaded
+
 NAME = "torch._dynamo"
 SOURCE = f"{NAME}.source"
 SETTINGS = f"{NAME}.config"
@@ -69,6 +71,7 @@ class _Finder:
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name.startswith(f"{NAME}.") and name not in ALONE:
             _load()
+            return spec_of_loaded(name)
         return None
 
 

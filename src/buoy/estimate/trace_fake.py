@@ -23,6 +23,7 @@ PLAIN = frozenset(
 )
 DEVICE_QUESTION = torch.ops.prim.device.default
 READ_VALUE = torch.ops.aten._local_scalar_dense.default
+SQRTS = torch.ops.aten._foreach_sqrt.default
 
 
 class FakeDevice(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]
@@ -62,11 +63,33 @@ class FakeDevice(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]
             read: Any = args[0]
             if read.dtype.is_floating_point and getattr(read, "constant", read) is None:
                 return 1.0
+        if func is SQRTS and _are_on_device(args[0]):
+            return [torch.empty_like(each) for each in args[0]]  # type: ignore[attr-defined]
+        if func in _IN_PLACE and _are_on_device(args[0]):
+            return None
         named: dict[str, Any] = dict(kwargs or {})
         device = named.get("device")
         if device is not None and torch.device(device).type == "meta":
             named["device"] = CUDA
         return super().dispatch(func, types, args, named)
+
+
+# An optimizer's updates of all weights at once: torch's fake tensors take each apart, a third of a small model's trace,
+# to find that nothing is made.
+_IN_PLACE = frozenset(
+    getattr(torch.ops.aten, f"_foreach_{name}_").__getattr__(overload)
+    for name in ("add", "sub", "mul", "div", "lerp", "addcmul", "addcdiv", "sqrt", "neg", "zero")
+    for overload in getattr(torch.ops.aten, f"_foreach_{name}_").overloads()
+)
+
+
+def _are_on_device(tensors: Any) -> bool:
+    """All fake, on the pretended device, and none that is known by its value."""
+    return all(
+        type(each) is fake_tensor.FakeTensor and each.fake_device is not None and each.fake_device.type == "cuda"
+        and each.constant is None
+        for each in tensors
+    )  # fmt: skip
 
 
 def _described(mode: FakeDevice, args: Any) -> tuple[object, ...] | None:

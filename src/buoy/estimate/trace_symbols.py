@@ -2,7 +2,9 @@
 
 Fake tensors ask thousands of times whether a size is a symbol, and import a module for it that takes half a second.
 Only that module makes symbols; until it is loaded every answer is known. While the stand-in carries its name, plain
-numbers and truth values are answered here; anything else loads the real one. For tracing processes alone.
+numbers and truth values are answered here; anything else loads the real one. Tensors that are spread over several
+devices are left out the same way: torch loads them with its first operation, to ask whether an argument is one of
+them. For tracing processes alone.
 """
 
 from __future__ import annotations
@@ -13,12 +15,16 @@ import importlib.util
 import operator
 import sys
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from buoy.estimate.trace_loaded import spec_of_loaded
 
 NAME = "torch.fx.experimental.symbolic_shapes"
 FUNCTIONS = "torch.utils._sympy.functions"
 ALGEBRA = "sympy"
+SPREAD = "torch.distributed.tensor"
 
 
 def leave_out_the_symbols() -> None:
@@ -26,6 +32,11 @@ def leave_out_the_symbols() -> None:
     _stand_in(NAME, _ANSWERS)
     _stand_in(FUNCTIONS, {"Max": lambda *args, **options: _real(FUNCTIONS).Max(*args, **options)})
     _stand_in(ALGEBRA, {"Basic": _Expression})  # is a number one of these? fake tensors ask
+
+
+def leave_out_the_spread() -> None:
+    """Once the model is built: a model that has such tensors has loaded them by then."""
+    _stand_in(SPREAD, {"DTensor": _Spread})
 
 
 def have_come_in() -> bool:
@@ -37,10 +48,21 @@ class _StandIn(ModuleType):
     """What a module is until more is asked of it than it was given."""
 
     def __getattr__(self, name: str) -> Any:
-        is_package = self.__name__ == ALGEBRA  # whose path is asked for before a part of it is imported
-        if name.startswith("__") and not (name == "__path__" and is_package):
+        if name.startswith("__"):
             raise AttributeError(name)
         return getattr(_real(self.__name__), name)
+
+
+class _Finder:
+    """Loads the real module before any of its parts."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        whole = next((each for each in (ALGEBRA, SPREAD) if name.startswith(f"{each}.")), None)
+        if whole is None or not isinstance(sys.modules.get(whole), _StandIn):
+            return None
+        _real(whole)
+        return spec_of_loaded(name)
 
 
 def _stand_in(name: str, answers: dict[str, Any]) -> None:
@@ -48,7 +70,11 @@ def _stand_in(name: str, answers: dict[str, Any]) -> None:
     if spec is not None:
         module = _StandIn(name)
         vars(module).update(answers, __spec__=spec)
+        if spec.submodule_search_locations is not None:
+            module.__path__ = list(spec.submodule_search_locations)
         _put(name, module)
+        if _Finder not in sys.meta_path:
+            sys.meta_path.insert(0, _Finder)
 
 
 def _real(name: str) -> ModuleType:
@@ -72,6 +98,10 @@ def _put(name: str, module: ModuleType) -> None:
 
 class _Expression:
     """None is made without the real one."""
+
+
+class _Spread:
+    """The same: nothing is an instance of it."""
 
 
 class _DependsOnDataError(RuntimeError):

@@ -49,7 +49,7 @@ def trace_request(request: Request) -> Trace:
     from buoy.estimate.trace_build import batch_size, build
     from buoy.estimate.trace_compiler import has_come_in, leave_out_the_compiler
     from buoy.estimate.trace_real import trace_small_steps
-    from buoy.estimate.trace_symbols import leave_out_the_symbols
+    from buoy.estimate.trace_symbols import leave_out_the_spread, leave_out_the_symbols
     from buoy.estimate.trace_tape import Device
     from buoy.estimate.trace_values import ordinary_values
 
@@ -61,6 +61,7 @@ def trace_request(request: Request) -> Trace:
     job = None
     try:
         job = build(request)
+        leave_out_the_spread()
         with ordinary_values():
             loaded = has_come_in()
             trace = _traced(job, device, request)
