@@ -10,7 +10,8 @@ from types import ModuleType
 
 def spec_of_loaded(name: str) -> ModuleSpec | None:
     """For a finder: the module that is there now; None where it is not, and others should look for it."""
-    module = sys.modules.pop(name, None)  # importing puts it back; where it is found there, it is loaded again
+    # Importing puts it back; where it is found there, it is loaded again.
+    module = sys.modules.pop(name, None)
     return None if module is None else ModuleSpec(name, _Loaded(module))
 
 
