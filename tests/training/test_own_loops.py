@@ -87,6 +87,31 @@ def test_an_evaluation_inside_the_body_does_not_hide_the_place(kill_at: int, tmp
     assert with_evaluations(tmp_path / "run") == rest_of(whole, saved)
 
 
+def test_an_evaluation_with_workers_that_stay_draws_the_same_after_a_resume(tmp_path: Path) -> None:
+    def train(folder: Path, kill_at: int = 0) -> dict[int, float]:
+        run, model, step, losses = training(folder, kill_at)
+        loader = data()
+        others = DataLoader(
+            TensorDataset(torch.ones(4, 4)), batch_size=2, num_workers=1, persistent_workers=True
+        )
+        try:
+            for _ in run.epochs(4):
+                for (x,) in run.batches(loader):
+                    step(x)
+                for (y,) in others:
+                    model(y)
+        finally:
+            run.finish()
+        return losses
+
+    whole = train(tmp_path / "whole")
+    with pytest.raises(Killed):
+        train(
+            tmp_path / "killed", kill_at=7
+        )  # in the second epoch: its evaluation is the first of the new process
+    assert train(tmp_path / "killed") == rest_of(whole, 6)
+
+
 def test_a_place_that_is_not_come_by_again_is_told_loudly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
 from buoy.torch.data_memory import DataMemory
+from buoy.torch.every_pass import draw_in_every_pass
 from buoy.torch.extent import changed, extent_of
 from buoy.torch.fingerprint import compare, mark
 from buoy.torch.hf_streams import for_one_pass, loses_its_buffer
@@ -69,6 +70,7 @@ class Feeds:
     """Opens passes; keeps what must live as long as the user's loader does (persistent workers)."""
 
     def __init__(self, say: Say) -> None:
+        draw_in_every_pass()
         self._say = say
         # By the user's loader and no longer than it lives: some scripts build one for each epoch.
         self._twins: weakref.WeakKeyDictionary[Any, tuple[DataLoader[Any], Order]] = (
