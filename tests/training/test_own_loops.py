@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import buoy
 from buoy.checkpoint.store import Store
 from buoy.flight import recorder
+from buoy.training import saves
 from buoy.training.counting import Counting
 
 
@@ -131,6 +132,75 @@ def test_a_place_that_is_not_come_by_again_is_told_loudly(
     assert (
         "NOTHING WAS TRAINED: the script did not come back to its place at step 6" in capsys.readouterr().err
     )
+
+
+def without_batches(folder: Path, kill_at: int = 0) -> dict[int, float]:
+    """A `while` of its own, as nanoGPT's, that makes its batches itself and is saved by the script."""
+    run, _, step, losses = training(folder, kill_at)
+    done = {"steps": 0}
+    run.track(done=done)
+    try:
+        while done["steps"] < 10:
+            step(torch.randn(2, 4))
+            done["steps"] += 1
+            if done["steps"] % 4 == 0:
+                run.save()
+        run._save_the_end(is_known=False)  # as at exit
+    finally:
+        run.finish()
+    return losses
+
+
+def test_a_loop_without_batches_draws_on_where_it_was_saved(tmp_path: Path) -> None:
+    whole = without_batches(tmp_path / "whole")
+    with pytest.raises(Killed):
+        without_batches(tmp_path / "killed", kill_at=6)
+    assert without_batches(tmp_path / "killed") == rest_of(whole, 4)
+
+
+def test_the_end_of_a_resumed_loop_without_batches_is_saved(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        without_batches(tmp_path, kill_at=6)
+    without_batches(tmp_path)
+    assert Store(tmp_path).list()[0].step == 10
+
+
+def test_steps_in_no_loop_of_the_run_are_told_if_nothing_is_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _, step, _ = training(tmp_path)
+    clock = Clock()
+    monkeypatch.setattr(saves, "time", clock)
+    for _ in range(8):
+        step(torch.ones(2, 4))
+        clock.now += 50
+    run.finish()
+    assert (
+        capsys.readouterr().err.count("nothing was saved for 2 min 30 s: these steps are in no loop over")
+        == 1
+    )
+
+
+def test_steps_between_loops_of_the_run_are_not_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _, step, _ = training(tmp_path)
+    clock = Clock()
+    monkeypatch.setattr(saves, "time", clock)
+    for _ in run.epochs(5):
+        for (x,) in run.batches(data()):
+            step(x)
+        step(torch.ones(2, 4))
+        clock.now += 100
+    run.finish()
+    assert "nothing was saved" not in capsys.readouterr().err
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
 
 
 def in_stages(folder: Path, kill_at: int = 0) -> tuple[dict[int, float], int]:

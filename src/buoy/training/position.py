@@ -10,7 +10,7 @@ the last one was handed out, and the loop is not inside the body of another.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -22,6 +22,17 @@ class Way(Enum):
     BEFORE = "before"
     THERE = "there"
     PAST = "past"
+
+
+def is_in_a_loop_of_its_own(place: Mapping[str, Any]) -> bool:
+    """Saved in a training that has stepped without any loop over `batches`: there is no way back to find.
+
+    Its script knows by what is tracked (`while state["step"] < 1000:`) where it is, as soon as that is loaded.
+
+    >>> is_in_a_loop_of_its_own({"epoch_done": False, "next_loop": 0, "stepped": True})
+    True
+    """
+    return bool(place.get("stepped")) and not place["next_loop"] and not place["epoch_done"]
 
 
 @dataclass(eq=False)
@@ -96,6 +107,11 @@ class Position:
     def is_returning(self) -> bool:
         """The saved place has not been reached yet."""
         return self._saved is not None
+
+    @property
+    def is_known_to_what_is_tracked(self) -> bool:
+        """The saved place has not been reached yet, and nobody but the script can tell when it is."""
+        return self._saved is not None and is_in_a_loop_of_its_own(self._saved)
 
     def begin_epoch(self, epoch: int) -> None:
         """An epoch begins; loops that were left open belong to the last one."""
@@ -232,6 +248,7 @@ class Position:
             "epoch_done": epoch_done,
             "next_loop": self._next_loop,
             "saves": self._saves,
+            "stepped": self._stepped,
             "outer": list(self._outer),
             "open": {
                 str(loop.number): {

@@ -10,6 +10,7 @@ from buoy.checkpoint.store import Checkpoint
 from buoy.errors import BuoyError
 from buoy.training.follower import Follower
 from buoy.training.keeper import Keeper
+from buoy.training.position import is_in_a_loop_of_its_own
 
 if TYPE_CHECKING:
     from buoy.torch.state import Tracked
@@ -140,7 +141,9 @@ class Resumption:
     def _is_between_epochs(self) -> bool:
         """No part of an epoch that was begun is to be done again."""
         position = self.mine.get("position")
-        return bool(position["epoch_done"] if position else self.mine.get("finished"))
+        if not position:
+            return bool(self.mine.get("finished"))
+        return bool(position["epoch_done"]) or is_in_a_loop_of_its_own(position)
 
     def forget(self) -> None:
         """The run is past the checkpoint: let go of its memory."""

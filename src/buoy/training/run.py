@@ -168,6 +168,8 @@ class Run:
         late = self._counts_epochs or self._position.has_begun
         self._micro.track(*self._tracking.add(objects, late=late))
         self._position.counts_steps = self._tracking.counts_steps
+        if self._position.is_known_to_what_is_tracked:
+            self._random.return_to_place()
 
     def metric(self, **values: float) -> None:
         """Report figures such as `val_loss=0.3`: they are stored with the checkpoint of this step.
@@ -475,6 +477,11 @@ class Run:
 
     def _on_step(self, counts: bool) -> None:
         self._claim_step()
+        if self._position.is_known_to_what_is_tracked:
+            self._position.arrive()
+            self._from.forget()
+        if self._saves is not None and not self._position.has_open_loops:
+            self._saves.stepped_outside()
         self.step += counts
         self._position.stepped()
         if counts:

@@ -56,7 +56,8 @@ class Saves:
         self._wish: tuple[str, str | None] | None = None
         self._metrics: dict[str, float] = {}
         self._waiting_since: float | None = None
-        self._told_trouble = False
+        self._outside_since: float | None = None
+        self._told_trouble = self._told_outside = False
         self.step = step
         """The step that was last saved."""
         self.finished_step: int | None = None
@@ -81,6 +82,7 @@ class Saves:
 
     def due(self, step: int, otherwise: str = "") -> tuple[str, str | None]:
         """At a safe point, on every rank: the reason to save now, or an empty one; and the name to pin it under."""
+        self._outside_since = None
         wish, pin = self._wish or (otherwise, None)
         reason = self._keeper.due(step) or wish
         if not self._alone:
@@ -105,6 +107,19 @@ class Saves:
             )
             self._waiting_since = now + _SELDOM
 
+    def stepped_outside(self) -> None:
+        """A step where nothing is saved by itself; that is told, once, if nothing else comes for long."""
+        now = time.monotonic()
+        if self._outside_since is None:
+            self._outside_since = now
+        elif now - self._outside_since > _PATIENCE and not self._told_outside:
+            self._told_outside = True
+            self._say(
+                f"nothing was saved for {format_duration(now - self._outside_since)}: these steps are in no loop over "
+                "`run.batches`, and outside of it a run saves by itself only where an epoch of `run.epochs` ends; "
+                "hint: `for batch in run.batches(loader):`, or `run.save()` after a step"
+            )
+
     def save(self, tracked: Mapping[str, Any], mine: dict[str, Any], **about: Any) -> Receipt | None:
         """Make a checkpoint of what is tracked and of every rank's own part; None when it failed, which is told."""
         from buoy.torch.tensors import as_tensor
@@ -118,7 +133,7 @@ class Saves:
                 )
             return None
         ranks = self._ranks.gather(mine)  # first: what may fail below must not leave a rank waiting
-        self._wish = self._waiting_since = None
+        self._wish = self._waiting_since = self._outside_since = None
         self.step, self.finished_step = about["step"], about["step"] if about["finished"] else None
         self.was_stopped = about["reason"] in ENDING
         receipt: Receipt | None = None
