@@ -6,7 +6,8 @@ import enum
 import json
 import math
 import random
-from collections import OrderedDict, deque
+from collections import OrderedDict, deque, namedtuple
+from typing import Any, NamedTuple
 
 import numpy
 import pytest
@@ -17,6 +18,11 @@ from tests.checkpoint.ground import Array, as_tensor
 
 class Colour(enum.IntEnum):
     RED = 7
+
+
+class Transition(NamedTuple):
+    state: int
+    reward: float
 
 
 def there_and_back(value: object) -> object:
@@ -82,12 +88,72 @@ def test_a_dict_keeps_its_order_and_the_types_of_its_keys() -> None:
 
 
 def test_relatives_of_plain_values_come_back_as_the_plain_value() -> None:
-    value = [OrderedDict(a=1), Colour.RED, numpy.float32(0.1), numpy.int64(-3), numpy.bool_(True)]
+    back = there_and_back([OrderedDict(a=1), Colour.RED, numpy.str_("a")])
 
-    back = there_and_back(value)
+    assert back == [{"a": 1}, 7, "a"]
+    assert [type(item) for item in back] == [dict, int, str]  # type: ignore[attr-defined]
 
-    assert back == [{"a": 1}, 7, float(numpy.float32(0.1)), -3, True]
-    assert [type(item) for item in back] == [dict, int, float, int, bool]  # type: ignore[attr-defined]
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        numpy.float32(0.1),
+        numpy.float64("inf"),
+        numpy.float16(-0.0),
+        numpy.int64(-3),
+        numpy.uint64((1 << 64) - 1),
+        numpy.bool_(True),
+        numpy.complex64(1 - 2j),
+    ],
+    ids=lambda number: type(number).__name__,
+)
+def test_a_number_of_numpys_keeps_its_type_and_so_its_rounding(number: Any) -> None:
+    back = there_and_back([number])[0]  # type: ignore[index]
+
+    assert type(back) is type(number) and back.tobytes() == number.tobytes()
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"$": "scalar", "v": 1},
+        {"$": "scalar", "v": 1, "dtype": ["int8"]},
+        {"$": "scalar", "v": "1", "dtype": "int8"},
+        {"$": "scalar", "v": 1, "dtype": "object"},
+    ],
+)
+def test_a_number_of_numpys_that_is_none_is_no_tree(tree: object) -> None:
+    with pytest.raises(BadTree):
+        decode(tree, str)
+
+
+def test_a_named_tuple_is_one_again_where_its_class_is_known() -> None:
+    back = there_and_back(deque([Transition(1, 0.5)]))[0]  # type: ignore[index]
+
+    assert type(back) is Transition and back.reward == 0.5
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        ["no.such.module", "Transition", "state", "reward"],
+        [__name__, "Transition", "reward", "state"],
+        [__name__, "Transition.state", "state", "reward"],
+        [__name__, "Colour"],
+        ["builtins", "tuple.__new__"],
+        [__name__],
+        "Transition",
+        [1, 2],
+    ],
+)
+def test_a_named_tuple_of_an_unknown_class_is_a_plain_tuple(named: object) -> None:
+    assert type(decode({"$": "tuple", "v": [1, 0.5], "named": named}, str)) is tuple
+
+
+def test_a_named_tuple_whose_class_cannot_be_found_again_is_saved_as_a_plain_one() -> None:
+    hidden = namedtuple("hidden", "a b")
+
+    assert encode("x", hidden(1, 2), lambda value: None).tree == {"$": "tuple", "v": [1, 2]}
 
 
 @pytest.mark.parametrize(

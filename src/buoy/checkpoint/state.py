@@ -12,6 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 
 from buoy.errors import BuoyError
 
@@ -140,6 +141,8 @@ def decode(
         return _numpy_array(raw, tree)
     if kind in ("int", "float"):
         return _number(kind, value)
+    if kind == "scalar":
+        return _numpy_scalar(_text(tree.get("dtype")), decode(value, tensor, raw))
     if not isinstance(value, list):
         raise BadTree(f"a {kind!r} without its list")
     if kind == "dict":
@@ -150,7 +153,8 @@ def decode(
     if kind == "complex" and [type(part) for part in items] == [float, float]:
         return complex(*items)  # type: ignore[call-overload]
     if kind == "tuple":
-        return tuple(items)
+        named = _named_tuple(tree.get("named"))
+        return tuple(items) if named is None else tuple.__new__(named, items)
     if kind == "deque":
         most = tree.get("most")
         if most is not None and (type(most) is not int or not 0 <= most <= sys.maxsize):
@@ -183,7 +187,12 @@ def _encode(value: object, path: tuple[str, ...], encoding: _Encoding) -> object
         items = [_encode(item, (*path, str(place)), encoding) for place, item in enumerate(value)]
         if isinstance(value, deque):
             return {**_tagged("deque", items), "most": value.maxlen}
-        return items if isinstance(value, list) else _tagged("tuple", items)
+        if isinstance(value, list):
+            return items
+        named = [kind.__module__, kind.__qualname__, *getattr(kind, "_fields", ())]
+        if kind is not tuple and _named_tuple(named) is kind:
+            return {**_tagged("tuple", items), "named": named}
+        return _tagged("tuple", items)
     return _encode_rare(value, path, encoding)
 
 
@@ -243,6 +252,8 @@ def _encode_numpy(value: object, path: tuple[str, ...], encoding: _Encoding) -> 
         }
     item = getattr(value, "item", None)
     plain = item() if callable(item) else None
+    if word in _NUMPY_TYPES:  # a float32 that came back as a double would round otherwise from then on
+        return {**_tagged("scalar", _encode(plain, path, encoding)), "dtype": word}
     if type(plain) in (bool, int, float, complex, str, bytes):
         return _encode(plain, path, encoding)
     raise _refused(path, f"is a numpy {word}")
@@ -259,6 +270,29 @@ def _numpy_array(raw: Callable[[str], memoryview] | None, tree: Mapping[str, obj
         return import_module("numpy").frombuffer(data, dtype=dtype).reshape(shape).copy()
     except (ValueError, TypeError) as error:
         raise BadTree(f"an array that is none: {error}") from None
+
+
+def _numpy_scalar(dtype: str, value: object) -> object:
+    from importlib import import_module
+
+    if dtype not in _NUMPY_TYPES or type(value) not in (bool, int, float, complex):
+        raise BadTree("a number of numpy's without its type")
+    try:
+        return import_module("numpy").dtype(dtype).type(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise BadTree(f"a number of numpy's that is none: {error}") from None
+
+
+def _named_tuple(named: object) -> type[tuple[object, ...]] | None:
+    """The class of a named tuple, if this process has it: looked up where it was defined, and nothing is imported."""
+    if not isinstance(named, list) or len(named) < 2 or not all(isinstance(word, str) for word in named):
+        return None
+    found: object = sys.modules.get(named[0])
+    for name in named[1].split("."):  # in modules and classes only: no code of theirs runs
+        found = vars(found).get(name) if isinstance(found, (ModuleType, type)) else None
+    if not isinstance(found, type) or not issubclass(found, tuple):
+        return None
+    return found if list(getattr(found, "_fields", ())) == named[2:] else None
 
 
 def _stored_bytes(raw: Callable[[str], memoryview] | None, tree: Mapping[str, object]) -> bytes:
