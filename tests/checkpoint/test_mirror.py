@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,29 @@ train(sys.argv[1], mirror=sys.argv[2], steps=100, save=10, pause=0.01, each=each
     out, err = train(tmp_path / "run", tmp_path / "drive", PLAIN)
     assert out.startswith("from 30\n"), err
     assert f"step 30 was brought back from the mirror {tmp_path / 'drive'}" in err
+
+
+def test_a_checkpoint_that_a_slow_disk_finishes_after_the_kill_reaches_the_mirror(tmp_path: Path) -> None:
+    code = """
+from buoy.checkpoint.holders import writers_of
+def each(step):
+    if step == 20:
+        while '"newest": 10' not in open(sys.argv[1] + "/mirror.json").read(): time.sleep(0.02)
+        for pid in writers_of(sys.argv[1] + "/checkpoints"):
+            os.kill(pid, signal.SIGSTOP)
+            print("writer", pid, flush=True)
+    if step == 21: os.kill(os.getpid(), signal.SIGKILL)
+train(sys.argv[1], mirror=sys.argv[2], steps=45, save=10, each=each)
+"""
+    out, err = train(tmp_path / "run", tmp_path / "drive", code)
+    writers = [int(line.split()[1]) for line in out.splitlines() if line.startswith("writer")]
+    assert writers and out.splitlines()[-1].startswith("saved 20"), out + err
+    time.sleep(1)  # the mirror's process has seen that the training is gone, and that nothing is left to copy
+    for pid in writers:
+        os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: steps(tmp_path / "drive" / "run")[:1] == [20], "the last checkpoint in the mirror")
+    mirror = int(status(tmp_path / "run")["pid"])
+    wait_until(lambda: not Path(f"/proc/{mirror}").exists(), "the end of the mirror's process")
 
 
 def test_what_is_newer_here_is_not_replaced_by_the_mirror(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from buoy.checkpoint import holders
+from buoy.checkpoint.held import is_held
 from buoy.errors import BuoyError
 from buoy.flight.attempt import is_kernel
 from buoy.machine import host
@@ -54,6 +55,26 @@ def take(
         os.close(descriptor)
         raise
     return descriptor
+
+
+def writes_for(trainer: int, checkpoints: str) -> bool:
+    """Whether a writer still has the lock of this run for a trainer that is gone."""
+    path = os.path.join(checkpoints, NAME)
+    held = is_held(path)
+    if held is None:  # no locks here
+        return _is_being_written(checkpoints)
+    if not held:
+        return False
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        return (
+            _read_note(descriptor).get("pid") == trainer
+        )  # else another training has it, with a mirror of its own
+    finally:
+        os.close(descriptor)
 
 
 def _take(

@@ -25,6 +25,7 @@ if __name__ == "__main__":  # started by path: make `import buoy` find the packa
 from buoy.checkpoint.copies import Copy, is_half, local_copies, names_in, remote_copies, step_of
 from buoy.checkpoint.home_folder import is_drive
 from buoy.checkpoint.homes import Home, is_url, open_home
+from buoy.checkpoint.lock import writes_for
 from buoy.checkpoint.manifest import MANIFEST, STATE, VALUES, pieces_of, size_of, unseal
 from buoy.checkpoint.mirror_fetch import answer, fetch
 from buoy.checkpoint.mirror_log import LogTail
@@ -39,7 +40,7 @@ _LOOK_SECONDS = 0.25
 _NICE = 10
 _RETRY_MOST = 300.0
 _AFTER_DEATH = 600.0
-"""So long a home in trouble is tried again after the training has ended."""
+"""So long a home in trouble is tried again, and a writer waited for, after the training has ended."""
 
 
 class Worker:
@@ -76,6 +77,8 @@ class Worker:
         """The loop of this process."""
         while True:
             pause = _LOOK_SECONDS
+            # Asked before the round: what is committed until then, this round copies.
+            is_last = self._nothing_more_comes()
             try:
                 done = self._round()
                 if self._status.values["trouble"] is not None:
@@ -92,18 +95,24 @@ class Worker:
                 if isinstance(error, NotOurs):
                     none = dict.fromkeys(("newest", "newest_made", "newest_safe"))
                     self._status.set(there={}, not_ours=True, **none)
-            if self._training_ended() and (done or self._hopeless()):
+            if is_last and (done or self._hopeless()):
                 self._copy_last_log()
                 return
             self._wait(pause)
 
+    def _nothing_more_comes(self) -> bool:
+        """The training is gone, and so is the writer that it may have left busy with its newest checkpoint."""
+        if not self._training_ended():
+            return False
+        checkpoints = os.path.join(self._run, "checkpoints")
+        return self._is_late() or not writes_for(int(self._orders["pid"]), checkpoints)
+
+    def _is_late(self) -> bool:
+        return time.monotonic() - (self._ended or 0.0) > _AFTER_DEATH
+
     def _hopeless(self) -> bool:
         """Whether trying on is of no use: nothing is left to copy, it may not be copied, or trouble lasted too long."""
-        return (
-            self._status.values["not_ours"]
-            or not local_copies(self._run)
-            or time.monotonic() - (self._ended or 0.0) > _AFTER_DEATH
-        )
+        return self._status.values["not_ours"] or not local_copies(self._run) or self._is_late()
 
     def _round(self) -> bool:
         """Copy what is missing, newest first; True when nothing was left to do."""
