@@ -196,6 +196,23 @@ def test_steps_between_loops_of_the_run_are_not_told(
     assert "nothing was saved" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("through_run", [False, True])
+def test_a_save_in_the_middle_of_an_epoch_that_is_taken_for_its_end_is_told_once(
+    through_run: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _, step, _ = training(tmp_path)
+    for _ in run.epochs(2):
+        for (x,) in run.batches(data()) if through_run else data():
+            step(x)
+            run.save()
+        run.save()
+    run.finish()
+    told = capsys.readouterr().err.count(
+        "epoch 1 trains on after `run.save()` at step 1, which was taken for its end"
+    )
+    assert told == (0 if through_run else 1)
+
+
 class Clock:
     now = 0.0
 

@@ -1,4 +1,4 @@
-"""A loop that is run once more after its end, as a notebook's cell easily is: a line says what that does."""
+"""What trains on after its end, a loop (a notebook's cell run again) or an epoch: a line says what that does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Again:
     def __init__(self, say: Callable[[str], None], folder: str | None) -> None:
         self._say, self._folder = say, folder
         self._cell: int | None = None
-        self._is_told = False
+        self._is_told = self._told_epoch = False
 
     def epochs_ended(self) -> None:
         """All epochs that were asked for are done."""
@@ -35,4 +35,14 @@ class Again:
             self._is_told = True
             self._say(
                 f"this Run was finished, at step {step}: it saves nothing any more. To train on, make the Run again"
+            )
+
+    def epoch_trains_on(self, epoch: int, saved: int | None) -> None:
+        """A step in an epoch (from 0) of which a checkpoint says that it is done."""
+        if self._folder is not None and not self._told_epoch:
+            self._told_epoch = True
+            self._say(
+                f"epoch {epoch + 1} trains on after `run.save()` at step {saved}, which was taken for its end: a "
+                "training that goes on from that checkpoint leaves the rest of this epoch out; hint: save inside "
+                "`for batch in run.batches(loader):`, or after the epoch's last step"
             )

@@ -78,6 +78,8 @@ class Position:
         self._outer: list[int] = []
         """The loops of this epoch that were begun outside of any body: coming by again a script begins just these."""
         self._stepped = False
+        self.is_called_done = False
+        """A `save` in this epoch was taken for its end."""
         self._roots: dict[int, int] = {}
         self._open: dict[int, Loop] = {}
         self._left: dict[int, Loop] = {}
@@ -117,7 +119,7 @@ class Position:
         """An epoch begins; loops that were left open belong to the last one."""
         self.epoch = epoch
         self._next_loop = self._saves = 0
-        self._stepped = False
+        self._stepped = self.is_called_done = False
         self._open.clear()
         self._left.clear()
         self._roots.clear()

@@ -285,6 +285,7 @@ class Run:
             and not self._position.has_open_loops
             and not self._position.is_before_the_first_step
         )
+        self._position.is_called_done = epoch_done
         return self._save("user", pin=pin, epoch_done=epoch_done)
 
     def profile(self, steps: int = 3) -> None:
@@ -482,6 +483,8 @@ class Run:
             self._from.forget()
         if self._saves is not None and not self._position.has_open_loops:
             self._saves.stepped_outside()
+        if self._position.is_called_done:
+            self._again.epoch_trains_on(self.epoch, self._saves.step if self._saves is not None else None)
         self.step += counts
         self._position.stepped()
         if counts:
