@@ -15,7 +15,8 @@ import torch
 
 Ranks = Callable[[str], list[dict[str, Any]]]
 _ROOT = Path(__file__).parents[2]
-_KINDS = ["plain", "unused", "accumulation", "batchnorm", "bug", "empty", "sharded"]
+_KINDS = ["plain", "unused", "accumulation", "batchnorm", "bug", "empty", "sharded", "ignored"]
+_KINDS += ["exchanging-cut", "exchanging"]
 
 
 @pytest.fixture(autouse=True, scope="module")

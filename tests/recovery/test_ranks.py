@@ -42,3 +42,29 @@ def test_an_empty_batch_on_one_rank_leaves_nobody_waiting(ranks: Ranks) -> None:
     assert second["error"].startswith("BadBatch: the batch is empty")
     assert first["error"].startswith("PeerFailed")
     assert first["steps"] == second["steps"] == 2
+
+
+def test_a_first_part_in_which_everything_is_ignored_ends_nothing(ranks: Ranks) -> None:
+    """A new size is tried alone before gradients are exchanged: such a try has no weight, the batch has."""
+    first, second = ranks("ignored")
+
+    assert "error" not in first
+    assert "error" not in second
+    assert first["off"] < 1e-6
+    assert first["sizes"] == second["sizes"]
+
+
+def test_a_loss_that_exchanges_numbers_with_other_ranks_is_called_once_per_step(ranks: Ranks) -> None:
+    """Ranks that compare other numbers of parts would meet in the wrong exchange, or wait for ever."""
+    first, second = ranks("exchanging")
+
+    assert "error" not in first
+    assert "error" not in second
+    assert first["weights"] == second["weights"]
+
+
+def test_a_loss_that_exchanges_numbers_with_other_ranks_is_not_cut(ranks: Ranks) -> None:
+    for answer in ranks("exchanging-cut"):
+        assert answer["error"].startswith("CannotSplit: cutting this batch would change the gradient")
+        assert "exchanges" in answer["error"]
+        assert answer["steps"] == 0

@@ -55,6 +55,8 @@ class Cutting:
         """Whether that step was compared already."""
         self.finding: Finding | None = None
         """Of the last step that was asked about."""
+        self.exchanges = False
+        """A loss function exchanges numbers with other ranks: one that fails inside it cannot vote, nor try alone."""
         self.steps = 0
         """Steps that were cut."""
 
@@ -161,6 +163,7 @@ class Cutting:
             self._explain(found)
         if found is not None:
             self._found[kind] = found
+            self.exchanges = self.exchanges or found.exchanges
         self.finding = found or self._found.get(kind)
         return found
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 
 from buoy.microbatch.errors import BadLoss, CannotSplit, StepError
 from buoy.microbatch.oom import is_oom
@@ -20,10 +20,10 @@ from buoy.torch.constant import SHARES, Generators
 from buoy.torch.digest import some
 from buoy.torch.few import FEWEST, SAMPLES, trials_of, twice
 from buoy.torch.probe_words import PartError, batchnorm, hint_for, names_of, of_few
-from buoy.torch.quiet import Still, eager, same_random
+from buoy.torch.quiet import ExchangedInside, Still, eager, has_peers, same_random
 from buoy.torch.release import release
 from buoy.torch.rounding import Nudged, alike, disturbed
-from buoy.torch.unmoved import SteppedInside, Unmoved, places
+from buoy.torch.unmoved import NotHere, SteppedInside, Unmoved, places
 from buoy.torch.upstream import (
     FedFromBefore,
     Upstream,
@@ -50,6 +50,8 @@ class Finding:
     """Weights that computing a loss changes; the comparison has put them back."""
     steps_inside: bool = False
     """An optimizer steps while gradients are computed."""
+    exchanges: bool = False
+    """Its loss function exchanges something with other processes."""
     once: bool = False
     """Its backward pass can be done only once."""
     fails: bool = False
@@ -118,6 +120,13 @@ class Probe:
                     f"an optimizer steps {where}: each part would be a step",
                     "one `optimizer.step()` after run.backward(...); such a step can neither be cut nor undone",
                     steps_inside=True,
+                )
+            except ExchangedInside:
+                return Finding(
+                    "the loss function exchanges numbers with other processes: each part would be one more exchange",
+                    "gather and log after run.backward(...); a loss over the samples of all processes cannot be cut: "
+                    "use a smaller batch",
+                    exchanges=True,
                 )
             except FedFromBefore:
                 return Finding(
@@ -201,6 +210,8 @@ class Probe:
         training = self._batchnorms()
         names = names_of(self._modules, training)
         allowed = "batchnorm" in self._inexact
+        if allowed and has_peers() and any(isinstance(module, SyncBatchNorm) for module in training):
+            raise ExchangedInside  # the comparison leaves its exchange out, parts would not
         try:
             for module in training if allowed else []:
                 module.training = False
@@ -258,7 +269,7 @@ class Probe:
         try:
             together = gradient([few.samples], few)
         except Exception as error:  # not what the person computes
-            if is_oom(error) or isinstance(error, SteppedInside):
+            if is_oom(error) or isinstance(error, NotHere):
                 raise
             return True
         if not all(bool(part.isfinite().all()) for part in together):
@@ -290,9 +301,7 @@ class Probe:
         try:
             apart = gradient(parts, few)
         except Exception as error:  # the whole did not raise it
-            if is_oom(error):
-                raise
-            if isinstance(error, SteppedInside):
+            if is_oom(error) or isinstance(error, NotHere):
                 raise
             raise PartError(error) from None
         if not together.leaves_as(apart):

@@ -13,11 +13,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from buoy.torch.backward import LossFunction
 from buoy.torch.constant import Generators
 from buoy.torch.rng import seed_torch
+from buoy.torch.unmoved import NotHere
 
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 _TOLERANCE |= {kind.to_complex(): _TOLERANCE[kind] for kind in (torch.float64, torch.float32, torch.float16)}
@@ -56,6 +58,8 @@ class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.ahead(func, args, kwargs)
+        if _exchanges(func) and has_peers():
+            raise ExchangedInside
         if not _draws(func):
             made = func(*args, **kwargs)
             if isinstance(made, torch.Tensor):
@@ -110,6 +114,20 @@ class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
         each = torch.arange(made.numel() // max(1, self._size), device=made.device) * 0.7548776662
         share = (rows[:, None] + each[None]).remainder(1.0).reshape(made.shape)
         return _LOW + (_HIGH - _LOW) * share
+
+
+class ExchangedInside(NotHere):
+    """A number was about to be exchanged with other processes, which compare in another way."""
+
+
+def has_peers() -> bool:
+    """Whether there are other processes to exchange something with."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+@functools.cache
+def _exchanges(func: Any) -> bool:
+    return func.namespace in ("c10d", "_c10d_functional")
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from buoy.errors import BuoyError, UsageError
 from buoy.microbatch.errors import BadLoss, CannotSplit, OutOfMemory, PeerFailed, TornStep
 from buoy.microbatch.oom import is_oom
 from buoy.microbatch.split import Batch, Split, even
-from buoy.torch.backward import LossFunction, Progress, accumulate
+from buoy.torch.backward import LossFunction, Progress, accumulate, read_loss
 from buoy.torch.before import Before
 from buoy.torch.cutting import Cutting
 from buoy.torch.memory import memory_of
@@ -121,7 +121,7 @@ class Transaction(Progress):
         self._before.begin(loss_fn)
         loss_fn = self._switches.around(loss_fn, self._trained.device, scaler)
         with self._vote.quiet():
-            self._voted = False
+            self._voted = self._cutting.exchanges
             try:
                 whole = Batch(batch, split)
                 if split is None and has_upstream(whole.arrays):
@@ -148,7 +148,7 @@ class Transaction(Progress):
         parts, ramp = self._sizes.plan(self.steps, whole)
         again = True
         for _ in range(_TRIES):
-            self._voted = False
+            self._voted = self._cutting.exchanges
             if len(parts) > 1 or ramp is not None:
                 refusal = self._cutting.refusal(whole)
                 fails = self._cutting.fails if refusal is not None and not self._vote.is_group else None
@@ -281,12 +281,14 @@ class Transaction(Progress):
         self, whole: Batch, parts: list[int], ramp: MeasuredRamp | None, loss_fn: LossFunction, reduction: str
     ) -> None:
         """In a group a new size is tried alone first: inside the exchange of gradients nobody can be told."""
-        if not self._vote.is_group or ramp is not None or self._sizes.has_passed(parts[0], whole):
+        if not self._vote.is_group or self._cutting.exchanges:  # the others may not try it
+            return
+        if ramp is not None or self._sizes.has_passed(parts[0], whole):
             return
         sizes = [parts[0]] * min(2, len(parts))  # the second time with gradients there
-        for size in sizes:
-            accumulate(size, lambda left: left, whole.take, loss_fn, reduction=reduction, scaler=None,
-                       parameters=[], progress=Progress())  # fmt: skip
+        for size in sizes:  # without its weight: a part may have none where the batch has
+            accumulate(size, lambda left: left, whole.take, lambda part: read_loss(loss_fn(part), reduction)[0],
+                       reduction=reduction, scaler=None, parameters=[], progress=Progress())  # fmt: skip
         self._before.start_over()
 
     def _tell_peers(self, vote: int) -> int:
@@ -299,9 +301,9 @@ class Transaction(Progress):
     def _smaller(self, whole: Batch, size: int, error: BaseException, again: bool) -> int:
         """The size that this rank would go on with."""
         if self._vote.is_group and self._voted:
-            raise OutOfMemory("out of memory while gradients were exchanged", received=str(error).split("\n")[0],
-                              expected="room for the exchange beside the backward pass",
-                              hint="start again from the last checkpoint, with micro_batch=") from error  # fmt: skip
+            raise OutOfMemory("out of memory while ranks exchange numbers", received=str(error).split("\n")[0],
+                              expected="room for the exchange beside the step",
+                              hint="go on from the last checkpoint, with micro_batch= or smaller batches") from error  # fmt: skip
         reason = self._cutting.reason(whole)
         found = self._cutting.finding
         again = again and not (found is not None and found.once)

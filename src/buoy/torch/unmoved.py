@@ -15,7 +15,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 
-class SteppedInside(Exception):  # noqa: N818 - never leaves the comparison
+class NotHere(Exception):  # noqa: N818 - never leaves the comparison
+    """Something was about to happen that nobody could put back."""
+
+
+class SteppedInside(NotHere):
     """An optimizer was about to step these weights while a gradient was computed."""
 
     def __init__(self) -> None:

@@ -35,7 +35,10 @@ def train(kind: str) -> dict[str, object]:
     optimizer, other = torch.optim.SGD(ddp.parameters(), 0.1), torch.optim.SGD(alone.parameters(), 0.1)
     said: list[str] = []
     transaction = Transaction(
-        say=said.append, event=lambda *a, **k: None, inexact=("batchnorm",) if norm else ()
+        say=said.append,
+        event=lambda *a, **k: None,
+        inexact=("batchnorm",) if norm else (),
+        micro_batch=3 if kind == "exchanging-cut" else None,
     )
     transaction.track([ddp], [optimizer])
     answer: dict[str, object] = {}
@@ -43,16 +46,25 @@ def train(kind: str) -> dict[str, object]:
         for step in range(6):
             both = torch.randn(2, 8, 6, generator=torch.Generator().manual_seed(step))
 
-            def loss(part: torch.Tensor, step: int = step) -> torch.Tensor:
-                made = ddp(part).square().mean()
+            def loss(part: torch.Tensor, step: int = step) -> object:
+                rows = ddp(part).square()
+                if kind.startswith("exchanging"):  # a loss of all ranks, for a log
+                    seen = rows.detach().mean()
+                    dist.all_reduce(seen)
+                    return rows.mean()
                 if RANK == 1 and step in (0, 3) and len(part) > (4 if step == 0 else 2):
                     raise torch.OutOfMemoryError("CUDA out of memory.")
                 if RANK == 1 and step == 4 and kind == "bug":
                     raise ValueError("label out of range")
-                return made
+                if kind == "ignored":
+                    counts = part[:, 0] != 0
+                    return rows[counts].sum(), rows[counts].numel()
+                return rows.mean()
 
             if RANK == 1 and step == 2 and kind == "empty":
                 both = both[:, :0]
+            if kind == "ignored":
+                both[:, :4, 0] = 0  # the whole first part
             if kind == "accumulation":  # of one's own, the first half without an exchange
                 with ddp.no_sync():
                     transaction.backward(both[RANK][:4], loss)
@@ -60,10 +72,13 @@ def train(kind: str) -> dict[str, object]:
                 for parameter in ddp.parameters():
                     parameter.grad /= 2  # type: ignore[operator]
             else:
-                transaction.backward(both[RANK], loss)
+                # Of ranks with other numbers of samples one compares fewer parts.
+                mine = both[RANK][: 5 if RANK == 1 and kind.startswith("exchanging") else 8]
+                transaction.backward(mine, loss)
             optimizer.step()
             optimizer.zero_grad()
-            alone(both.reshape(16, 6)).square().mean().backward()
+            rows = both[:, 4:] if kind == "ignored" else both
+            alone(rows.reshape(-1, 6)).square().mean().backward()
             other.step()
             other.zero_grad()
     except (BuoyError, ValueError) as error:
