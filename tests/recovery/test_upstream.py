@@ -12,6 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import buoy
 from buoy.microbatch.errors import CannotSplit, OutOfMemory
+from buoy.torch.transaction import Transaction
 
 N = 16
 
@@ -109,6 +110,31 @@ def test_derivatives_by_the_batch_can_be_cut() -> None:
 
 
 IMAGES = torch.empty(0)
+
+
+@pytest.mark.parametrize("micro_batch", [None, 5])
+def test_a_loss_that_asks_for_derivatives_by_its_input_can_be_cut(micro_batch: int | None) -> None:
+    """R1's penalty, as it is written everywhere: the input itself is told to require a gradient."""
+    torch.manual_seed(0)
+    judge = nn.Sequential(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 1)).double()
+    twin, images = copy.deepcopy(judge), torch.randn(N, 6).double()
+
+    def penalised(model: nn.Module, real: torch.Tensor) -> torch.Tensor:
+        real.requires_grad_(True)
+        made = model(real)
+        (slope,) = torch.autograd.grad(made.sum(), real, create_graph=True)
+        return F.softplus(-made).mean() + slope.square().sum(1).mean()
+
+    said: list[str] = []
+    transaction = Transaction(say=said.append, event=lambda *a, **k: None, micro_batch=micro_batch)
+    transaction.track([judge], [torch.optim.SGD(judge.parameters(), 0.1)])
+    for batch in (images.clone(), images.clone(), images[:2].clone()):
+        transaction.backward(batch, lambda part: penalised(judge, part))
+        penalised(twin, batch.detach().clone()).backward()
+
+    for one, other in zip(judge.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-12, atol=1e-14)
+    assert not said
 
 
 @pytest.mark.parametrize("micro_batch", [None, 5])

@@ -28,6 +28,7 @@ from buoy.torch.upstream import (
     FedFromBefore,
     Upstream,
     arrived,
+    as_it_came,
     has_upstream,
     is_fed_from_before,
     known_from_before,
@@ -186,6 +187,7 @@ class Probe:
                             stack.enter_context(Nudged(self._parameters, nudged))
                         stack.enter_context(still)
                         stack.enter_context(unmoved)
+                        stack.enter_context(as_it_came(source.arrays))
                         stack.enter_context(eager())
                         accumulate(
                             sum(parts), lambda _: left.pop(0), take,

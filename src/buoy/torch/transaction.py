@@ -302,8 +302,8 @@ class Transaction(Progress):
         """The size that this rank would go on with."""
         if self._vote.is_group and self._voted:
             raise OutOfMemory("out of memory while ranks exchange numbers", received=str(error).split("\n")[0],
-                              expected="room for the exchange beside the step",
-                              hint="go on from the last checkpoint, with micro_batch= or smaller batches") from error  # fmt: skip
+                              expected="room for the exchange beside the step", hint="go on from the last "
+                              "checkpoint, with micro_batch= or smaller batches") from error  # fmt: skip
         reason = self._cutting.reason(whole)
         found = self._cutting.finding
         again = again and not (found is not None and found.once)

@@ -6,6 +6,8 @@ batch, and what has arrived there goes on when all parts are done.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -60,6 +62,19 @@ class Upstream:
 def has_upstream(arrays: list[Any]) -> bool:
     """Whether one of these requires a gradient."""
     return any(isinstance(array, torch.Tensor) and array.requires_grad for array in arrays)
+
+
+@contextmanager
+def as_it_came(arrays: list[Any]) -> Iterator[None]:
+    """A loss function may tell its input to require a gradient (R1's penalty): the next call finds it as it was."""
+    plain = [array for array in arrays if isinstance(array, torch.Tensor) and not array.requires_grad]
+    try:
+        yield
+    finally:
+        for array in plain:
+            if array.requires_grad and array.is_leaf:
+                array.requires_grad_(False)
+                array.grad = None
 
 
 def arrived(parts: list[Upstream]) -> list[torch.Tensor]:
