@@ -149,7 +149,10 @@ def _no_weight(what: str, weight: Any) -> BadLoss:
                    hint="the step was not done; leave out batches in which everything is ignored")  # fmt: skip
 
 
-def _bad(what: str, made: object, hint: str | None = None) -> BadLoss:
+_ONLY_THE_LOSS = "return only the loss, as one number; of a model's output its `.loss`"
+
+
+def _bad(what: str, made: object, hint: str = _ONLY_THE_LOSS) -> BadLoss:
     if isinstance(made, torch.Tensor):
         received = f"a tensor of shape {list(made.shape)}, {made.dtype}"
     else:

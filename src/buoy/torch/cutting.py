@@ -15,6 +15,7 @@ from buoy.microbatch.split import Batch
 from buoy.torch.backward import LossFunction
 from buoy.torch.carried import STATE_HINT, Carried, keeps_state
 from buoy.torch.kind import kind_of
+from buoy.torch.pairs import NoPair
 from buoy.torch.probe import DEPENDS, NOT_AGAIN, Finding, Probe
 from buoy.torch.release import release
 from buoy.torch.selecting import rows_without_loss
@@ -74,6 +75,8 @@ class Cutting:
             and found is not None
         ):
             found.reason = found.reason or "another rank found that its batch cannot be cut"
+        if isinstance(self._probe.failed, NoPair):
+            raise self._probe.failed
         return found
 
     def abstain(self, vote: Vote) -> None:

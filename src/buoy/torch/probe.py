@@ -19,6 +19,7 @@ from buoy.torch.backward import LossFunction, Progress, accumulate
 from buoy.torch.constant import SHARES, Generators
 from buoy.torch.digest import some
 from buoy.torch.few import FEWEST, SAMPLES, trials_of, twice
+from buoy.torch.pairs import Pair, check, noting
 from buoy.torch.probe_words import PartError, batchnorm, hint_for, names_of, of_few
 from buoy.torch.quiet import ExchangedInside, Still, eager, has_peers, same_random
 from buoy.torch.release import release
@@ -162,6 +163,7 @@ class Probe:
         def gradient(parts: list[int], source: Batch = few, counted: bool = False, nudged: int = 0) -> _Made:
             left = list(parts)
             ends: list[Upstream] = []
+            pairs: list[Pair] = []
             parameters = list(self._parameters)
             # What a hook does to a gradient, it does not do to one that is stretched.
             by = STRETCHES[nudged - 1] if nudged and not _are_hooked(self._parameters) else 1.0
@@ -191,7 +193,7 @@ class Probe:
                         stack.enter_context(eager())
                         accumulate(
                             sum(parts), lambda _: left.pop(0), take,
-                            _stretched(same_random(loss_fn, generators), by),
+                            _stretched(noting(same_random(loss_fn, generators), pairs), by),
                             reduction=reduction, scaler=None, parameters=parameters,
                             progress=forward if counted else Progress(),
                         )  # fmt: skip
@@ -205,7 +207,7 @@ class Probe:
                 gradients += [some(each) for each in arrived(ends)]
                 gradients = gradients if by == 1.0 else [each / by for each in gradients]
                 buffers = [after[name] for name in after if _is_inexact(after[name])]
-                return _Made([*gradients, *buffers], weights, len(gradients))
+                return _Made([*gradients, *buffers], weights, len(gradients), pairs)
 
             return attempt(work)  # type: ignore[no-any-return]
 
@@ -312,6 +314,7 @@ class Probe:
         if alike(together, apart, [], still.tolerance):
             self._is_shown = self._is_shown or together.shows
             return True
+        check(together.pairs, apart.pairs, parts)
         # An accelerator adds in any order, which alone is a difference near the goal of a training.
         is_host = all(part.device.type == "cpu" for part in together)
         if is_host and not alike(together, gradient([n], few), [], still.tolerance):
@@ -383,9 +386,16 @@ class Probe:
 class _Made(list[torch.Tensor]):
     """Gradients and buffers, and the weights that were changed on the way."""
 
-    def __init__(self, numbers: list[torch.Tensor], weights: dict[str, torch.Tensor], gradients: int) -> None:
+    def __init__(
+        self,
+        numbers: list[torch.Tensor],
+        weights: dict[str, torch.Tensor],
+        gradients: int,
+        pairs: list[Pair],
+    ) -> None:
         super().__init__(numbers)
         self._weights = weights
+        self.pairs = pairs
         self.shows = _shows(numbers[:gradients])
 
     def leaves_as(self, other: _Made) -> bool:

@@ -126,11 +126,11 @@ class Transaction(Progress):
                 whole = Batch(batch, split)
                 if split is None and has_upstream(whole.arrays):
                     whole = Batch(self._before.upstream.end_at(batch))
+                found = self._cutting.ask_first(whole, loss_fn, reduction, self._vote)
             except BuoyError:
                 self._cutting.abstain(self._vote)
                 self._tell_peers(GIVE_UP)
                 raise
-            found = self._cutting.ask_first(whole, loss_fn, reduction, self._vote)
             if whole.reason is not None:
                 self._tell_not_kept(whole.reason)
             if found is not None:
