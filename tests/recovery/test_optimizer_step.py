@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 import buoy
-from buoy.microbatch.errors import BadLoss, TornStep
+from buoy.microbatch.errors import BadLoss, OutOfMemory, TornStep
+from buoy.testing import byte_budget
 from buoy.testing.budget import PretendedDevice, out_of_memory
 from buoy.torch.optimizer_step import make_atomic
+from buoy.torch.transaction import Transaction
 
 
 class Guard:
@@ -319,3 +321,80 @@ def test_an_atomic_optimizer_can_be_copied_and_saved() -> None:
 
     assert copy.deepcopy(optimizer).state_dict().keys() == optimizer.state_dict().keys()
     assert pickle.loads(pickle.dumps(optimizer)).param_groups[0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize("make", [
+    lambda parameters: torch.optim.Adam(parameters, 0.1),
+    lambda parameters: torch.optim.AdamW(parameters, 0.1, foreach=True),
+    lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
+])  # fmt: skip
+def test_a_first_step_for_which_there_is_no_room_has_not_happened(make: Any) -> None:
+    """One parameter owns the memory, and small ones come before it: none of them may be done without it."""
+    seen = set()
+    for room in range(9):  # times the largest parameter, beside weights and gradients
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 512), nn.Linear(512, 1)).double()
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 0.1)
+        optimizer = make(model.parameters())
+        transaction = Transaction(say=lambda words: None, event=lambda *a, **k: None)
+        transaction.track([model], [optimizer])
+        before, largest = weights(model), 64 * 512 * 8
+        held = 2 * sum(parameter.nbytes for parameter in model.parameters())
+        done = True
+        with byte_budget(held + room * largest + largest // 4):
+            for parameter in model.parameters():  # the device knows of what was used on it
+                parameter.detach().view(-1), parameter.grad.view(-1)  # type: ignore[union-attr]
+            try:
+                optimizer.step()
+            except OutOfMemory:
+                done = False
+        seen.add(done)
+        changed = [not a.equal(b) for a, b in zip(before, weights(model), strict=True)]
+        assert all(changed) if done else not any(changed), (room, changed)
+        assert done or not optimizer.state
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=["", "foreach", "fused"])
+@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.SGD])
+def test_no_group_is_stepped_twice_when_the_state_of_the_next_does_not_fit(
+    optimizer_class: Any, options: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights with and without decay, as everywhere. A fused step leaves no mark on the weights that it has written."""
+
+    def begin() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        momentum = {"momentum": 0.9} if optimizer_class is torch.optim.SGD else {}
+        groups = [{"params": layer.parameters()} for layer in model]
+        optimizer = optimizer_class(groups, lr=0.1, **momentum, **options)
+        model(torch.ones(5, 3)).square().sum().backward()
+        return model, optimizer
+
+    expected, plain = begin()
+    plain.step()
+    for number in range(1, 10):
+        model, optimizer = begin()
+        make_atomic(optimizer, Guard(room=True))
+        left = number
+
+        def failing(real: Any) -> Any:
+            def made(*args: Any, **kwargs: Any) -> Any:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    raise out_of_memory(0, "made")
+                return real(*args, **kwargs)
+
+            return made
+
+        with monkeypatch.context() as patched:  # no mode: one would leave no marks either
+            for name in ("zeros_like", "empty_like"):
+                patched.setattr(torch, name, failing(getattr(torch, name)))
+            try:
+                optimizer.step()
+            except TornStep:
+                assert not options.get("fused")
+                continue
+        assert all(map(torch.equal, weights(model), weights(expected)))

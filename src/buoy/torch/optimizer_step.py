@@ -76,6 +76,7 @@ class _AtomicStep:
         self._committed = 0
         self._separable = _is_separable(optimizer)
         self._need: int = 0
+        self._is_stateless = False
         self._short = 0  # steps in a row without room for copies
         # Somebody else's wrapper does more than the class's step: it is only ever called whole.
         self._foreign = "step" in vars(optimizer) and not hasattr(plain, "_wrapped_by_lr_sched")
@@ -103,10 +104,15 @@ class _AtomicStep:
         passed = () if closure is None else (closure,)
         hooked = False
         self._look()
-        # A step that computes the loss several times takes far longer than copies do.
-        if not is_lbfgs(optimizer) and (
-            guard.has_room(_device(optimizer), self._need) or not self._has_room_for_copies()
-        ):
+        is_roomy, makes_state = guard.has_room(_device(optimizer), self._need), self._makes_state()
+        # The step that makes state is the one that may not fit; by parameter it takes no more than whole. A fused one
+        # leaves no mark on what it has written, so that nobody could say how far it came.
+        is_unmarked = makes_state and any(group.get("fused") for group in optimizer.param_groups)
+        if makes_state and not self._foreign:
+            is_plain = is_roomy and not is_unmarked
+        else:
+            is_plain = is_roomy or not self._has_room_for_copies()
+        if is_plain and not is_lbfgs(optimizer):  # whose step takes far longer than copies do
             tensors, versions, known = self._before()
             plain = (
                 None
@@ -121,9 +127,12 @@ class _AtomicStep:
                 if not is_oom(caught):
                     raise
                 error = caught
-            if versions != [tensor._version for tensor in tensors]:
+            if is_unmarked or versions != [tensor._version for tensor in tensors]:
+                room = (
+                    "although there was room before" if is_roomy else "without room for a copy to go back to"
+                )
                 raise TornStep(
-                    f"{type(optimizer).__name__}.step() ran out of memory half-way, although there was room before",
+                    f"{type(optimizer).__name__}.step() ran out of memory half-way, {room}",
                     received=str(error).split("\n")[0], expected="a step that is done whole",
                     hint="weights and optimizer state are partly updated: go on from the last checkpoint",
                 ) from error  # fmt: skip
@@ -155,6 +164,7 @@ class _AtomicStep:
                 kept = list(tensors_in([*state.values(), own_values(self._optimizer)]))
             self._tensors, self._known = [*_parameters(self._optimizer), *kept], key
             self._keys, self._need = set(state), _need(self._optimizer)
+            self._is_stateless = not self._separable or expected_state(self._optimizer) == 0
 
     def _before(self) -> tuple[list[torch.Tensor], list[int], set[torch.Tensor]]:
         """What the step may change, and by version counters whether it did: far cheaper than a copy."""
@@ -175,23 +185,23 @@ class _AtomicStep:
         return made
 
     def _by_parameter(self, step: Callable[[], Any]) -> Any:
-        """Each parameter alone, with a copy of it and its state while it is changed."""
+        """Each parameter alone, with a copy of it and its state while it is changed.
+
+        The largest comes first: if it does not fit, nothing is done yet.
+        """
         optimizer = self._optimizer
         groups = optimizer.param_groups
         self._committed = 0
         made = None
-        for group in groups:
+        trained = [(each, group) for group in groups for each in group["params"] if each.grad is not None]
+        for parameter, group in sorted(trained, key=lambda pair: -_bytes(pair[0])):
             parameters = group["params"]
             try:
-                optimizer.param_groups = [group]
-                for parameter in parameters:
-                    if parameter.grad is not None:
-                        group["params"] = [parameter]
-                        made = self._tried([parameter], [group], step)
-                        self._committed += 1
+                optimizer.param_groups, group["params"] = [group], [parameter]
+                made = self._tried([parameter], [group], step)
+                self._committed += 1
             finally:
-                group["params"] = parameters
-                optimizer.param_groups = groups
+                optimizer.param_groups, group["params"] = groups, parameters
         return made
 
     def _tried(
@@ -201,8 +211,17 @@ class _AtomicStep:
             undo = None
             error: BaseException
             way_back = self._guard.way_back() if is_lbfgs(self._optimizer) else None
+            # A last try without a copy, as in the plain loop. What has no state yet is mostly written to at the very
+            # end of its step, when it has had all its memory; and what it needs at least is asked for before.
+            is_bare = number == _TRIES - 1 and self._is_alone(parameters)
+            versions = [parameter._version for parameter in parameters]
             try:
-                undo = Undo(self._optimizer, parameters, groups, whole=not self._separable)
+                undo = Undo(
+                    self._optimizer, parameters, groups, whole=not self._separable, copies=not is_bare
+                )
+                if is_bare:
+                    _ = [torch.empty_like(parameters[0]) for _ in range(_least(self._optimizer))]
+                    del _
                 return step()
             except BaseException as caught:  # noqa: BLE001 - Ctrl-C must not leave half a step either
                 error = caught
@@ -217,7 +236,7 @@ class _AtomicStep:
             if number < _TRIES - 1:
                 self._guard.recovered("optimizer step")
         name, first = type(self._optimizer).__name__, str(error).split("\n")[0]
-        if self._committed:
+        if self._committed or (is_bare and versions != [parameter._version for parameter in parameters]):
             raise TornStep(f"{name}.step() ran out of memory after {self._committed} of its parameters",
                            received=first, expected="room for one parameter's update and a copy",
                            hint="weights are partly updated: go on from the last checkpoint") from error  # fmt: skip
@@ -225,6 +244,16 @@ class _AtomicStep:
         expected = "room for one parameter's update and a copy" if alone else "room for the update and a copy"
         raise OutOfMemory(f"{name}.step() does not fit{alone}", received=first, expected=expected,
                           hint=_SMALLER) from error  # fmt: skip
+
+    def _is_alone(self, parameters: list[torch.Tensor]) -> bool:
+        return self._separable and len(parameters) == 1 and parameters[0] not in self._optimizer.state
+
+    def _makes_state(self) -> bool:
+        """Whether this step is one that does: the first, or that of a layer that was thawed."""
+        state = self._optimizer.state
+        if self._is_stateless or len(state) == self._known[2]:
+            return False
+        return any(each.grad is not None and each not in state for each in _parameters(self._optimizer))
 
     def _has_room_for_copies(self) -> bool:
         """Ask now for what the largest parameter's copies will need, rather than find out half-way."""
@@ -300,6 +329,13 @@ def _need_with_copies(optimizer: Optimizer) -> int:
     return (
         3 * _bytes(largest) + sum(map(_bytes, kept)) + (0 if optimizer.state else expected_state(optimizer))
     )
+
+
+def _least(optimizer: Optimizer) -> int:
+    """How many tensors like a parameter its first step makes at least."""
+    total = sum(_bytes(parameter) for parameter in _parameters(optimizer) if parameter.grad is not None)
+    is_adam = type(optimizer).__name__ in ("Adam", "AdamW") and not optimizer.defaults.get("fused")
+    return expected_state(optimizer) // max(1, total) + is_adam  # and a denominator
 
 
 def expected_state(optimizer: Optimizer) -> int:

@@ -47,7 +47,12 @@ class Undo:
     """Copies of some parameters and all that belongs to them, and the way back."""
 
     def __init__(
-        self, optimizer: Optimizer, parameters: list[torch.Tensor], groups: list[dict[str, Any]], whole: bool
+        self,
+        optimizer: Optimizer,
+        parameters: list[torch.Tensor],
+        groups: list[dict[str, Any]],
+        whole: bool,
+        copies: bool = True,
     ) -> None:
         self._plain = PlainValues(optimizer, parameters, groups)
         found: list[Any] = list(parameters)
@@ -60,7 +65,7 @@ class Undo:
             found += tensors_in([state, own_values(optimizer)])
         else:  # of the many gradients that LBFGS keeps in lists none is ever written to
             found += [value for values in state for value in values.values()]
-        unique = {id(tensor): tensor for tensor in found if isinstance(tensor, torch.Tensor)}
+        unique = {id(tensor): tensor for tensor in found if copies and isinstance(tensor, torch.Tensor)}
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in unique.values()]
 
     def __call__(self) -> None:
