@@ -68,3 +68,10 @@ def test_a_loss_that_exchanges_numbers_with_other_ranks_is_not_cut(ranks: Ranks)
         assert answer["error"].startswith("CannotSplit: cutting this batch would change the gradient")
         assert "exchanges" in answer["error"]
         assert answer["steps"] == 0
+
+
+def test_a_static_graph_is_refused(ranks: Ranks) -> None:
+    """DDP counts the backward passes of its first step: with others before it, gradients were never exchanged."""
+    for answer in ranks("static"):
+        assert answer["error"].startswith("CannotSplit: DistributedDataParallel with static_graph=True")
+        assert "leave it out" in answer["error"]

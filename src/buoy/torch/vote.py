@@ -43,6 +43,15 @@ class Vote:
                              "loss.backward() yourself, checkpoints work as before",
                     )  # fmt: skip
                 if isinstance(part, DistributedDataParallel):
+                    if part.static_graph:
+                        raise CannotSplit(
+                            "DistributedDataParallel with static_graph=True cannot be recovered",
+                            received="static_graph=True",
+                            expected="a graph that may be gone through more often than once per step",
+                            hint="leave it out: DDP counts the backward passes of its first step and would exchange no "
+                                 "gradients; with activation checkpointing use_reentrant=False; or call "
+                                 "loss.backward() yourself, checkpoints work as before",
+                        )  # fmt: skip
                     self._replicas.append(part)
 
     @property

@@ -31,7 +31,9 @@ def train(kind: str) -> dict[str, object]:
     """Six steps, beside a process alone with both halves of the batch."""
     norm = kind == "batchnorm"
     model, alone = build(norm), build(norm)
-    ddp = DistributedDataParallel(model, find_unused_parameters=kind == "unused")
+    ddp = DistributedDataParallel(
+        model, find_unused_parameters=kind == "unused", static_graph=kind == "static"
+    )
     optimizer, other = torch.optim.SGD(ddp.parameters(), 0.1), torch.optim.SGD(alone.parameters(), 0.1)
     said: list[str] = []
     transaction = Transaction(
@@ -40,9 +42,9 @@ def train(kind: str) -> dict[str, object]:
         inexact=("batchnorm",) if norm else (),
         micro_batch=3 if kind == "exchanging-cut" else None,
     )
-    transaction.track([ddp], [optimizer])
     answer: dict[str, object] = {}
     try:
+        transaction.track([ddp], [optimizer])
         for step in range(6):
             both = torch.randn(2, 8, 6, generator=torch.Generator().manual_seed(step))
 
