@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import buoy
-from buoy.microbatch.errors import BadLoss, CannotSplit
+from buoy.microbatch.errors import BadLoss, CannotSplit, OutOfMemory
+from buoy.torch.transaction import Transaction
 
 
 def a_run(micro_batch: int | None) -> tuple[nn.Module, buoy.Run]:
@@ -106,3 +107,21 @@ def test_a_long_error_of_a_part_is_told_in_one_line(capfd: pytest.CaptureFixture
     assert "cannot be computed alone" in said
     assert "\n" not in said
     assert len(said) < 500
+
+
+@pytest.mark.parametrize("rows", [(8, 8), (8, 9)], ids=["of one shape", "of two shapes"])
+def test_a_list_of_images_that_counts_as_one_sample_is_told_how_to_be_cut(rows: tuple[int, int]) -> None:
+    """Grey images have a first dimension of one: nothing says that each of them is a sample."""
+    model = nn.Conv2d(1, 2, 3)
+    transaction = Transaction(say=lambda words: None, event=lambda *a, **k: None)
+    transaction.track([model], [torch.optim.SGD(model.parameters(), 0.1)])
+    images = [torch.randn(1, rows[number % 2], 8) for number in range(6)]
+
+    def loss(part: Any) -> torch.Tensor:
+        if len(part) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return torch.stack([model(image).square().mean() for image in part]).mean()
+
+    with pytest.raises(OutOfMemory, match="pass `split="):
+        transaction.backward(images, loss)
+    transaction.backward(images, loss, split=(6, lambda start, stop: images[start:stop]))

@@ -66,7 +66,8 @@ class Batch:
     @property
     def doubt(self) -> str | None:
         """What a person should hear when it is cut: a list of arrays that are all alike may be a list of samples."""
-        many = None if self._split is not None else _many_alike(self.value)
+        # What is one sample in all cannot be cut: there a list of any arrays is worth a word.
+        many = None if self._split is not None else _many_alike(self.value, any_shape=self.samples == 1)
         if many is None or len(many) == self._listed:
             return None
         return (
@@ -145,13 +146,14 @@ def _is_listed(value: Any, many: int | None) -> bool:
     return all(map(_is_array, value)) or all(isinstance(item, Mapping) for item in value)
 
 
-def _many_alike(value: Any) -> list[Any] | None:
+def _many_alike(value: Any, any_shape: bool) -> list[Any] | None:
     """The first list of three or more arrays of one shape; two are mostly inputs and labels."""
     if type(value) is list and len(value) > 2 and all(map(_is_array, value)):
-        return value if len({tuple(array.shape) for array in value}) == 1 else None
+        return value if any_shape or len({tuple(array.shape) for array in value}) == 1 else None
     if _is_array(value):
         return None
-    return next((many for _, item in _members(value, "") if (many := _many_alike(item)) is not None), None)
+    found = (_many_alike(item, any_shape) for _, item in _members(value, ""))
+    return next((many for many in found if many is not None), None)
 
 
 def even(samples: int, most: int) -> list[int]:

@@ -314,15 +314,14 @@ class Transaction(Progress):
             return size
         if size > 1 and not reason:
             smaller = self._sizes.after_oom(size, whole)
-            self._tell(
-                f"out of memory with {count_of(size)}; the step is done again, {smaller} at a time",
-                size,
-                smaller,
-            )
+            self._tell(f"out of memory with {count_of(size)}; the step is done again, {smaller} at a time",
+                       size, smaller)  # fmt: skip
             return smaller
         self._tell_peers(GIVE_UP)
         if reason is None:
-            raise self._too_big(error)
+            told = self._too_big(error)
+            told.hint = self._hint(whole, told.hint)
+            raise told
         hint = self._hint(whole, found.hint if found is not None else None)
         raise CannotSplit("out of memory, and this batch cannot be cut", received=reason,
                           expected="a batch that fits, or a gradient that is a sum over samples",
