@@ -109,6 +109,7 @@ def test_step_by_parameter_is_the_same_step() -> None:
 
     assert all(map(torch.equal, weights(together[0]), weights(apart[0])))
     assert len(apart[1].param_groups[0]["params"]) == 4
+    assert [*apart[1].state_dict()["state"]] == [0, 1, 2, 3]
 
 
 def test_a_failure_while_state_is_made_is_undone_even_without_copies() -> None:

@@ -192,7 +192,7 @@ class _AtomicStep:
         optimizer = self._optimizer
         groups = optimizer.param_groups
         self._committed = 0
-        made = None
+        made, state, known = None, optimizer.state, set(optimizer.state)
         trained = [(each, group) for group in groups for each in group["params"] if each.grad is not None]
         for parameter, group in sorted(trained, key=lambda pair: -_bytes(pair[0])):
             parameters = group["params"]
@@ -202,6 +202,8 @@ class _AtomicStep:
                 self._committed += 1
             finally:
                 optimizer.param_groups, group["params"] = groups, parameters
+        for parameter in [each for each, _ in trained if each in state and each not in known]:
+            state[parameter] = state.pop(parameter)  # in the order that a whole step leaves
         return made
 
     def _tried(
