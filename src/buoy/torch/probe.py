@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,27 +11,21 @@ from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 
 from buoy.microbatch.errors import BadLoss, CannotSplit, StepError
 from buoy.microbatch.oom import is_oom
-from buoy.microbatch.rounding import EXAMPLES, LARGE, STRETCHES
+from buoy.microbatch.rounding import EXAMPLES, LARGE
 from buoy.microbatch.split import Batch
-from buoy.torch.allocations import AllocationWatch
-from buoy.torch.backward import LossFunction, Progress, accumulate
-from buoy.torch.constant import SHARES, Generators
-from buoy.torch.digest import some
+from buoy.torch.backward import LossFunction
+from buoy.torch.constant import SHARES
 from buoy.torch.few import FEWEST, SAMPLES, trials_of, twice
-from buoy.torch.pairs import Pair, check, noting
+from buoy.torch.few_gradient import FewGradient, Made, shows
+from buoy.torch.pairs import check
 from buoy.torch.probe_words import PartError, batchnorm, hint_for, names_of, of_few
-from buoy.torch.quiet import ExchangedInside, Still, eager, has_peers, same_random
+from buoy.torch.quiet import ExchangedInside, has_peers
 from buoy.torch.release import release
-from buoy.torch.rounding import Nudged, alike, disturbed
-from buoy.torch.unmoved import NotHere, SteppedInside, Unmoved, places
+from buoy.torch.rounding import alike, disturbed
+from buoy.torch.unmoved import NotHere, SteppedInside
 from buoy.torch.upstream import (
     FedFromBefore,
-    Upstream,
-    arrived,
-    as_it_came,
     has_upstream,
-    is_fed_from_before,
-    known_from_before,
 )
 
 NOT_AGAIN = "the same samples give another gradient each time: something beside batch and weights is at work"
@@ -75,12 +68,8 @@ class Probe:
         """Why the last answer is none, when not even two samples fit."""
         self.failed: BaseException | None = None
         """What a few samples together raised, when that is why the last answer is none."""
-        self._written: list[str] = []
-        """Buffers that the last computation changed."""
         self._repeats = True
         """Whether the same samples gave the same gradient again."""
-        self._moved: dict[str, bool] = {}
-        """Weights that a computation changed, and whether in its backward pass."""
         self._moves_on = False
         """Whether parts leave other weights behind than the whole."""
         self._is_shown = False
@@ -99,18 +88,16 @@ class Probe:
         With `rows` these samples are compared, otherwise those that differ most.
         """
         self.no_room, self.failed, self._repeats = None, None, True
-        self._moved, self._moves_on, self._is_shown = {}, False, False
+        self._moves_on, self._is_shown = False, False
         if whole.samples < 2 or whole.reason is not None:
             return None
         for most in (SAMPLES, FEWEST):
             try:
+                gradient = FewGradient(self._modules, self._parameters, loss_fn, reduction, attempt)
                 found = self._ask(  # no name holds the trials: what fails for memory would count them as another's
-                    trials_of(whole, most) if rows is None else [whole.picked(rows)],
-                    loss_fn,
-                    reduction,
-                    attempt,
+                    trials_of(whole, most) if rows is None else [whole.picked(rows)], gradient, reduction
                 )
-                found.moved = tuple(self._moved)
+                found.moved = tuple(gradient.moved)
                 return found
             except SteppedInside as stepped:
                 where = (
@@ -153,64 +140,10 @@ class Probe:
         parts = (part for module in self._modules for part in module.modules())
         return [part for part in parts if isinstance(part, _BatchNorm) and part.training]
 
-    def _ask(self, trials: list[Batch], loss_fn: LossFunction, reduction: str, attempt: Any) -> Finding:
+    def _ask(self, trials: list[Batch], gradient: FewGradient, reduction: str) -> Finding:
         few = trials[0]
-        watch, still, generators = AllocationWatch(), Still(), Generators()
         if few.gives_ranges_only and has_upstream(few.arrays):
             raise FedFromBefore  # each part would go through it
-        forward = _LiveAfterForward(watch, known_from_before(loss_fn))
-
-        def gradient(parts: list[int], source: Batch = few, counted: bool = False, nudged: int = 0) -> _Made:
-            left = list(parts)
-            ends: list[Upstream] = []
-            pairs: list[Pair] = []
-            parameters = list(self._parameters)
-            # What a hook does to a gradient, it does not do to one that is stretched.
-            by = STRETCHES[nudged - 1] if nudged and not _are_hooked(self._parameters) else 1.0
-
-            def take(start: int, stop: int) -> object:
-                still.begins(start, stop - start)
-                part = source.take(start, stop)
-                if has_upstream(source.arrays):
-                    ends.append(Upstream())
-                    part = ends[-1].end_at(part)
-                    parameters.extend(ends[-1].leaves)
-                return part
-
-            def work() -> _Made:
-                before = self._buffers()
-                unmoved = Unmoved(self._modules)
-                still.ahead = unmoved.see
-                try:
-                    with ExitStack() as stack:
-                        if counted:
-                            stack.enter_context(watch)
-                        if nudged:
-                            stack.enter_context(Nudged(self._parameters, nudged))
-                        stack.enter_context(still)
-                        stack.enter_context(unmoved)
-                        stack.enter_context(as_it_came(source.arrays))
-                        stack.enter_context(eager())
-                        accumulate(
-                            sum(parts), lambda _: left.pop(0), take,
-                            _stretched(noting(same_random(loss_fn, generators), pairs), by),
-                            reduction=reduction, scaler=None, parameters=parameters,
-                            progress=forward if counted else Progress(),
-                        )  # fmt: skip
-                    weights = {name: some(value) for name, value in unmoved.written().items()}
-                    self._moved |= unmoved.moved
-                finally:
-                    unmoved.put_back()
-                after = self._buffers()
-                self._written = [name for name in after if not after[name].equal(before[name])]
-                gradients = [some(parameter.grad) for parameter in self._parameters]
-                gradients += [some(each) for each in arrived(ends)]
-                gradients = gradients if by == 1.0 else [each / by for each in gradients]
-                buffers = [after[name] for name in after if _is_inexact(after[name])]
-                return _Made([*gradients, *buffers], weights, len(gradients), pairs)
-
-            return attempt(work)  # type: ignore[no-any-return]
-
         training = self._batchnorms()
         names = names_of(self._modules, training)
         allowed = "batchnorm" in self._inexact
@@ -220,33 +153,33 @@ class Probe:
             for module in training if allowed else []:
                 module.training = False
             n = few.samples
-            together = gradient([n], counted=True)
+            together = gradient([n], few, counted=True)
             if not all(bool(part.isfinite().all()) for part in together):
                 raise BadLoss("the gradient of a few samples is not finite", received="an infinity or NaN",
                               expected="numbers that can be compared")  # fmt: skip
             weights = sum(p.numel() * p.element_size() for p in self._parameters)
             # What a backward pass needs beside activations is mostly less than these again; checkpointing shows there.
-            size = max(1, 3 * (forward.live - weights), 2 * (watch.peak - 2 * weights)) / n
+            size = max(1, 3 * (gradient.live - weights), 2 * (gradient.watch.peak - 2 * weights)) / n
             try:
-                same = self._compared(together, gradient, few, still)
+                same = self._compared(together, gradient, few)
                 # Near its goal a gradient is mostly rounding: ask about numbers that were not learned. A person's own
                 # cut knows its samples only as they are.
                 if same is None and not few.gives_ranges_only:
                     other = disturbed(few)
-                    same = self._compared(gradient([n], other), gradient, other, still)
+                    same = self._compared(gradient([n], other), gradient, other)
                 if same and not self._is_shown and not few.gives_ranges_only:
-                    same = self._also(gradient, disturbed(few), still)
+                    same = self._also(gradient, disturbed(few))
                 if same and reduction == "sum" and not few.gives_ranges_only:
-                    same = self._also(gradient, twice(few), still)
+                    same = self._also(gradient, twice(few))
                 for other in trials[1:] if same else []:
-                    same = self._also(gradient, other, still)
+                    same = self._also(gradient, other)
                     if same and reduction == "sum" and not other.gives_ranges_only:
-                        same = self._also(gradient, twice(other), still)
+                        same = self._also(gradient, twice(other))
                     if not same:
                         few = other
                         break
-                if same and (still.drew or generators.drew):
-                    same = self._other_side(gradient, few, still, generators)
+                if same and (gradient.still.drew or gradient.generators.drew):
+                    same = self._other_side(gradient, few)
             except PartError as fails:
                 return Finding(batchnorm(names) or fails.words, hint_for(names, fails.error), size,
                                fails=not names and not isinstance(fails.error, StepError))  # fmt: skip
@@ -261,14 +194,14 @@ class Probe:
             if names and not allowed:
                 for module in training:
                     module.training = False
-                if self._passes(gradient, few, still):  # nothing else is in the way
+                if self._passes(gradient, few):  # nothing else is in the way
                     return Finding(batchnorm(names), hint_for(names), size)
-            return Finding(*self._explain(few, gradient, reduction, still.tolerance), size)
+            return Finding(*self._explain(few, gradient, reduction), size)
         finally:
             for module in training:
                 module.training = True
 
-    def _also(self, gradient: Any, few: Batch, still: Still) -> bool:
+    def _also(self, gradient: FewGradient, few: Batch) -> bool:
         """Whether it holds here too; where nothing can be told, what was found before stands."""
         try:
             together = gradient([few.samples], few)
@@ -278,26 +211,26 @@ class Probe:
             return True
         if not all(bool(part.isfinite().all()) for part in together):
             return True
-        return self._compared(together, gradient, few, still) is not False
+        return self._compared(together, gradient, few) is not False
 
-    def _passes(self, gradient: Any, few: Batch, still: Still) -> bool:
+    def _passes(self, gradient: FewGradient, few: Batch) -> bool:
         """Whether it would hold as things are now."""
         try:
-            return self._also(gradient, few, still)
+            return self._also(gradient, few)
         except PartError:
             return True
 
-    def _other_side(self, gradient: Any, few: Batch, still: Still, generators: Generators) -> bool:
+    def _other_side(self, gradient: FewGradient, few: Batch) -> bool:
         """Whether it holds where random draws fall otherwise."""
-        still.other_side = True
+        generators, gradient.still.other_side = gradient.generators, True
         for share in SHARES[1:]:
             generators.share, generators.ran_out = share, False
-            same = self._also(gradient, few, still)
+            same = self._also(gradient, few)
             if same or not generators.ran_out:
                 return same
         return True
 
-    def _compared(self, together: _Made, gradient: Any, few: Batch, still: Still) -> bool | None:
+    def _compared(self, together: Made, gradient: FewGradient, few: Batch) -> bool | None:
         """Whether parts have the gradient of the whole; None where rounding is too large to tell."""
         n = few.samples
         half = (n + 1) // 2
@@ -311,26 +244,26 @@ class Probe:
         if not together.leaves_as(apart):
             self._moves_on = True
             return False
-        if alike(together, apart, [], still.tolerance):
+        if alike(together, apart, [], gradient.still.tolerance):
             self._is_shown = self._is_shown or together.shows
             return True
         check(together.pairs, apart.pairs, parts)
         # An accelerator adds in any order, which alone is a difference near the goal of a training.
         is_host = all(part.device.type == "cpu" for part in together)
-        if is_host and not alike(together, gradient([n], few), [], still.tolerance):
+        if is_host and not alike(together, gradient([n], few), [], gradient.still.tolerance):
             self._repeats = False
             return False
         # Another order of the samples shows rounding too, but not only that: a model that depends on the order, such as
         # a recurrent one that takes time first, must not pass.
         rounded = [gradient([n], few, nudged=number) for number in range(1, EXAMPLES + 1)]
-        if not alike(together, apart, rounded, still.tolerance):
+        if not alike(together, apart, rounded, gradient.still.tolerance):
             return False
         return True if all(alike(together, each, [], LARGE) for each in rounded) else None
 
-    def _explain(self, few: Batch, gradient: Any, reduction: str, tolerance: float) -> tuple[str, str]:
+    def _explain(self, few: Batch, gradient: FewGradient, reduction: str) -> tuple[str, str]:
         """Where the other reduction fits, say so; otherwise samples depend on each other."""
         if self._moves_on:
-            name, inside = next(iter(self._moved.items()))
+            name, inside = next(iter(gradient.moved.items()))
             if inside:
                 return (
                     f"{name} is changed inside the backward pass (in a gradient hook): each part would change it",
@@ -349,9 +282,9 @@ class Probe:
             for a, b in zip(most, last, strict=True)
         ]
         if (
-            _shows(last)
-            and alike(together, other, [], tolerance)
-            and (reduction == "sum" or _adds_up(gradient, few, tolerance))
+            shows(last)
+            and alike(together, other, [], gradient.still.tolerance)
+            and (reduction == "sum" or _adds_up(gradient, few))
         ):
             right = "sum" if reduction == "mean" else "mean"
             return f"the loss is a {right} over samples, not a {reduction}", f'reduction="{right}"'
@@ -360,11 +293,11 @@ class Probe:
                 NOT_AGAIN,
                 "a counter in the model, a list that grows, a file that is read on: keep it out of the loss function",
             )
-        if self._written:
+        if gradient.written:
             return (
-                f"{self._written[0]} changes with each forward pass: parts see and leave another than the whole",
+                f"{gradient.written[0]} changes with each forward pass: parts see and leave another than the whole",
                 "track_running_stats=False, whose gradient is the same; or a smaller batch"
-                if self._written[0].endswith(("running_mean", "running_var"))
+                if gradient.written[0].endswith(("running_mean", "running_var"))
                 else "a smaller batch; or do not change it while training",
             )
         return (
@@ -374,80 +307,13 @@ class Probe:
             "batch (contrastive) cannot be cut: use a smaller batch",
         )
 
-    def _buffers(self) -> dict[str, torch.Tensor]:
-        """The models' buffers, thinned out; but for BatchNorm's, of which other words are said."""
-        return {
-            label: some(buffer)
-            for label, (part, name) in places(self._modules, "_buffers").items()
-            if not isinstance(part, _BatchNorm) and (buffer := part._buffers[name]) is not None
-        }
 
-
-class _Made(list[torch.Tensor]):
-    """Gradients and buffers, and the weights that were changed on the way."""
-
-    def __init__(
-        self,
-        numbers: list[torch.Tensor],
-        weights: dict[str, torch.Tensor],
-        gradients: int,
-        pairs: list[Pair],
-    ) -> None:
-        super().__init__(numbers)
-        self._weights = weights
-        self.pairs = pairs
-        self.shows = _shows(numbers[:gradients])
-
-    def leaves_as(self, other: _Made) -> bool:
-        """Whether both left the same weights behind, bit for bit: then a change was one that can be repeated."""
-        mine, theirs = self._weights, other._weights
-        return mine.keys() == theirs.keys() and all(mine[name].equal(theirs[name]) for name in mine)
-
-
-class _LiveAfterForward(Progress):
-    """Bytes of parameters and activations before the backward pass."""
-
-    def __init__(self, watch: AllocationWatch, before: set[Any]) -> None:
-        self._watch, self._before = watch, before
-        self.live = 0
-
-    def forward_done(self) -> None:
-        self.live = self._watch.live
-
-    def last_backward(self, loss: torch.Tensor) -> None:
-        if is_fed_from_before(loss, self._before):
-            raise FedFromBefore
-
-
-def _stretched(loss_fn: LossFunction, by: float) -> LossFunction:
-    def stretched(part: Any) -> Any:
-        made = loss_fn(part)
-        if isinstance(made, tuple) and len(made) == 2:
-            return made[0] * by, made[1]
-        return made * by if isinstance(made, torch.Tensor) else made
-
-    return loss_fn if by == 1.0 else stretched
-
-
-def _are_hooked(parameters: list[torch.Tensor]) -> bool:
-    return any(each._backward_hooks or each._post_accumulate_grad_hooks for each in parameters)
-
-
-def _is_inexact(values: torch.Tensor) -> bool:
-    return values.is_floating_point() or values.is_complex()
-
-
-def _adds_up(gradient: Any, few: Batch, tolerance: float) -> bool:
+def _adds_up(gradient: FewGradient, few: Batch) -> bool:
     """Whether two times the same samples have twice the gradient: of a sum divided by positives they have not."""
     if few.gives_ranges_only:
         return True
     both = twice(few)
     once = gradient([both.samples // 2], both.part(0, both.samples // 2))
-    if not _shows(once):
+    if not shows(once):
         return False
-    return alike(gradient([both.samples], both), [2 * each for each in once], [], tolerance)
-
-
-def _shows(made: list[torch.Tensor]) -> bool:
-    """Zeros are any number of times themselves."""
-    return any(bool(each.any()) for each in made)
+    return alike(gradient([both.samples], both), [2 * each for each in once], [], gradient.still.tolerance)

@@ -7,6 +7,7 @@ batch are computed by others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -76,7 +77,10 @@ class Nudged(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def alike(
-    whole: list[torch.Tensor], parts: list[torch.Tensor], rounded: list[list[torch.Tensor]], tolerance: float
+    whole: list[torch.Tensor],
+    parts: list[torch.Tensor],
+    rounded: Sequence[list[torch.Tensor]],
+    tolerance: float,
 ) -> bool:
     """Equal but for rounding, of which the other gradients of the whole are examples."""
     whole, parts = list(map(_real, whole)), list(map(_real, parts))
