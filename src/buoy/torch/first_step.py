@@ -14,7 +14,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,7 +25,17 @@ from torch.overrides import TorchFunctionMode
 from buoy.estimate.patience import in_time
 from buoy.estimate.request import EstimateError
 from buoy.estimate.trace_steps import Turn
-from buoy.torch.step_values import at, changed_tensors, mapped, remembered_as_buffers, tensors_in
+from buoy.torch.asked_precision import AskedPrecision
+from buoy.torch.step_values import (
+    Call,
+    From,
+    SeenTurn,
+    at,
+    changed_tensors,
+    mapped,
+    remembered_as_buffers,
+    tensors_in,
+)  # fmt: skip
 from buoy.torch.unseen import hold_what_is_beside, modules_alive, not_stepped
 from buoy.torch.without_gpu import HOST, on_host, without_gpu
 
@@ -39,43 +48,13 @@ class _Reached(BaseException):
     """The first optimizer step; not an Exception, so that the script's own handlers let it pass."""
 
 
-@dataclass(slots=True)
-class _Call:
-    """One call of the step: a module or a function, and what it was given."""
-
-    function: Callable[..., Any]
-    args: Any
-    kwargs: Any
-    sources: dict[int, _From]
-    """Where its tensors came from then: what is changed in place comes from elsewhere later."""
-
-
-@dataclass(frozen=True, slots=True)
-class _From:
-    """Where a tensor comes from: an earlier call's result."""
-
-    call: int
-    path: tuple[Any, ...]
-
-
-@dataclass(slots=True)
-class _Turn:
-    """An optimizer's step and the losses that were differentiated for it."""
-
-    optimizer: torch.optim.Optimizer
-    losses: list[tuple[_From, bool]]
-    """Each with whether its graph was kept."""
-    calls: int
-    """How many calls had been made by then."""
-
-
 def run(path: str, arguments: list[str], timeout: float) -> dict[str, Any]:
     """Run the script; returns `{"accumulate", "autocast"}`, raises EstimateError where no step came."""
     global _found
     script = _Script()
     sys.argv = [path, *arguments]
     sys.path.insert(0, os.path.dirname(path))
-    with script, without_gpu(script.compiled), in_time(timeout, "optimizer step"):
+    with script, script.precision, without_gpu(script.compiled), in_time(timeout, "optimizer step"):
         try:
             runpy.run_path(path, run_name="__main__")
         except _Reached:
@@ -101,7 +80,7 @@ def run(path: str, arguments: list[str], timeout: float) -> dict[str, Any]:
     own = not isinstance(script.optimizer, torch.optim.Optimizer)
     return {
         "accumulate": 1 if script.takes_turns else max(1, script.backwards),
-        "autocast": script.autocast,
+        "autocast": script.precision.found,
         "says": "the script changes its weights itself: counted without an optimizer's memory"
         if own
         else None,
@@ -119,30 +98,28 @@ class _Script(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[_Call] = []
-        self.made: dict[int, _From] = {}
+        self.calls: list[Call] = []
+        self.made: dict[int, From] = {}
         self.kept: list[Any] = []  # tensors are known by id: they must stay
-        self.loss: _From | None = None
+        self.loss: From | None = None
         self.optimizer: torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | None = None
         self.backwards = 0
-        self.turns: list[_Turn] = []
+        self.turns: list[SeenTurn] = []
         self.built: list[weakref.ref[torch.optim.Optimizer]] = []
         self.idle: list[torch.optim.Optimizer] = []
         """Optimizers that were built and not seen to step."""
         self.beside: list[nn.Module] = []
         """Modules with weights that the step does not call: a moving average, a teacher."""
-        self._losses: list[tuple[_From, bool]] = []
+        self._losses: list[tuple[From, bool]] = []
         self._repeated = 0
         self._until = 0.0
-        self.autocast: str | None = None
+        self.precision = AskedPrecision()
         self.compiled: list[bool] = []
-        self._asked: str | None = None
         self._weights: set[int] = set()
-        self._depth = 0
         self._undo: list[Callable[[], object]] = []
 
     def __enter__(self) -> _Script:
-        call, enter, leave = nn.Module.__call__, torch.autocast.__enter__, torch.autocast.__exit__
+        call = nn.Module.__call__
         init = torch.optim.Optimizer.__init__
         script = self
 
@@ -151,39 +128,25 @@ class _Script(TorchFunctionMode):
             script.built.append(weakref.ref(optimizer))
 
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if script._depth or not torch.is_grad_enabled():
+            if script.precision.is_inside or not torch.is_grad_enabled():
                 return call(module, *args, **kwargs)
-            script._depth += 1
+            script.precision.is_inside = True
             try:
                 result = call(module, *args, **kwargs)
             finally:
-                script._depth -= 1
+                script.precision.is_inside = False
             # What has no weights and is given none of our results makes data: torchvision's transforms are modules too.
             if script._derived((args, kwargs)) or next(module.parameters(), None) is not None:
                 script._note(module, args, kwargs, result)
             return result
 
-        def entered(context: Any) -> Any:
-            # Without a GPU the script's own request for mixed precision on one is turned off: it is kept here.
-            wanted = getattr(context, "fast_dtype", None)
-            script._asked = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(wanted) if wanted else None
-            return enter(context)  # type: ignore[no-untyped-call]
-
-        def left(context: Any, *error: Any) -> Any:
-            script._asked = None
-            return leave(context, *error)
-
         nn.Module.__call__ = called  # type: ignore[method-assign]
         torch.optim.Optimizer.__init__ = built  # type: ignore[method-assign, assignment]
-        torch.autocast.__enter__ = entered  # type: ignore[method-assign]
-        torch.autocast.__exit__ = left  # type: ignore[method-assign]
         handle = register_optimizer_step_pre_hook(self._stepping)
         self._undo = [
             handle.remove,
             lambda: setattr(nn.Module, "__call__", call),
             lambda: setattr(torch.optim.Optimizer, "__init__", init),
-            lambda: setattr(torch.autocast, "__enter__", enter),
-            lambda: setattr(torch.autocast, "__exit__", leave),
         ]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -205,6 +168,7 @@ class _Script(TorchFunctionMode):
             if id(args[0]) in self.made:
                 kept = named.get("retain_graph", args[2] if len(args) > 2 else None)
                 self._losses.append((self.made[id(args[0])], bool(kept)))
+            self._let_go_of_accumulated()
             self._give_gradients()
             return None  # nothing is trained; the gradients' memory is the tracer's to find
         if (
@@ -216,7 +180,7 @@ class _Script(TorchFunctionMode):
             self.optimizer = partial(torch.optim.SGD, lr=0.1, foreach=False)
             raise _Reached
         result = func(*args, **named)
-        if not self._depth and torch.is_grad_enabled() and self._derived((args, named)):
+        if not self.precision.is_inside and torch.is_grad_enabled() and self._derived((args, named)):
             self._note(func, args, named, result)
         return result
 
@@ -299,12 +263,12 @@ class _Script(TorchFunctionMode):
         index = len(self.calls)
         given = [id(tensor) for _, tensor in tensors_in((args, kwargs))]
         sources = {each: self.made[each] for each in given if each in self.made}
-        self.calls.append(_Call(function, args, kwargs, sources))
-        if isinstance(function, nn.Module) and self._asked:
-            self.autocast = self._asked
+        self.calls.append(Call(function, args, kwargs, sources))
+        if isinstance(function, nn.Module):
+            self.precision.called()
         self.kept.append((args, kwargs, result))
         for path, tensor in tensors_in(result):
-            self.made[id(tensor)] = _From(index, path)
+            self.made[id(tensor)] = From(index, path)
 
     def _derived(self, values: Any) -> bool:
         return any(
@@ -317,7 +281,7 @@ class _Script(TorchFunctionMode):
         """Whether the step has more than one optimizer."""
         return len(self.turns) + len(self.idle) > 1
 
-    def _leading_to(self, ends: list[_From]) -> list[int]:
+    def _leading_to(self, ends: list[From]) -> list[int]:
         wanted, found = [end.call for end in ends], set()
         while wanted:
             index = wanted.pop()
@@ -368,7 +332,7 @@ class _Script(TorchFunctionMode):
     def _stepping(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         """Before a step; where its loss is made in a closure (Lightning, LBFGS), after that."""
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if not callable(closure) or self._losses:
+        if not callable(closure):
             self._come_to_step(optimizer)
             return None
 
@@ -390,10 +354,11 @@ class _Script(TorchFunctionMode):
             else:
                 self.turns.remove(before)
         if before is not None or not any(turn.optimizer is optimizer for turn in self.turns):
-            self.turns.append(_Turn(optimizer, self._losses, len(self.calls)))
+            self.turns.append(SeenTurn(optimizer, self._losses, len(self.calls)))
         self._losses = []
         if before is not None:
-            self._forget(before.calls)
+            needed = set(self._leading_to([loss for turn in self.turns for loss, _ in turn.losses]))
+            self._forget(set(range(before.calls)) - needed)
         if self.optimizer is None:
             self.optimizer, self._until = optimizer, time.monotonic() + _MORE_SECONDS
         self.idle = not_stepped(self.built, [turn.optimizer for turn in self.turns])
@@ -404,14 +369,29 @@ class _Script(TorchFunctionMode):
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             parameter.grad = None
 
-    def _forget(self, before: int) -> None:
-        """Let go of the calls of a turn that has come again, which no other loss needs."""
-        needed = set(self._leading_to([loss for turn in self.turns for loss, _ in turn.losses]))
-        gone = {index for index in range(before) if index not in needed}
+    def _let_go_of_accumulated(self) -> None:
+        """Only the last of the losses accumulated for one optimizer is traced, and each holds a batch's activations."""
+        alive = not_stepped(self.built, [])
+        if len(self._losses) < 2 or self.turns or not_stepped(self.built, alive[:1]):
+            return
+        *passed, last = self._losses
+        self._losses = [loss for loss in passed if loss[1]] + [
+            last
+        ]  # a graph that was kept may be used again
+        needed = set(self._leading_to([loss for loss, _ in self._losses]))
+        gone = set(self._leading_to([loss for loss, kept in passed if not kept])) - needed
+        for index, call in enumerate(self.calls):
+            # What was made of them beside the loss (how many were right) holds them too.
+            if index not in needed and any(source.call in gone for source in call.sources.values()):
+                gone.add(index)
+        self._forget(gone)
+
+    def _forget(self, gone: set[int]) -> None:
+        """Let go of calls that no loss needs any more."""
         self.made = {key: source for key, source in self.made.items() if source.call not in gone}
         for index in gone:
             self.kept[index] = None
-            self.calls[index] = _Call(_forgotten, (), {}, {})
+            self.calls[index] = Call(_forgotten, (), {}, {})
 
 
 def _forgotten(*_: Any, **__: Any) -> None:

@@ -1,14 +1,45 @@
-"""The tensors in what a script's calls are given and return: found, replaced, and known by where they lie."""
+"""A script's calls and the tensors in what they are given and return: found, replaced, and known by where they lie."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 _IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__"}
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of the step: a module or a function, and what it was given."""
+
+    function: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    sources: dict[int, From]
+    """Where its tensors came from then: what is changed in place comes from elsewhere later."""
+
+
+@dataclass(frozen=True, slots=True)
+class From:
+    """Where a tensor comes from: an earlier call's result."""
+
+    call: int
+    path: tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class SeenTurn:
+    """An optimizer's step and the losses that were differentiated for it."""
+
+    optimizer: torch.optim.Optimizer
+    losses: list[tuple[From, bool]]
+    """Each with whether its graph was kept."""
+    calls: int
+    """How many calls had been made by then."""
 
 
 def changed_tensors(func: Any, args: Any) -> list[torch.Tensor]:
