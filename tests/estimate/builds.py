@@ -136,3 +136,14 @@ def custom_operation():
 
     torch.library.custom_op("buoytest::twice", twice, mutates_args=())
     return Custom(), batch()
+
+
+def two_devices():
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return model(batch[0] + torch.zeros(100)).sum()
+
+    return nn.Linear(100, 10), batch(), torch.optim.SGD, loss
+
+
+def with_closure():
+    return nn.Linear(100, 10), batch(), torch.optim.LBFGS

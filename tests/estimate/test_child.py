@@ -85,6 +85,8 @@ WRONG = {
     "hungry": ["more memory than tracing may take"],
     "not_there": ["has no function `not_there`"],
     "leaves": ["sys.exit()"],
+    "two_devices": ["mixes tensors", "builds.py:", "device=x.device", "--on cpu"],
+    "with_closure": ["inside its step", "--optimizer SGD", "history_size"],
 }
 
 

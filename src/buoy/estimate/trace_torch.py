@@ -129,6 +129,16 @@ def explain(error: BaseException, request: Request) -> Refusal:
                        "a build function that needs no network",
                        "build the model from its config, weights are not needed; download data once before planning",
                        details)  # fmt: skip
+    if type(error).__name__ == "FakeTensorDeviceMismatchError":
+        return Refusal("the step mixes tensors of the CPU with the GPU's", f"{said}{where}",
+                       "tensors on the device of the model",
+                       "make it there, as in `torch.zeros(n, device=x.device)`; plan a training on the CPU with `--on cpu`",
+                       details)  # fmt: skip
+    if isinstance(error, TypeError) and "argument: 'closure'" in str(error):
+        return Refusal("the optimizer computes the loss again inside its step, which cannot be traced", said,
+                       "an optimizer that needs only the gradients",
+                       "plan with another one (`--optimizer SGD`); LBFGS keeps up to 2 x history_size copies of the "
+                       "weights beside that", details)  # fmt: skip
     shapes = getattr(error, "__notes__", [])
     if request.is_of_live_objects:
         return Refusal("the step to be traced failed", f"{said}{where}" + "".join(f"; {note}" for note in shapes),
