@@ -85,7 +85,7 @@ WRONG = {
     "hungry": ["more memory than tracing may take"],
     "not_there": ["has no function `not_there`"],
     "leaves": ["sys.exit()"],
-    "two_devices": ["mixes tensors", "builds.py:", "device=x.device", "--on cpu"],
+    "two_devices": ["mixes tensors", "builds.py:", "device=x.device", "--on this"],
     "with_closure": ["inside its step", "--optimizer SGD", "history_size"],
 }
 

@@ -132,7 +132,7 @@ def explain(error: BaseException, request: Request) -> Refusal:
     if type(error).__name__ == "FakeTensorDeviceMismatchError":
         return Refusal("the step mixes tensors of the CPU with the GPU's", f"{said}{where}",
                        "tensors on the device of the model",
-                       "make it there, as in `torch.zeros(n, device=x.device)`; plan a training on the CPU with `--on cpu`",
+                       "make it there: `torch.zeros(n, device=x.device)`; plan a training on the CPU with `--on this`",
                        details)  # fmt: skip
     if isinstance(error, TypeError) and "argument: 'closure'" in str(error):
         return Refusal("the optimizer computes the loss again inside its step, which cannot be traced", said,
