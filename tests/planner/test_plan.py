@@ -216,3 +216,13 @@ def test_remedies_that_nobody_asked_for_end_with_their_time_and_are_named(by_act
     late = {remedy.id for remedy in found if remedy.basis == "not tried"}
     assert {"mixed-precision", "checkpointing"} <= late
     assert all("`--remedies` tries all" in remedy.note for remedy in found if remedy.id in late)
+
+
+def test_a_cpu_without_a_machine_is_not_offered_as_a_place() -> None:
+    from buoy.errors import UsageError
+    from buoy.planner.targets import target
+
+    with pytest.raises(UsageError) as error:
+        target("cpu")
+
+    assert "did you mean `this`?" in str(error.value) and ", cpu," not in str(error.value)

@@ -56,13 +56,16 @@ def target(name: str) -> Target:
     """The place an id names, or a UsageError with the nearest."""
     if name == THIS:
         return _here()
-    if name in {device.id for device in devices.all_devices()} - {"cpu"}:
+    cards = [
+        device.id for device in devices.all_devices() if device.id != "cpu"
+    ]  # which says nothing of its RAM
+    if name in cards:
         device = devices.by_id(name)
         return Target(name, device, 1, device.memory, None, None, None, None, None, None, None)
     known = [row.id for row in platforms.all_platforms()]
     if name not in known:
-        known += [device.id for device in devices.all_devices()] + [THIS]
-        near = difflib.get_close_matches(name, known, 1)
+        known += [*cards, THIS]
+        near = [THIS] if name == "cpu" else difflib.get_close_matches(name, known, 1)
         raise UsageError(
             "unknown platform", received=repr(name), expected="one of " + ", ".join(known),
             hint=f"did you mean `{near[0]}`?" if near else "platforms are named like `colab-t4`",
