@@ -13,9 +13,14 @@ import sys
 import tempfile
 import traceback
 
-from tests.keras import behaviours, session, training
+from tests.keras import behaviours, data_behaviours, session, training
 
-MODULES = {"training": training.main, "behaviours": behaviours.main, "session": session.main}
+MODULES = {
+    "training": training.main,
+    "behaviours": behaviours.main,
+    "data_behaviours": data_behaviours.main,
+    "session": session.main,
+}
 
 
 def main() -> None:

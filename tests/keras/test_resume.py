@@ -15,8 +15,9 @@ from buoy.checkpoint.store import Store
 from tests.keras.trial import KILLS, Live, differences
 
 BEHAVIOURS = [
-    node.name
-    for node in ast.parse((Path(__file__).parent / "behaviours.py").read_text()).body
+    (module, node.name)
+    for module in ("behaviours", "data_behaviours")
+    for node in ast.parse((Path(__file__).parent / f"{module}.py").read_text()).body
     if isinstance(node, ast.FunctionDef) and ast.unparse(node.args) == "folder: str"
 ]
 
@@ -34,9 +35,9 @@ def test_sigterm_saves_the_step_that_is_done_and_ends_as_sigterm_does(live: Live
     assert newest is not None and newest.step == 4 and newest.about["reason"] == "sigterm"
 
 
-@pytest.mark.parametrize("name", BEHAVIOURS)
-def test_behaviour(live: Live, tmp_path: Path, name: str) -> None:
-    lived = live("behaviours", name, tmp_path / "run")
+@pytest.mark.parametrize(("module", "name"), BEHAVIOURS)
+def test_behaviour(live: Live, tmp_path: Path, module: str, name: str) -> None:
+    lived = live(module, name, tmp_path / "run")
 
     assert lived["status"] == 0, lived["said"]
 

@@ -47,6 +47,9 @@ class Feed(Protocol):
     def epoch_ends(self, epoch: int) -> None:
         """An epoch is over (-1: before the first one, as Keras has it)."""
 
+    def close(self, epoch: int, number: int, offset: int) -> None:
+        """The training is done, by an attempt before: leave the data as it left them at this position."""
+
     def state(self, offset: int) -> dict[str, Any]:
         """What a new process needs beside the position."""
 

@@ -54,6 +54,9 @@ class ArrayFeed:
     def epoch_ends(self, epoch: int) -> None:
         """Nothing to do."""
 
+    def close(self, epoch: int, number: int, offset: int) -> None:
+        """Nothing to do."""
+
     def state(self, offset: int) -> dict[str, Any]:
         """The order depends on these; another number of samples cannot be resumed bit for bit."""
         return {"samples": self._samples, "batch_size": self._batch_size}

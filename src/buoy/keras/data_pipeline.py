@@ -21,7 +21,7 @@ from buoy.keras.data import APPROXIMATE, Exactness, Replay, Say
 from buoy.keras.pipeline_reading import examine, seeds_of, shuffles_of, variables_of
 
 _walked: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-"""Passes that this process made: a further `fit` over the same pipeline finds its seeds drawn already."""
+"""Passes that guarded trainings of this process made: a further one over the same pipeline finds their seeds drawn."""
 
 
 class PipelineFeed:
@@ -32,7 +32,8 @@ class PipelineFeed:
         self.batches = batches
         self.exactness = examine(dataset)
         self._say = say
-        self._passed = _walked.get(dataset, 0)
+        self._before = _walked.get(dataset, 0)
+        """Passes that other trainings had made of it when this one began; a new process may find them not made."""
         self._shuffles = shuffles_of(dataset)
         self._seeds = seeds_of(dataset)
         self._variables = variables_of(dataset)
@@ -41,19 +42,28 @@ class PipelineFeed:
 
     def open(self, dataset: Any, number: int, offset: int) -> Any:
         """The iterator of this pass, after reading `offset` batches of it."""
-        passed = max(0, number - self._passed)
-        for shuffle in self._shuffles:
-            shuffle.advance(made=passed, read=passed)
-        self._passed = _walked[self.dataset] = number + 1
-        for variable, value in zip(self._variables, self._stored, strict=False):
-            variable.assign(value)
-        self._stored = []
+        self._pass_by(number)
+        _walked[self.dataset] = self._before + number + 1
         self._begun = [variable.numpy() for variable in self._variables]
         iterator = iter(dataset)
         if offset:
             with Replay(offset, "the input pipeline", self._say):
                 skip(iterator, offset)
         return iterator
+
+    def close(self, epoch: int, number: int, offset: int) -> None:
+        """What comes after this training finds the pipeline as it left it."""
+        self._pass_by(number + bool(offset))
+
+    def _pass_by(self, number: int) -> None:
+        """To where pass `number` begins: the seeds of those before are drawn, variables are as they were."""
+        passed = self._before + number - _walked.get(self.dataset, 0)
+        for shuffle in self._shuffles:
+            shuffle.advance(made=max(0, passed), read=max(0, passed))
+        _walked[self.dataset] = self._before + number
+        for variable, value in zip(self._variables, self._stored, strict=False):
+            variable.assign(value)
+        self._stored = []
 
     def epoch_begins(self, epoch: int, number: int, offset: int) -> None:
         """Nothing to do."""
@@ -64,11 +74,12 @@ class PipelineFeed:
     def state(self, offset: int) -> dict[str, Any]:
         """The seeds, to compare; and what generators in variables were worth when this pass began."""
         values = self._begun if offset else [variable.numpy() for variable in self._variables]
-        return {"seeds": self._seeds, "variables": values}
+        return {"seeds": self._seeds, "variables": values, "before": self._before}
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over the values at the beginning of the pass; other seeds mean another order."""
         self._stored = list(state["variables"])
+        self._before = state.get("before", 0)
         if state["seeds"] != self._seeds and self.exactness.grade != APPROXIMATE:
             self.exactness = Exactness(
                 APPROXIMATE,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 import types
 import zlib
@@ -16,6 +15,7 @@ from keras.src.trainers import data_adapters
 
 from buoy.keras import rng
 from buoy.keras.data import APPROXIMATE, Exactness, Replay, Say
+from buoy.keras.data_numbered import Numbered
 from buoy.keras.data_pipeline import skip
 
 _FINGERPRINT = 1 << 14  # numbers of each array
@@ -26,7 +26,7 @@ class PyDatasetFeed:
     """A PyDataset in an order of our own, each batch made under its own seed, with the workers it asks for."""
 
     def __init__(self, dataset: Any, class_weight: Any, shuffle: bool, seed: int, say: Say) -> None:
-        self._numbered = _Numbered(dataset, shuffle, seed, say)
+        self._numbered = Numbered(dataset, shuffle, seed, say)
         self._adapter = data_adapters.PyDatasetAdapter(
             self._numbered, class_weight=class_weight, shuffle=False
         )
@@ -34,7 +34,7 @@ class PyDatasetFeed:
         self._next = 0
         self._begun = False
         self.batches: int | None = dataset.num_batches
-        self.exactness = Exactness()
+        self.exactness = self._numbered.exactness
         self.dataset = self._adapter.get_tf_dataset()
 
     def open(self, dataset: Any, number: int, offset: int) -> Any:
@@ -47,15 +47,23 @@ class PyDatasetFeed:
         """The hooks of earlier epochs are called again in a new process: they may have moved things around."""
         if self._first is None:
             self._first = self._next = epoch
-        while self._next < epoch:
-            self._numbered.epoch_hook("on_epoch_begin", self._next)
-            self._numbered.epoch_hook("on_epoch_end", self._next)
-            self._next += 1
+        self._pass_by(epoch)
         self._numbered.epoch = epoch
         if number != self._numbered.position[0] or not self._begun:
             self._begun = True
             self._numbered.at(number, offset)  # before the workers start: they take their copy of it
         self._adapter.on_epoch_begin()
+
+    def close(self, epoch: int, number: int, offset: int) -> None:
+        """What comes after this training finds the dataset as it left it; Keras ends an epoch before the first."""
+        self._numbered.epoch_hook("on_epoch_end", -1)
+        self._pass_by(epoch)
+
+    def _pass_by(self, epoch: int) -> None:
+        while self._next < epoch:
+            self._numbered.epoch_hook("on_epoch_begin", self._next)
+            self._numbered.epoch_hook("on_epoch_end", self._next)
+            self._next += 1
 
     def epoch_ends(self, epoch: int) -> None:
         """Stops the workers, then the dataset's own hook."""
@@ -64,85 +72,13 @@ class PyDatasetFeed:
         self._next = max(self._next, epoch + 1)
 
     def state(self, offset: int) -> dict[str, Any]:
-        """The epoch this run began with."""
-        return {"first": self._first}
+        """The epoch this run began with, and what it is known by."""
+        return {"first": self._first, "run": self._numbered.run}
 
     def load(self, state: dict[str, Any]) -> None:
         """Begin calling the hooks where the run began."""
         self._first = self._next = int(state["first"] or 0)
-
-
-class _Numbered(keras.utils.PyDataset):  # type: ignore[misc]
-    """Somebody's PyDataset from a position on; batch `i` is the same whoever makes it, and when."""
-
-    def __init__(self, inner: Any, shuffle: bool, seed: int, say: Say) -> None:
-        super().__init__(inner.workers, inner.use_multiprocessing, inner.max_queue_size)
-        self.epoch = -1
-        self._inner = inner
-        self._shuffle = shuffle
-        self._seed = seed
-        self._place: tuple[int, int, Any] = (0, 0, None)
-        self.at(0, 0)
-        threads = inner.workers > 1 and not inner.use_multiprocessing
-        # Seeding what nobody draws from would only keep the threads waiting for each other.
-        self._seeds = not threads or self._draws()
-        if threads and self._seeds:
-            say(
-                f"{type(inner).__name__} draws from the global random state, which its {inner.workers} threads "
-                "share: its batches are made one at a time; use_multiprocessing=True makes them in parallel"
-            )
-
-    @property
-    def position(self) -> tuple[int, int]:
-        """The pass, and the batches of it that were used when it was opened."""
-        return self._place[:2]
-
-    def at(self, number: int, offset: int) -> None:
-        """Begin pass `number` after `offset` batches; in one assignment, since workers may be looking."""
-        order = None
-        total = self._inner.num_batches
-        if total is not None and self._shuffle:
-            order = numpy.arange(total)
-            numpy.random.RandomState(rng.number(self._seed, "order", number)).shuffle(order)
-        self._place = number, offset, order
-
-    @property
-    def num_batches(self) -> int | None:
-        """What is left of this pass."""
-        total = self._inner.num_batches
-        return None if total is None else max(0, total - self._place[1])
-
-    def __getitem__(self, place: int) -> Any:
-        number, offset, order = self._place
-        index = place + offset if order is None else int(order[place + offset])
-        if not self._seeds:
-            return self._inner[index]
-        with rng.seeded(rng.number(self._seed, "batch", number, index)):
-            if hasattr(self._inner, "total_batches_seen"):
-                # ImageDataGenerator's flows seed themselves anew for each batch, from the batches they have made.
-                self._inner.total_batches_seen = number * (self._inner.num_batches or 0) + place + offset
-            return self._inner[index]
-
-    def on_epoch_begin(self) -> None:
-        """As the dataset has it."""
-        self.epoch_hook("on_epoch_begin", self.epoch)
-
-    def on_epoch_end(self) -> None:
-        """As the dataset has it."""
-        self.epoch_hook("on_epoch_end", self.epoch)
-
-    def epoch_hook(self, name: str, epoch: int) -> None:
-        """The dataset's own hook; what it shuffles is a function of the seed and the epoch."""
-        with rng.seeded(rng.number(self._seed, name, epoch)):
-            getattr(self._inner, name, _nothing)()
-
-    def _draws(self) -> bool:
-        """Whether making a batch moves python's or numpy's global generator."""
-        with rng.seeded(self._seed & 0xFFFFFFFF):
-            before = random.getstate(), numpy.random.random_sample()
-            numpy.random.seed(self._seed & 0xFFFFFFFF)
-            self._inner[0]
-            return before != (random.getstate(), numpy.random.random_sample())
+        self._numbered.run = state.get("run", self._numbered.run)
 
 
 class ReplayedFeed:
@@ -180,6 +116,9 @@ class ReplayedFeed:
                 skip(iterator, offset)
             self._compare()
         return iterator
+
+    def close(self, epoch: int, number: int, offset: int) -> None:
+        """Nothing to do: whoever reads on finds other batches, and compares them."""
 
     def epoch_begins(self, epoch: int, number: int, offset: int) -> None:
         """Nothing to do."""
@@ -256,7 +195,3 @@ def _fingerprint(batch: Any, before: int) -> int:
             if array.dtype.kind not in "OUS":
                 before = zlib.crc32(array.reshape(-1)[:_FINGERPRINT].tobytes(), before)
     return before
-
-
-def _nothing() -> None:
-    """The hook of a dataset that has none."""

@@ -193,6 +193,8 @@ def teach_epochs() -> None:
         adapter = self.data_adapter
         if isinstance(adapter, GuardedAdapter):
             return adapter.walk(self, steps)
+        if hasattr(getattr(adapter, "py_dataset", None), "next_pass"):
+            adapter.py_dataset.next_pass()
         validation = _counted.get(id(getattr(adapter, "_dataset", None)))
         if validation is not None:
             source = validation.begin(type(self)._get_iterator(self))

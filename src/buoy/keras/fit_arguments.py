@@ -9,6 +9,8 @@ import keras
 from buoy.errors import BuoyError
 from buoy.keras import callbacks as memory
 from buoy.keras.data import Feed, Say, feed_for
+from buoy.keras.data_numbered import NumberedValidation
+from buoy.keras.epochs import Validation
 from buoy.keras.fit_hook import flat
 
 
@@ -24,6 +26,16 @@ def feed_of(arguments: dict[str, Any], seed: int, say: Say) -> Feed:
         arguments["validation_split"] = 0.0
     names = ("batch_size", "steps_per_epoch", "shuffle", "class_weight")
     return feed_for(x, y, sample_weight, seed, say, **{name: arguments[name] for name in names})
+
+
+def validation_of(arguments: dict[str, Any], seed: int, say: Say) -> Validation | NumberedValidation | None:
+    """What remembers where the evaluations are; None: arrays, which are the same each time, or nothing."""
+    data = arguments["validation_data"]
+    if isinstance(data, keras.utils.PyDataset):
+        validation = NumberedValidation(data, seed, say)
+        arguments["validation_data"] = validation.dataset
+        return validation
+    return Validation(data) if hasattr(data, "element_spec") else None
 
 
 def callbacks_beside(guard: Any, arguments: dict[str, Any]) -> list[Any]:

@@ -15,8 +15,8 @@ from buoy.errors import UsageError
 from buoy.keras import callbacks as memory
 from buoy.keras import held, rng, state
 from buoy.keras.data import BITWISE, SAME_DATA, Exactness, Feed
-from buoy.keras.epochs import GuardedAdapter, Position, Validation, metrics_without_a_step
-from buoy.keras.fit_arguments import callbacks_beside, feed_of, install_transaction, numbers
+from buoy.keras.epochs import GuardedAdapter, Position, metrics_without_a_step
+from buoy.keras.fit_arguments import callbacks_beside, feed_of, install_transaction, numbers, validation_of
 from buoy.keras.holdings import Holdings, stored_training
 from buoy.keras.model_reading import hidden_draws
 from buoy.keras.profile import Profile
@@ -65,8 +65,7 @@ class GuardedFit:
         self._holdings.build(self._feed.dataset.element_spec)
         self._resume_inside = False
         self._places = self._holdings.places_in_weights_file()
-        validation = arguments["validation_data"]
-        self._validation = Validation(validation) if hasattr(validation, "element_spec") else None
+        self._validation: Any = validation_of(arguments, self._seed, say)
         if stored is not None:
             self._resume(stored)
         event = partial(keeper.recorder.event, path=keeper.folder)  # a kernel trains several runs
@@ -262,7 +261,7 @@ class GuardedFit:
             )
         self._feed.load(data["state"])
         self._exactness = self._feed.exactness
-        if self._validation is not None and stored["validation"] is not None:
+        if self._validation is not None and type(stored["validation"]) is type(self._validation.state()):
             self._validation.catch_up(stored["validation"])
         position = self.adapter.position
         memory.append_logs(self._callbacks)
@@ -330,6 +329,8 @@ class GuardedFit:
             later = None if stored["finished"] else self._rng_before
             rng.restore(later or self._stored("rng"))
         if stored["finished"] and not self._is_live:
+            position = self.adapter.position
+            self._feed.close(position.epoch, position.number, position.offset)
             held.ends(self._keeper.folder, self._model, stored.get("token"), trained=False)
         history = next(each for each in self._callbacks if isinstance(each, keras.callbacks.History))
         history.set_model(self._model)

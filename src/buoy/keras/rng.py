@@ -97,6 +97,20 @@ def set_generator_state(generator: Any, state: Any) -> None:
         generator.state.assign(state)
 
 
+def seed_generator(generator: Any, seed: int) -> None:
+    """Let it begin at this seed."""
+    import numpy
+
+    if isinstance(generator, random.Random | numpy.random.RandomState):
+        generator.seed(seed)
+    elif isinstance(generator, numpy.random.Generator):
+        generator.bit_generator.state = type(generator.bit_generator)(seed).state
+    elif _is_tensorflows(generator):
+        generator.reset_from_seed(seed)
+    else:
+        generator.state.assign(numpy.array([seed, 0], "uint32"))
+
+
 def _is_tensorflows(generator: object) -> bool:
     stateful = sys.modules.get("tensorflow.python.ops.stateful_random_ops")
     return stateful is not None and isinstance(generator, stateful.Generator)

@@ -1,0 +1,150 @@
+"""Data that keeps a state of its own, under a guard; each function is one behaviour, run in a process of its own."""
+
+from __future__ import annotations
+
+from contextlib import redirect_stderr
+from io import StringIO
+from typing import Any
+
+import keras
+import numpy
+import tensorflow as tf
+
+import buoy
+from buoy.keras import held
+from tests.keras.behaviours import Interrupt, StopHere, X, Y, fit, interrupt, model, weights
+
+
+class Batches(keras.utils.PyDataset):
+    """Draws from a generator of its own, and shuffles in place."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.rng = numpy.random.default_rng(0)
+        self.order = numpy.arange(40)
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Any:
+        chosen = self.order[index * 8 : index * 8 + 8]
+        return X[chosen] + self.rng.normal(size=(8, 5)).astype("float32"), Y[chosen]
+
+    def on_epoch_end(self) -> None:
+        self.rng.shuffle(self.order)
+
+
+class Augmented(Batches):
+    """Augments with a Keras layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = keras.layers.GaussianNoise(0.5, seed=5)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.noise(X[index * 8 : index * 8 + 8], training=True), Y[index * 8 : index * 8 + 8]
+
+
+class Global(Batches):
+    """Draws from numpy's global generator."""
+
+    def __getitem__(self, index: int) -> Any:
+        noise = numpy.random.normal(size=(8, 5)).astype("float32")
+        return X[index * 8 : index * 8 + 8] + noise, Y[index * 8 : index * 8 + 8]
+
+
+class Hidden(Batches):
+    """Draws from TensorFlow's generators."""
+
+    def __getitem__(self, index: int) -> Any:
+        return X[index * 8 : index * 8 + 8] + tf.random.normal((8, 5)), Y[index * 8 : index * 8 + 8]
+
+
+def _goes_on(folder: str, options: Any) -> None:
+    whole, history, _ = fit(folder + "-whole", **options())
+    interrupt(folder, 10, **options())
+    made, same, said = fit(folder, **options())
+
+    assert "resuming after step 8" in said and "bit for bit" not in said, said
+    assert weights(made) == weights(whole)
+    assert same.history == history.history
+
+
+def a_pydataset_may_have_a_generator_of_its_own(folder: str) -> None:
+    _goes_on(folder, lambda: {"x": Batches(), "y": None, "batch_size": None, "epochs": 3})
+
+
+def threads_may_share_a_generator_of_the_pydataset(folder: str) -> None:
+    _goes_on(folder, lambda: {"x": Batches(workers=2), "y": None, "batch_size": None, "epochs": 3})
+
+
+def a_pydataset_may_augment_with_a_keras_layer(folder: str) -> None:
+    _goes_on(folder, lambda: {"x": Augmented(), "y": None, "batch_size": None, "epochs": 3})
+
+
+def a_pydataset_to_validate_on_may_draw(folder: str) -> None:
+    for number, kind in enumerate((Batches, Global)):
+        _goes_on(f"{folder}-{number}", lambda: {"validation_data": kind(), "epochs": 3})  # noqa: B023
+
+
+def draws_of_a_pydataset_that_cannot_be_made_again_are_told(folder: str) -> None:
+    _, _, said = fit(folder, x=Hidden(), y=None, batch_size=None)
+    assert "not be bit for bit (same-data): Hidden draws with tf.random" in said
+
+
+def a_pydataset_that_shuffles_in_place_goes_on_in_rounds(folder: str) -> None:
+    """One `fit` for each epoch: the hooks of earlier epochs have moved the same object already."""
+
+    def rounds(where: str, *more: Any) -> Any:
+        held._ended.clear()
+        made, data = model(), Batches()
+        with redirect_stderr(StringIO()):
+            for epoch in range(3):
+                guard = buoy.keras.Guard(where, save=2)
+                made.fit(data, epochs=epoch + 1, initial_epoch=epoch, verbose=0, callbacks=[guard, *more])
+        return made
+
+    whole = rounds(folder + "-whole")
+    _interrupted(rounds, folder, 13)
+
+    assert weights(rounds(folder)) == weights(whole)
+
+
+def _two_stages(folder: str, data: Any) -> None:
+    """Transfer learning: train, compile anew, train on over the same data into a folder of its own."""
+
+    def stages(where: str, *more: Any) -> Any:
+        held._ended.clear()
+        made = model()
+        fed = data()
+        with redirect_stderr(StringIO()):
+            for name in ("head", "all"):
+                made.compile("adam", "mse")
+                guard = buoy.keras.Guard(f"{where}-{name}", save=2)
+                made.fit(fed, epochs=2, verbose=0, callbacks=[guard, *more])
+        return made
+
+    whole = stages(folder + "-whole")
+    _interrupted(stages, folder, 18)
+
+    assert weights(stages(folder)) == weights(whole)
+
+
+def a_second_training_over_the_same_pipeline_goes_on_in_its_order(folder: str) -> None:
+    _two_stages(folder, lambda: tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40).batch(8))
+
+
+def a_second_training_over_the_same_pydataset_goes_on_in_its_order(folder: str) -> None:
+    _two_stages(folder, Batches)
+
+
+def _interrupted(training: Any, folder: str, step: int) -> None:
+    try:
+        training(folder, Interrupt(step))
+    except StopHere:
+        return
+    raise AssertionError("the training was not interrupted")
+
+
+def main(name: str, folder: str) -> None:
+    globals()[name](folder)
