@@ -138,6 +138,20 @@ def a_second_training_over_the_same_pydataset_goes_on_in_its_order(folder: str) 
     _two_stages(folder, Batches)
 
 
+def a_cell_run_again_over_a_pipeline_that_was_shuffled_is_told(folder: str) -> None:
+    """The seeds of the interrupted pass are drawn, and nothing brings them back."""
+
+    def again(name: str, **shuffle: Any) -> str:
+        keras.utils.set_random_seed(3)
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40, **shuffle).batch(8)
+        options = {"x": data, "y": None, "batch_size": None, "epochs": 3}
+        interrupt(folder + name, 8, **options)
+        return str(fit(folder + name, **options)[2])
+
+    assert "was shuffled for this epoch already" in again("-each")
+    assert "shuffled" not in again("-once", reshuffle_each_iteration=False)
+
+
 def _interrupted(training: Any, folder: str, step: int) -> None:
     try:
         training(folder, Interrupt(step))

@@ -38,6 +38,9 @@ CONVOLUTION = (0.0, 1.43, 3.36)
 # On a CPU its copies of what it reads and writes in the order of its own kernels, channels filled up to whole vectors:
 # in the same multiples 0.7 to 2.2 of six kinds of convolution, forward and backward, measured one by one.
 CONVOLUTION_CPU = (0.0, 1.0, 2.2)
+# A product in half precision is computed in float32 where the processor has no such units: as multiples of its two
+# factors and result in float32, 0.0 to 1.2 in six shapes of a layer in bfloat16, forward and backward, one by one.
+HALF_PRODUCT_CPU = (0.0, 0.6, 1.25)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +185,12 @@ def _resident(trace: Trace, replay: Replay, doubt: float) -> Interval:
     """What the process grows by on a CPU: more than its tensors ask for, as malloc keeps pages of blocks given back."""
     small = [event for event in trace.events if event[0] != "a" or event[2] < host.LAST_THRESHOLD]
     shared, moved = host.floor(small), trace.facts.get("convolution", 0)
+    half = trace.facts.get("half_product", 0)
     likely, high = (
-        replay.peak_allocated + grows + round(share * shared) + round(copied * moved)
-        for grows, share, copied in list(zip(PROCESS_GROWS, LIES_FREE, CONVOLUTION_CPU, strict=True))[1:]
+        replay.peak_allocated + grows + round(share * shared) + round(copied * moved) + round(widened * half)
+        for grows, share, copied, widened in list(
+            zip(PROCESS_GROWS, LIES_FREE, CONVOLUTION_CPU, HALF_PRODUCT_CPU, strict=True)
+        )[1:]
     )
     low = round(replay.peak_allocated / (1 + doubt)) + PROCESS_GROWS[0]
     return Interval(low, likely, max(high, round(likely * (1 + doubt))))

@@ -54,8 +54,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.origin: dict[int, tuple[str, str, str]] = {}
         self.gradients: set[int] = set()
         self.optimizer: set[int] = set()
-        self.convolutions: dict[str, int] = {}
-        """The largest input and output bytes of a convolution: what its library's workspace scales with."""
+        self.largest: dict[str, int] = {}
+        """What libraries' workspaces scale with: the largest input and output bytes of a convolution, and on a CPU the
+        largest product in half precision, as float32."""
         self._seen: dict[int, tuple[weakref.ref[Any], int, int]] = {}
         self._next = 0
         self._last = ""
@@ -120,6 +121,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._beside(name, args, out)
         if name in MATMULS:
             self._workspace_of_thread()
+            self._note_product(args, out)
         elif name == "add":
             self._note_add(args, out)
         elif name in ("convolution", "cudnn_convolution"):
@@ -139,7 +141,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 _, module, operation = self.origin[identity]
                 label = (parts[identity], module, operation)
                 owner[identity] = labels.setdefault(label, len(labels))
-        return Trace(events, list(labels), owner, self.marks, facts=dict(self.convolutions))
+        return Trace(events, list(labels), owner, self.marks, facts=dict(self.largest))
 
     def _add(self, tensor: torch.Tensor, operation: str) -> None:
         if tensor.device.type != self.where:
@@ -232,10 +234,17 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note_convolution(self, args: tuple[Any, ...], out: Any) -> None:
         moved = args[0].untyped_storage().nbytes() + out.untyped_storage().nbytes()
-        self.convolutions["convolution"] = max(self.convolutions.get("convolution", 0), moved)
+        self._note_largest("convolution", moved)
         if torch.backends.cudnn.benchmark:
-            most = max(self.convolutions.get("convolution_tried", 0), tried(args, out))
-            self.convolutions["convolution_tried"] = most
+            self._note_largest("convolution_tried", tried(args, out))
+
+    def _note_product(self, args: tuple[Any, ...], out: Any) -> None:
+        if self.where == "cpu" and out.dtype in (torch.bfloat16, torch.float16):
+            tensors = [arg for arg in (*args, out) if isinstance(arg, torch.Tensor)]
+            self._note_largest("half_product", 4 * sum(tensor.numel() for tensor in tensors))
+
+    def _note_largest(self, name: str, size: int) -> None:
+        self.largest[name] = max(self.largest.get(name, 0), size)
 
     def _with_in_place_adds(self) -> list[Event]:
         kept: list[Event] = []

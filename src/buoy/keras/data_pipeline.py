@@ -39,9 +39,14 @@ class PipelineFeed:
         self._variables = variables_of(dataset)
         self._begun: list[Any] = []
         self._stored: list[Any] = []
+        self._was_opened = False
 
     def open(self, dataset: Any, number: int, offset: int) -> Any:
         """The iterator of this pass, after reading `offset` batches of it."""
+        # A strategy over several devices opens it twice.
+        if not self._was_opened and _walked.get(self.dataset, 0) > self._before + number:
+            self._tell_of_another_order(offset)
+        self._was_opened = True
         self._pass_by(number)
         _walked[self.dataset] = self._before + number + 1
         self._begun = [variable.numpy() for variable in self._variables]
@@ -50,6 +55,15 @@ class PipelineFeed:
             with Replay(offset, "the input pipeline", self._say):
                 skip(iterator, offset)
         return iterator
+
+    def _tell_of_another_order(self, offset: int) -> None:
+        """A notebook's cell that was stopped is run again: what a shuffle has drawn, it does not draw once more."""
+        if any(getattr(shuffle.node, "_reshuffle_each_iteration", True) for shuffle in self._shuffles):
+            what = "some samples of this epoch come twice and some not at all" if offset else "samples come"
+            self._say(
+                "not bit for bit: the pipeline was shuffled for this epoch already, in the fit that was stopped; "
+                f"{what} in another order; hint: make the dataset in the cell that trains, before `fit`"
+            )
 
     def close(self, epoch: int, number: int, offset: int) -> None:
         """What comes after this training finds the pipeline as it left it."""
