@@ -29,6 +29,10 @@ class Asked:
             self._steps[kind] = number
         return number & (number - 1) == 0
 
+    def was_cut(self, kind: Hashable) -> bool:
+        """Whether a step of this kind was."""
+        return self.known_as(kind) in self._steps
+
     def doubt(self, kind: Hashable) -> str:
         """To be added to a refusal: steps that compute the same were cut, and what shows now was there perhaps unseen.
 

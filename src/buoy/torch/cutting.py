@@ -14,11 +14,12 @@ from buoy.microbatch.oom import is_oom
 from buoy.microbatch.split import Batch
 from buoy.torch.backward import LossFunction
 from buoy.torch.carried import STATE_HINT, Carried, keeps_state
+from buoy.torch.few import SAMPLES
 from buoy.torch.kind import kind_of
 from buoy.torch.pairs import NoPair
 from buoy.torch.probe import DEPENDS, NOT_AGAIN, Finding, Probe
 from buoy.torch.release import release
-from buoy.torch.selecting import rows_without_loss
+from buoy.torch.selecting import LOOKED_AT, rows_without_loss
 from buoy.torch.trained import Trained
 from buoy.torch.vote import GIVE_UP, READY, Vote
 
@@ -119,10 +120,12 @@ class Cutting:
         kind = self._kind_now()
         self.finding = self._found.get(kind)
         is_due = self._asked.is_due(kind) or not (self.finding is None or self.finding.is_shown)
+        # The first long batch of a training that was compared: all this is work beside it. The next gets it in full.
+        is_known = self.finding is not None and not self._is_fresh and not self._asked.was_cut(kind)
         if self.finding is None or (is_due and not self._is_fresh):
-            self._compare()
+            self._compare(SAMPLES // 2 if is_known else SAMPLES)
         if is_due and self.finding is not None and self.finding.reason is None:
-            self._look_at_losses(kind)
+            self._look_at_losses(kind, SAMPLES if is_known else LOOKED_AT)
         if self.finding is None:
             failed = self._probe.failed
             if isinstance(failed, StepError):
@@ -155,13 +158,13 @@ class Cutting:
             self._kind = _OTHERS
         return self._kind
 
-    def _compare(self) -> Finding | None:
+    def _compare(self, samples: int = SAMPLES) -> Finding | None:
         assert self._step is not None
         kind, self._is_fresh = self._kind_now(), True
         self._carried.moved = {}
-        found = self._ask(*self._step)
+        found = self._ask(*self._step, samples)
         if self._trained.look():  # the loss function freezes and thaws: only now is it known what it trains
-            found = self._ask(*self._step)
+            found = self._ask(*self._step, samples)
         if found is not None and (found.fails or found.reason in (DEPENDS, NOT_AGAIN)):
             self._explain(found)
         if found is not None:
@@ -170,12 +173,14 @@ class Cutting:
         self.finding = found or self._found.get(kind)
         return found
 
-    def _look_at_losses(self, kind: Hashable) -> None:
+    def _look_at_losses(self, kind: Hashable, most: int) -> None:
         """Which samples count may be known by computing only."""
         assert self._step is not None
         whole, loss_fn, reduction = self._step
-        rows = rows_without_loss(whole, loss_fn, self._modules, self._attempt)
-        found = self._probe.ask(whole, loss_fn, reduction, self._attempt, rows) if rows is not None else None
+        rows = rows_without_loss(whole, loss_fn, self._modules, self._attempt, most)
+        found = (
+            self._probe.ask(whole, loss_fn, reduction, self._attempt, rows=rows) if rows is not None else None
+        )
         if found is not None and found.reason is not None:
             self._found[kind] = self.finding = found
 
@@ -220,8 +225,10 @@ class Cutting:
         found = self._ask(whole, loss_fn, reduction)
         return found is not None and found.reason is None
 
-    def _ask(self, whole: Batch, loss_fn: LossFunction, reduction: str) -> Finding | None:
-        return self._probe.ask(whole, loss_fn, reduction, self._attempt)
+    def _ask(
+        self, whole: Batch, loss_fn: LossFunction, reduction: str, samples: int = SAMPLES
+    ) -> Finding | None:
+        return self._probe.ask(whole, loss_fn, reduction, self._attempt, samples)
 
 
 def _alone(failed: BaseException | None) -> str:

@@ -81,17 +81,18 @@ class Probe:
         loss_fn: LossFunction,
         reduction: str,
         attempt: Callable[[Callable[[], Any]], Any],
+        samples: int = SAMPLES,
         rows: list[int] | None = None,
     ) -> Finding | None:
         """None when nothing can be told. `attempt` runs a function and puts everything back after it.
 
-        With `rows` these samples are compared, otherwise those that differ most.
+        With `rows` these samples are compared, otherwise so many that differ most.
         """
         self.no_room, self.failed, self._repeats = None, None, True
         self._moves_on, self._is_shown = False, False
         if whole.samples < 2 or whole.reason is not None:
             return None
-        for most in (SAMPLES, FEWEST):
+        for most in (samples, FEWEST):
             try:
                 gradient = FewGradient(self._modules, self._parameters, loss_fn, reduction, attempt)
                 found = self._ask(  # no name holds the trials: what fails for memory would count them as another's
@@ -129,6 +130,7 @@ class Probe:
                     return None
                 error = caught
             release(error)
+            error.__traceback__ = None  # a frame that is cleared still has its function, and that the samples
         names = names_of(self._modules, self._batchnorms())
         if names and "batchnorm" not in self._inexact:
             return Finding(batchnorm(names), hint_for(names))  # needs no comparison

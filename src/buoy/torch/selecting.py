@@ -17,7 +17,8 @@ from buoy.torch.few import SAMPLES
 from buoy.torch.quiet import Still, eager, same_random
 from buoy.torch.unmoved import Unmoved
 
-_LOOKED_AT = 24
+LOOKED_AT = 24
+"""Samples that are computed alone."""
 
 
 def rows_without_loss(
@@ -25,15 +26,16 @@ def rows_without_loss(
     loss_fn: LossFunction,
     modules: list[torch.nn.Module],
     attempt: Callable[[Callable[[], Any]], Any],
+    most: int = LOOKED_AT,
 ) -> list[int] | None:
     """Some samples that have no loss alone, beside others that have one; None where there are no two kinds.
 
-    `attempt` runs a function and puts everything back after it.
+    `most` samples are looked at. `attempt` runs a function and puts everything back after it.
     """
     n = whole.samples
     if n <= SAMPLES or whole.gives_ranges_only:
         return None
-    rows = sorted({number * n // _LOOKED_AT for number in range(_LOOKED_AT)})
+    rows = sorted({number * n // most for number in range(most)})
 
     def work() -> list[float]:
         unmoved, still = Unmoved(modules), Still()

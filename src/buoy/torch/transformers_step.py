@@ -11,6 +11,7 @@ from buoy.microbatch.errors import BadLoss, StepError
 from buoy.microbatch.split import Batch
 from buoy.torch.backward import LossFunction
 from buoy.torch.cutting import Cutting
+from buoy.torch.few import SAMPLES
 from buoy.torch.probe import Finding
 from buoy.torch.transaction import Transaction
 from buoy.torch.uncut import hint_in_a_trainer, samples_of
@@ -130,11 +131,13 @@ class _Choosing(Cutting):
         self._loss.mode = self._modes.get(self._kind, self._loss.mode)
         return refused
 
-    def _ask(self, whole: Batch, loss_fn: LossFunction, reduction: str) -> Finding | None:
+    def _ask(
+        self, whole: Batch, loss_fn: LossFunction, reduction: str, samples: int = SAMPLES
+    ) -> Finding | None:
         before, first = self._loss.mode, None
         for mode in sorted(MODES, key=lambda mode: mode != before):
             self._loss.mode = mode
-            found = super()._ask(whole, loss_fn, reduction)
+            found = super()._ask(whole, loss_fn, reduction, samples)
             if found is not None and found.reason is None:
                 self._modes[self._kind] = mode
                 return found
