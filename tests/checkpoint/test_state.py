@@ -6,6 +6,7 @@ import enum
 import json
 import math
 import random
+import time
 from collections import OrderedDict, deque, namedtuple
 from typing import Any, NamedTuple
 
@@ -217,3 +218,11 @@ def test_a_value_that_contains_itself_is_refused() -> None:
 def test_a_type_without_a_word_in_safetensors_is_refused() -> None:
     with pytest.raises(CannotSave, match=r"model\.w is a tensor of C128"):
         encode("model", {"w": Array(b"", "C128", (0,))}, as_tensor)
+
+
+def test_tuples_that_are_no_named_ones_come_back_as_plain_tuples() -> None:
+    """`torch.Size` may not be made by `tuple.__new__`: a checkpoint with one could not be loaded."""
+    torch = pytest.importorskip("torch")
+
+    for value in (torch.Size([2, 3]), time.gmtime(0)):
+        assert there_and_back(value) == tuple(value)

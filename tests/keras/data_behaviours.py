@@ -82,6 +82,38 @@ def a_pydataset_may_augment_with_a_keras_layer(folder: str) -> None:
     _goes_on(folder, lambda: {"x": Augmented(), "y": None, "batch_size": None, "epochs": 3})
 
 
+class Lazy(Batches):
+    """Makes its generator with the first batch, and another with each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng, self.epochs = None, 0  # type: ignore[assignment]
+
+    def __getitem__(self, index: int) -> Any:
+        if self.rng is None:
+            self.rng = numpy.random.default_rng()
+        return super().__getitem__(index)
+
+    def on_epoch_end(self) -> None:
+        self.epochs += 1
+        self.rng = numpy.random.default_rng(self.epochs)
+
+
+class Sometimes(Augmented):
+    """Augments only some batches."""
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = X[index * 8 : index * 8 + 8], Y[index * 8 : index * 8 + 8]
+        return (self.noise(x, training=True) if index % 2 else x), y
+
+
+def a_pydataset_may_make_its_generator_late_and_augment_some_batches(folder: str) -> None:
+    for kind in (Lazy, Sometimes):
+        _goes_on(
+            f"{folder}-{kind.__name__}", lambda: {"x": kind(), "y": None, "batch_size": None, "epochs": 3}
+        )  # noqa: B023
+
+
 def a_pydataset_to_validate_on_may_draw(folder: str) -> None:
     for number, kind in enumerate((Batches, Global)):
         _goes_on(f"{folder}-{number}", lambda: {"validation_data": kind(), "epochs": 3})  # noqa: B023
@@ -90,6 +122,8 @@ def a_pydataset_to_validate_on_may_draw(folder: str) -> None:
 def draws_of_a_pydataset_that_cannot_be_made_again_are_told(folder: str) -> None:
     _, _, said = fit(folder, x=Hidden(), y=None, batch_size=None)
     assert "not be bit for bit (same-data): Hidden draws with tf.random" in said
+    _, _, said = fit(folder + "-validated", validation_data=Hidden())
+    assert "not validate bit for bit: Hidden draws with tf.random" in said
 
 
 def a_pydataset_that_shuffles_in_place_goes_on_in_rounds(folder: str) -> None:
@@ -143,10 +177,10 @@ def a_cell_run_again_over_a_pipeline_that_was_shuffled_is_told(folder: str) -> N
 
     def again(name: str, **shuffle: Any) -> str:
         keras.utils.set_random_seed(3)
-        data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40, **shuffle).batch(8)
-        options = {"x": data, "y": None, "batch_size": None, "epochs": 3}
-        interrupt(folder + name, 8, **options)
-        return str(fit(folder + name, **options)[2])
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40, **shuffle)
+        options = {"y": None, "batch_size": None, "epochs": 3}
+        interrupt(folder + name, 8, x=data.batch(8), **options)  # the cell makes its batches anew
+        return str(fit(folder + name, x=data.batch(8), **options)[2])
 
     assert "was shuffled for this epoch already" in again("-each")
     assert "shuffled" not in again("-once", reshuffle_each_iteration=False)

@@ -62,7 +62,10 @@ def writes_for(trainer: int, checkpoints: str) -> bool:
     path = os.path.join(checkpoints, NAME)
     held = is_held(path)
     if held is None:  # no locks here
-        return _is_being_written(checkpoints)
+        try:
+            return _is_being_written(checkpoints)
+        except OSError:
+            return False  # the round that follows meets it too, and is tried again
     if not held:
         return False
     try:
@@ -70,9 +73,8 @@ def writes_for(trainer: int, checkpoints: str) -> bool:
     except OSError:
         return False
     try:
-        return (
-            _read_note(descriptor).get("pid") == trainer
-        )  # else another training has it, with a mirror of its own
+        # Else another training has it, with a mirror of its own.
+        return _read_note(descriptor).get("pid") == trainer
     finally:
         os.close(descriptor)
 

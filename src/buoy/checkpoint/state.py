@@ -292,7 +292,9 @@ def _named_tuple(named: object) -> type[tuple[object, ...]] | None:
         found = vars(found).get(name) if isinstance(found, (ModuleType, type)) else None
     if not isinstance(found, type) or not issubclass(found, tuple):
         return None
-    return found if list(getattr(found, "_fields", ())) == named[2:] else None
+    # Other tuples (torch.Size, os.stat_result) have no such names, and may not be made without their own code.
+    fields = getattr(found, "_fields", None)
+    return found if isinstance(fields, tuple) and list(fields) == named[2:] else None
 
 
 def _stored_bytes(raw: Callable[[str], memoryview] | None, tree: Mapping[str, object]) -> bytes:

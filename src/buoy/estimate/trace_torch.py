@@ -129,7 +129,7 @@ def explain(error: BaseException, request: Request) -> Refusal:
                        "a build function that needs no network",
                        "build the model from its config, weights are not needed; download data once before planning",
                        details)  # fmt: skip
-    if type(error).__name__ == "FakeTensorDeviceMismatchError":
+    if type(error).__name__ == "FakeTensorDeviceMismatchError" or "found two different devices" in str(error):
         return Refusal("the step mixes tensors of the CPU with the GPU's", f"{said}{where}",
                        "tensors on the device of the model",
                        "make it there: `torch.zeros(n, device=x.device)`; plan a training on the CPU with `--on this`",

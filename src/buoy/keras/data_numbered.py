@@ -30,7 +30,8 @@ class Numbered(keras.utils.PyDataset):  # type: ignore[misc]
         self.run = os.urandom(8).hex()
         """Whose hooks were called; goes on with the run."""
         self.at(0, 0)
-        self._generators = _generators_in(inner)
+        self._drawn: list[Any] = []
+        """Keras's seed generators that a batch was seen to draw from."""
         draws, hidden = self._look()
         self.exactness = _hidden(inner) if hidden else Exactness()
         threads = inner.workers > 1 and not inner.use_multiprocessing
@@ -98,7 +99,7 @@ class Numbered(keras.utils.PyDataset):  # type: ignore[misc]
         """The global generators and those that the dataset draws from begin at the seed of this, inside only."""
         seed = rng.number(self._seed, *what)
         with rng.seeded(seed), ExitStack() as after:
-            for place, generator in enumerate(self._generators):
+            for place, generator in enumerate(self._generators()):
                 after.callback(rng.set_generator_state, generator, rng.generator_state(generator))
                 rng.seed_generator(generator, rng.number(seed, place))
             yield
@@ -114,10 +115,7 @@ class Numbered(keras.utils.PyDataset):  # type: ignore[misc]
             before = self._states()
             self._inner[0]
             moved = before != self._states()
-        known = {id(generator) for generator in self._generators}
-        self._generators += [
-            each for each in {id(each): each for each in used}.values() if id(each) not in known
-        ]
+        self._drawn = used
         return moved or bool(used or hidden), bool(hidden)
 
     def _states(self) -> str:
@@ -125,7 +123,11 @@ class Numbered(keras.utils.PyDataset):  # type: ignore[misc]
         states: list[Any] = [random.getstate(), numpy.random.get_state()]
         states += [torch.get_rng_state().tolist()] if torch is not None else []
         with numpy.printoptions(threshold=sys.maxsize):
-            return repr([*states, *map(rng.generator_state, self._generators)])
+            return repr([*states, *map(rng.generator_state, self._generators())])
+
+    def _generators(self) -> list[Any]:
+        """Looked for each time: a dataset may make one with its first batch, or anew with every epoch."""
+        return list({id(each): each for each in [*_generators_in(self._inner), *self._drawn]}.values())
 
 
 class NumberedValidation:
@@ -151,11 +153,13 @@ class NumberedValidation:
 class _Evaluated(Numbered):
     """Counts its own passes, since Keras evaluates whenever it wants to."""
 
+    is_buoys = True
+
     def __init__(self, *arguments: Any) -> None:
         self.calls = {"evaluations": 0, "on_epoch_begin": 0, "on_epoch_end": 0}
         super().__init__(*arguments)
 
-    def next_pass(self) -> None:
+    def begin_evaluation(self) -> None:
         """An evaluation begins; before the workers start, which take their copy of it."""
         self.at(self.calls["evaluations"], 0)
         self.calls["evaluations"] += 1
@@ -174,8 +178,15 @@ class _Evaluated(Numbered):
 
 
 def _generators_in(dataset: Any) -> list[Any]:
-    """Those that it keeps as attributes (`self.rng = numpy.random.default_rng()`)."""
-    return [value for value in vars(dataset).values() if rng.generator_state(value) is not None]
+    """Those that it keeps as attributes (`self.rng = numpy.random.default_rng()`), and its layers' that augment."""
+    found: list[Any] = []
+    for value in list(vars(dataset).values()):
+        # A layer with weights may be the model that is trained: its generators are not the data's.
+        is_layer = isinstance(value, keras.layers.Layer) and not value.weights
+        layers: Any = getattr(value, "_flatten_layers", list)() if is_layer else ()
+        inside = [each for layer in layers for each in vars(layer).values()]
+        found += [each for each in [value, *inside] if rng.generator_state(each) is not None]
+    return found
 
 
 def _hidden(dataset: Any) -> Exactness:

@@ -32,9 +32,11 @@ class PipelineFeed:
         self.batches = batches
         self.exactness = examine(dataset)
         self._say = say
-        self._before = _walked.get(dataset, 0)
-        """Passes that other trainings had made of it when this one began; a new process may find them not made."""
         self._shuffles = shuffles_of(dataset)
+        # The shuffle draws, whatever Keras or a cell makes of it anew (`class_weight`, `.batch(32)`).
+        self._drawn_by = self._shuffles[0].node if self._shuffles else dataset
+        self._before = _walked.get(self._drawn_by, 0)
+        """Passes that other trainings had made of it when this one began; a new process may find them not made."""
         self._seeds = seeds_of(dataset)
         self._variables = variables_of(dataset)
         self._begun: list[Any] = []
@@ -44,11 +46,11 @@ class PipelineFeed:
     def open(self, dataset: Any, number: int, offset: int) -> Any:
         """The iterator of this pass, after reading `offset` batches of it."""
         # A strategy over several devices opens it twice.
-        if not self._was_opened and _walked.get(self.dataset, 0) > self._before + number:
+        if not self._was_opened and _walked.get(self._drawn_by, 0) > self._before + number:
             self._tell_of_another_order(offset)
         self._was_opened = True
         self._pass_by(number)
-        _walked[self.dataset] = self._before + number + 1
+        _walked[self._drawn_by] = self._before + number + 1
         self._begun = [variable.numpy() for variable in self._variables]
         iterator = iter(dataset)
         if offset:
@@ -59,10 +61,10 @@ class PipelineFeed:
     def _tell_of_another_order(self, offset: int) -> None:
         """A notebook's cell that was stopped is run again: what a shuffle has drawn, it does not draw once more."""
         if any(getattr(shuffle.node, "_reshuffle_each_iteration", True) for shuffle in self._shuffles):
-            what = "some samples of this epoch come twice and some not at all" if offset else "samples come"
+            what = ": some samples of this epoch come twice and some not at all" if offset else ""
             self._say(
-                "not bit for bit: the pipeline was shuffled for this epoch already, in the fit that was stopped; "
-                f"{what} in another order; hint: make the dataset in the cell that trains, before `fit`"
+                "not bit for bit: the pipeline was shuffled for this epoch already, in an earlier fit, and goes on in "
+                f"another order{what}; hint: make the dataset in the cell that trains, before `fit`"
             )
 
     def close(self, epoch: int, number: int, offset: int) -> None:
@@ -71,10 +73,10 @@ class PipelineFeed:
 
     def _pass_by(self, number: int) -> None:
         """To where pass `number` begins: the seeds of those before are drawn, variables are as they were."""
-        passed = self._before + number - _walked.get(self.dataset, 0)
+        passed = self._before + number - _walked.get(self._drawn_by, 0)
         for shuffle in self._shuffles:
             shuffle.advance(made=max(0, passed), read=max(0, passed))
-        _walked[self.dataset] = self._before + number
+        _walked[self._drawn_by] = self._before + number
         for variable, value in zip(self._variables, self._stored, strict=False):
             variable.assign(value)
         self._stored = []

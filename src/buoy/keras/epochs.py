@@ -193,8 +193,13 @@ def teach_epochs() -> None:
         adapter = self.data_adapter
         if isinstance(adapter, GuardedAdapter):
             return adapter.walk(self, steps)
-        if hasattr(getattr(adapter, "py_dataset", None), "next_pass"):
-            adapter.py_dataset.next_pass()
+        evaluated = getattr(adapter, "py_dataset", None)
+        if evaluated is not None and getattr(type(evaluated), "is_buoys", False):
+            evaluated.begin_evaluation()
+            # Batches that threads made ahead for the evaluation before: with `validation_steps` some are left.
+            ahead = getattr(getattr(adapter, "enqueuer", None), "ready_queue", None)
+            if ahead is not None:
+                ahead.queue.clear()
         validation = _counted.get(id(getattr(adapter, "_dataset", None)))
         if validation is not None:
             source = validation.begin(type(self)._get_iterator(self))

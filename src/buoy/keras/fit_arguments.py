@@ -8,7 +8,7 @@ import keras
 
 from buoy.errors import BuoyError
 from buoy.keras import callbacks as memory
-from buoy.keras.data import Feed, Say, feed_for
+from buoy.keras.data import BITWISE, Feed, Say, feed_for
 from buoy.keras.data_numbered import NumberedValidation
 from buoy.keras.epochs import Validation
 from buoy.keras.fit_hook import flat
@@ -34,6 +34,9 @@ def validation_of(arguments: dict[str, Any], seed: int, say: Say) -> Validation 
     if isinstance(data, keras.utils.PyDataset):
         validation = NumberedValidation(data, seed, say)
         arguments["validation_data"] = validation.dataset
+        found = validation.dataset.exactness
+        if found.grade != BITWISE:
+            say(f"a resume will not validate bit for bit: {found.reason}; hint: {found.hint}")
         return validation
     return Validation(data) if hasattr(data, "element_spec") else None
 

@@ -70,6 +70,11 @@ class Batch:
         many = None if self._split is not None else _many_alike(self.value, any_shape=self.samples == 1)
         if many is None or len(many) == self._listed:
             return None
+        if self.samples == 1:
+            return (
+                f"a list of {len(many)} arrays counts as one sample; if each of them is one, pass "
+                "`split=(len(batch), lambda start, stop: batch[start:stop])`"
+            )
         return (
             f"a list of {len(many)} arrays of shape {list(many[0].shape)} is cut along their first dimension; if each "
             "of them is a sample, pass `split=(len(batch), lambda start, stop: batch[start:stop])`"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -27,7 +28,8 @@ class AskedPrecision:
         """`fp16` or `bf16`, once a module was called under it."""
         self.is_inside = False
         """Whether a module is being called."""
-        self._open: str | None = None
+        self._open: list[str | None] = []
+        """What those that are entered ask for, the innermost last: models turn it off for a line of their own."""
         self._opened_inside: str | None = None
         self._library: str | None = None
         """What a library was asked for that takes bfloat16 instead where there is no GPU."""
@@ -36,7 +38,7 @@ class AskedPrecision:
 
     def called(self) -> None:
         """A module was called just now."""
-        self.found = self._open or self._opened_inside or self.found
+        self.found = (self._open[-1] if self._open else None) or self._opened_inside or self.found
         self._opened_inside = None
 
     def __enter__(self) -> AskedPrecision:
@@ -54,13 +56,15 @@ class AskedPrecision:
 
         def entered(context: Any) -> Any:
             asked = getattr(context, "_asked", None)
-            ours._open = asked and (ours._library or asked)
+            asked = asked and (ours._library or asked)
+            ours._open.append(asked)
             if ours.is_inside:
-                ours._opened_inside = ours._open or ours._opened_inside
+                ours._opened_inside = asked or ours._opened_inside
             return enter(context)
 
         def left(context: Any, *error: Any) -> Any:
-            ours._open = None
+            if ours._open:
+                ours._open.pop()
             return leave(context, *error)
 
         init = self._replace(torch.autocast, "__init__", made)
@@ -90,7 +94,9 @@ class AskedPrecision:
             return
 
         def made(accelerator: Any, *args: Any, **kwargs: Any) -> None:
-            if str(kwargs.get("mixed_precision")).lower() == "fp16":
+            # Older versions of transformers ask by the variable.
+            asked = kwargs.get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION")
+            if str(asked).lower() == "fp16":
                 self._library, kwargs["mixed_precision"] = "fp16", "bf16"
             init(accelerator, *args, **kwargs)
 
@@ -116,15 +122,17 @@ class AskedPrecision:
                 self._library = "fp16"
             if kwargs.get("accelerator") in ("gpu", "cuda"):
                 devices = kwargs.get("devices", "auto")
-                if _is_several(devices) or kwargs.get("strategy", "auto") != "auto":
+                several = _is_several(devices)
+                if several or kwargs.get("strategy", "auto") not in ("auto", "single_device"):
+                    what = "trains on several GPUs" if several else "asks for a distributed strategy"
                     raise EstimateError(
-                        "the script trains on several GPUs",
+                        f"the script {what}",
                         received=f"devices={devices!r}, strategy={kwargs.get('strategy', 'auto')!r}",
                         expected="a Lightning Trainer with one device",
                         hint='plan it with devices=1 and strategy="auto": each device holds the whole model, and '
                         "distributed training as much as the gradients on top",
                     )
-                kwargs |= {"accelerator": "cpu", "devices": 1}
+                kwargs |= {"accelerator": "cpu", "devices": 1, "strategy": "auto"}
             init(connector, *args, **kwargs)
 
         connector: Any = importlib.import_module(name)._AcceleratorConnector
@@ -133,6 +141,9 @@ class AskedPrecision:
 
 def _is_several(devices: Any) -> bool:
     """Whether it names more than one; `"auto"` and -1 are all there are, which a plan's place may have one of."""
+    if isinstance(devices, str) and "," in devices:
+        devices = [name for name in devices.split(",") if name.strip()]  # "0," is the first one
     if isinstance(devices, (list, tuple)):
         return len(devices) > 1
-    return (isinstance(devices, int) and devices > 1) or (isinstance(devices, str) and "," in devices)
+    number = int(devices) if isinstance(devices, str) and devices.strip().isdigit() else devices
+    return isinstance(number, int) and number > 1

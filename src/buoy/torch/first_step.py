@@ -335,6 +335,7 @@ class _Script(TorchFunctionMode):
         if not callable(closure):
             self._come_to_step(optimizer)
             return None
+        self._weights.clear()  # what it changes before it calls that (SAM) is its own step's doing
 
         def closed() -> Any:
             result = closure()

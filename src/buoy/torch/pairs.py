@@ -9,8 +9,8 @@ from buoy.microbatch.errors import BadLoss
 from buoy.torch.backward import LossFunction
 
 Pair = tuple[float, float]
-_NEAR = 0.01  # of half precision; a mean and a sum of several parts are far further apart
-_FAR = 10 * _NEAR
+_LEAST = 1e-4  # a sum beside a large term that is no sample's (a divergence of the weights) is nearly a mean
+_FAR = 0.1  # a mean and a sum of several parts are far further apart
 
 
 class NoPair(BadLoss):
@@ -29,14 +29,17 @@ def noting(loss_fn: LossFunction, pairs: list[Pair]) -> LossFunction:
     return noted
 
 
-def check(whole: list[Pair], parts: list[Pair], sizes: Sequence[int]) -> None:
+def check(whole: list[Pair], parts: list[Pair], sizes: Sequence[int], tolerance: float) -> None:
     """Raise where the whole has a mean over what its parts have."""
     if len(whole) != 1 or len(parts) != len(sizes):
         return
     (loss, weight), losses, weights = whole[0], [one for one, _ in parts], [other for _, other in parts]
     if all(each == weight for each in weights):
         return  # a constant, by which a person may well divide
-    if any(_is_mean(loss, losses, shares) for shares in (sizes, weights)) or _is_mean(weight, weights, sizes):
+    near = max(_LEAST, tolerance)
+    if any(_is_mean(loss, losses, by, near) for by in (sizes, weights)) or _is_mean(
+        weight, weights, sizes, near
+    ):
         given = ", ".join(f"({one:.4g}, {other:.4g})" for one, other in parts[:3])
         raise NoPair(
             "what the loss function returns is not a sum and its weight",
@@ -47,13 +50,12 @@ def check(whole: list[Pair], parts: list[Pair], sizes: Sequence[int]) -> None:
         )
 
 
-def _is_mean(value: float, parts: list[float], shares: Sequence[float]) -> bool:
+def _is_mean(value: float, parts: list[float], shares: Sequence[float], near: float) -> bool:
     total = sum(shares)
     if not total:
         return False
     mean = sum(part * share for part, share in zip(parts, shares, strict=True)) / total
-    size = abs(value)
-    return abs(mean - value) <= _NEAR * size < _NEAR / _FAR * abs(sum(parts) - value)
+    return abs(mean - value) <= near * abs(value) and _FAR * abs(value) < abs(sum(parts) - value)
 
 
 def _read(value: Any) -> float:

@@ -249,7 +249,7 @@ class Probe:
         if alike(together, apart, [], gradient.still.tolerance):
             self._is_shown = self._is_shown or together.shows
             return True
-        check(together.pairs, apart.pairs, parts)
+        check(together.pairs, apart.pairs, parts, gradient.still.tolerance)
         # An accelerator adds in any order, which alone is a difference near the goal of a training.
         is_host = all(part.device.type == "cpu" for part in together)
         if is_host and not alike(together, gradient([n], few), [], gradient.still.tolerance):

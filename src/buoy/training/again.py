@@ -13,7 +13,7 @@ class Again:
     def __init__(self, say: Callable[[str], None], folder: str | None) -> None:
         self._say, self._folder = say, folder
         self._cell: int | None = None
-        self._is_told = self._told_epoch = False
+        self._is_told = self._told_epoch = self._told_draws = False
 
     def epochs_ended(self) -> None:
         """All epochs that were asked for are done."""
@@ -45,4 +45,14 @@ class Again:
                 f"epoch {epoch + 1} trains on after `run.save()` at step {saved}, which was taken for its end: a "
                 "training that goes on from that checkpoint leaves the rest of this epoch out; hint: save inside "
                 "`for batch in run.batches(loader):`, or after the epoch's last step"
+            )
+
+    def draws_go_on(self) -> None:
+        """A loop that only its tracked values know the place of goes on: random states are those of its checkpoint."""
+        if not self._told_draws:
+            self._told_draws = True
+            self._say(
+                "random numbers go on from `run.track` as they were saved, which is right for a loop of its own: "
+                "what is drawn between `run.track` and the loop (a split of the data) is another one than at first; "
+                "hint: draw it before `run.track`"
             )

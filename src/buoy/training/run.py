@@ -170,6 +170,7 @@ class Run:
         self._position.counts_steps = self._tracking.counts_steps
         if self._position.is_known_to_what_is_tracked:
             self._random.return_to_place()
+            self._again.draws_go_on()
 
     def metric(self, **values: float) -> None:
         """Report figures such as `val_loss=0.3`: they are stored with the checkpoint of this step.
@@ -386,6 +387,7 @@ class Run:
         # At the very end a gradient that still waits for a step is of no use to anybody.
         if self.step and (last or self._position.is_settled):
             self._safe_point(epoch_done=True, finished=last)
+        self._position.is_called_done = False  # it has come to its end
         if last:
             self._profiling.close()
         if not self._position.is_returning:  # also where nothing was read through `batches`
