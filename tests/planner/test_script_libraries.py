@@ -52,6 +52,28 @@ for loss in losses:
 optimizer.step()
 """
 
+# It changes the weights before it calls the closure: a part of its own step.
+SAM = """
+import torch
+class SAM(torch.optim.AdamW):
+    @torch.no_grad()
+    def step(self, closure):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad * 0.1)
+        with torch.enable_grad():
+            closure()
+        super().step()
+model = torch.nn.Linear(64, 10)
+optimizer = SAM(model.parameters())
+def closure():
+    loss = model(torch.randn(32, 64)).pow(2).mean()
+    loss.backward()
+    return loss
+closure()
+optimizer.step(closure)
+"""
+
 TRAINER = """
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
@@ -107,6 +129,21 @@ def test_mixed_precision_around_a_models_own_forward_is_found(tmp_path: Path) ->
     assert found_in(PLAIN.replace("CONTEXT", wrap), tmp_path)["autocast"] == "bf16"
 
 
+def test_a_line_that_the_model_computes_without_it_takes_nothing_of_the_scripts_precision(
+    tmp_path: Path,
+) -> None:
+    inner = "context = torch.autocast('cuda', dtype=torch.bfloat16)\n"
+    inner += "class Model(torch.nn.Linear):\n    def forward(self, x):\n"
+    inner += "        with torch.autocast('cuda', enabled=False):\n            return super().forward(x)\n"
+    inner += "model.__class__ = Model"
+
+    assert found_in(PLAIN.replace("CONTEXT", inner), tmp_path)["autocast"] == "bf16"
+
+
+def test_an_optimizer_that_changes_weights_before_its_closure_is_the_optimizer(tmp_path: Path) -> None:
+    assert found_in(SAM, tmp_path)["says"] is None, "not taken for an update by hand"
+
+
 def test_accumulated_batches_are_not_all_held_in_host_ram(tmp_path: Path) -> None:
     assert found_in(ACCUMULATED, tmp_path)["accumulate"] == 6
 
@@ -137,8 +174,11 @@ def test_a_lightning_trainer_on_a_gpu_is_planned_without_one(tmp_path: Path) -> 
     assert facts["autocast"] == "fp16" and facts["accumulate"] == 4  # type: ignore[index]
 
 
-def test_a_lightning_trainer_on_several_gpus_is_refused_with_the_way_to_plan_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("devices", ["2", "'2'", "[0, 1]", "'0,1'"])
+def test_a_lightning_trainer_on_several_gpus_is_refused_with_the_way_to_plan_it(
+    devices: str, tmp_path: Path
+) -> None:
     pytest.importorskip("lightning")
 
     with pytest.raises(EstimateError, match="several GPUs"):
-        found_in(LIGHTNING.replace("DEVICES", "2"), tmp_path)
+        found_in(LIGHTNING.replace("DEVICES", devices), tmp_path)
