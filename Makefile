@@ -10,7 +10,7 @@ N      ?= 1
 
 help:
 	@echo "make demo    set up, then watch a training die and hear why, and the same one guarded live on"
-	@echo "make test    set up, then lint and every test (about 15 minutes on 2 cores)"
+	@echo "make test    set up, then lint and every test (about 25 minutes on 2 cores)"
 	@echo "make bench   the figures of docs/benchmarks.md, as tables and bench/results/*.json"
 	@echo "make deaths  the death suite: N times every kind (make deaths N=20)"
 	@echo "make kills   checkpoints under SIGKILL, power loss, full disks and flipped bits (make kills N=1000)"
