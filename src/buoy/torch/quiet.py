@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from buoy.torch.backward import LossFunction
 from buoy.torch.constant import Generators
+from buoy.torch.distributed import is_up
 from buoy.torch.rng import seed_torch
 from buoy.torch.unmoved import NotHere
 
@@ -122,7 +123,7 @@ class ExchangedInside(NotHere):
 
 def has_peers() -> bool:
     """Whether there are other processes to exchange something with."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return is_up() and dist.get_world_size() > 1
 
 
 @functools.cache
