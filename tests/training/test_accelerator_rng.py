@@ -15,6 +15,7 @@ import torch
 
 import buoy
 from buoy.flight import recorder
+from buoy.torch import rng
 from buoy.torch.snapshot import Snapshot
 from buoy.torch.transaction import Transaction
 
@@ -103,6 +104,7 @@ def test_a_failed_try_puts_every_devices_generator_back(kind: str, monkeypatch: 
         devices.install(monkeypatch, kind)
     if kind == "mtia":
         monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mtia"))
+        monkeypatch.setattr(rng, "_accelerators", rng._accelerators.__wrapped__)  # asked once per process
     snapshot = Snapshot()
     snapshot.take()
     drawn_first = devices.draw()

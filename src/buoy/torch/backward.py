@@ -116,7 +116,7 @@ def read_loss(made: Any, reduction: str) -> tuple[torch.Tensor, Any]:
 def _check(loss: torch.Tensor, scaler: Any, fresh: list[torch.Tensor], part: int | None) -> None:
     """`part`: its samples, where it is not the whole batch."""
     # Reading a number from an accelerator would stop its queue at every step.
-    if scaler is None and loss.device.type == "cpu" and math.isnan(loss.detach().item()):
+    if scaler is None and loss.is_cpu and math.isnan(loss.item()):
         if part is not None:
             raise CannotSplit("the loss of a part of this batch is not a number (NaN)",
                               received=f"{loss.detach()} for {part} samples of it",

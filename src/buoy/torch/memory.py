@@ -35,11 +35,10 @@ def memory_of(device: torch.device) -> Memory:
     """The memory behind a device; for the CPU that of this session."""
     if pretended is not None:
         return pretended
-    if device.type == "cuda":
-        return CudaMemory(device)
-    if device.type == "cpu":
+    kind = device.type  # makes a string
+    if kind == "cpu":
         return host_memory()
-    return UnknownMemory()
+    return CudaMemory(device) if kind == "cuda" else UnknownMemory()
 
 
 class UnknownMemory:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from types import MethodType
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import ref
 
 import torch
 from torch.optim import Optimizer
@@ -68,7 +68,7 @@ class _AtomicStep:
     def __init__(self, optimizer: Optimizer, plain: Callable[..., Any], guard: Guard) -> None:
         self._optimizer = optimizer
         self._plain = plain
-        self._guards: WeakSet[Guard] = WeakSet()
+        self._guards: list[ref[Guard]] = []
         self.guard_by(guard)
         self._known = (0, -1, -1)
         self._tensors: list[torch.Tensor] = []
@@ -84,11 +84,11 @@ class _AtomicStep:
     def guard_by(self, guard: Guard) -> None:
         """The newest run is asked and told; of none may a loss be under way."""
         self._guard = guard
-        self._guards.add(guard)
+        self._guards = [known for known in self._guards if known() not in (None, guard)] + [ref(guard)]
 
     def __call__(self, closure: Callable[[], Any] | None, args: Any, kwargs: Any) -> Any:
         optimizer, guard = self._optimizer, self._guard
-        if any(each.inside for each in self._guards):
+        if any((each := known()) is not None and each.inside for known in self._guards):
             in_backward = is_in_backward()
             raise BadLoss("a gradient hook steps the optimizer inside the backward pass" if in_backward else
                           "the loss function steps the optimizer itself",

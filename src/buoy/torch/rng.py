@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import functools
 import hashlib
 import random
 import sys
@@ -245,12 +246,11 @@ def device_generators(even_idle: bool = False) -> list[Accelerator]:
     Quick where there is none: this is asked at every step.
     """
     found: list[Accelerator] = []
-    for name in _kinds():
-        module = getattr(torch, name, None)
-        if module is None or not (even_idle or getattr(module, "is_initialized", _always)()):
-            continue
-        available = torch.backends.mps.is_available if name == "mps" else module.is_available
-        if not available():
+    for name, module in _accelerators(torch._C._get_privateuse1_backend_name()):
+        in_use = getattr(module, "is_initialized", None)
+        if in_use is None or even_idle:
+            in_use = torch.backends.mps.is_available if name == "mps" else module.is_available
+        if not in_use():
             continue
         if hasattr(module, "get_rng_state_all"):
             found.append((name, module.get_rng_state_all, module.set_rng_state_all))
@@ -259,16 +259,15 @@ def device_generators(even_idle: bool = False) -> list[Accelerator]:
     return found
 
 
-def _kinds() -> list[str]:
-    """Torch's own accelerators, and the one that another vendor's package has brought along."""
+@functools.cache
+def _accelerators(_vendor: str) -> list[tuple[str, Any]]:
+    """Torch's own, and the one that another vendor's package has brought along."""
     kinds = ["cuda", "xpu", "mps"]
     try:
         current = torch.accelerator.current_accelerator()
     except (AttributeError, RuntimeError):
         # Before 2.6 there is no such module; in 2.6 this raises where there is none.
         current = None
-    return kinds if current is None or current.type in kinds else [*kinds, current.type]
-
-
-def _always() -> bool:
-    return True
+    if current is not None and current.type not in kinds:
+        kinds.append(current.type)
+    return [(name, getattr(torch, name)) for name in kinds if hasattr(torch, name)]

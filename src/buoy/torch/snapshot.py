@@ -229,7 +229,7 @@ def _python_state() -> Restore:
     if _PYTHON_WORDS is None:
         state = random.getstate()
         return lambda: random.setstate(state)
-    words, normal = ctypes.string_at(_PYTHON_WORDS, _MERSENNE_BYTES), _PYTHON.gauss_next
+    words, normal = bytes(_PYTHON_WORDS), _PYTHON.gauss_next
     return lambda: random.setstate((3, _python_tuple(words), normal))
 
 
@@ -238,14 +238,18 @@ def _python_tuple(words: bytes) -> tuple[int, ...]:
     return (*key, position)
 
 
-def _find_python_words() -> int | None:
+def _find_python_words() -> memoryview | None:
     """Where CPython's generator keeps its state, if reading there gives what `getstate` says."""
     if sys.implementation.name != "cpython":
         return None
-    address = id(_PYTHON) + object.__basicsize__
+    words = _mersenne_at(id(_PYTHON) + object.__basicsize__)
     version, state, _ = random.getstate()
-    found = _python_tuple(ctypes.string_at(address, _MERSENNE_BYTES))
-    return address if version == 3 and found == state else None
+    return words if version == 3 and _python_tuple(bytes(words)) == state else None
+
+
+def _mersenne_at(address: int) -> memoryview:
+    """A generator's own memory; whoever reads it keeps the generator."""
+    return memoryview((ctypes.c_ubyte * _MERSENNE_BYTES).from_address(address))
 
 
 _PYTHON: Any = random._inst
@@ -256,35 +260,41 @@ class _Numpy:
     """numpy's global generator, which most trainings never use: its state is read only once it was seen to move."""
 
     def __init__(self) -> None:
-        self._address: int | None = None
+        self._module: Any = None
+        self._generator: Any = None
+        """Kept: its memory is read."""
+        self._words: memoryview | None = None
         self._bytes = b""
         self._state: Any = None
 
     def state(self) -> list[Restore]:
         """The function that puts it back; none while numpy is not loaded."""
-        numpy: Any = sys.modules.get("numpy")
-        if numpy is None:
-            return []
-        raw = self._raw(numpy)
+        if self._module is None:
+            self._module = sys.modules.get("numpy")
+            if self._module is None:
+                return []
+            self._find_words()
+        numpy = self._module
+        if self._words is not None and numpy.random.get_bit_generator() is not self._generator:
+            self._words = None  # another was put in its place
+        raw = None if self._words is None else bytes(self._words)
         if self._state is None or raw is None or raw != self._bytes:
             if raw is not None and self._bytes:
-                self._address = (
+                self._words = (
                     None  # in use: from now on always in full, with the normal number that may be kept
                 )
             self._state, self._bytes = numpy.random.get_state(legacy=False), raw or b""
         state = self._state
         return [lambda: numpy.random.set_state(state)]
 
-    def _raw(self, numpy: Any) -> bytes | None:
+    def _find_words(self) -> None:
         """The generator's own memory, read twenty times as fast as its state."""
-        if self._state is None:
-            try:
-                generator = numpy.random.get_bit_generator()
-                if type(generator).__name__ == "MT19937":
-                    self._address = int(generator.ctypes.state_address)
-            except Exception:  # noqa: BLE001 - an older numpy: in full each time
-                self._address = None
-        return None if self._address is None else ctypes.string_at(self._address, _MERSENNE_BYTES)
+        try:
+            generator = self._module.random.get_bit_generator()
+            if type(generator).__name__ == "MT19937":
+                self._generator, self._words = generator, _mersenne_at(int(generator.ctypes.state_address))
+        except Exception:  # noqa: BLE001 - an older numpy: in full each time
+            self._words = None
 
 
 def _generator_state(generator: torch.Generator) -> Restore:
