@@ -36,6 +36,7 @@ from buoy.torch.tensors import as_tensor  # noqa: E402
 WIDTH = int(os.environ.get("BENCH_WIDTH", "832"))
 LAYERS = 12
 OURS = 5
+PAIRS = 15
 Done = Callable[[], bool]
 
 
@@ -199,6 +200,16 @@ def idle(methods: Methods, name: str, path: Path) -> dict[str, float]:
     return {"stall": stall, "durable": total, "memory": _memory("VmHWM") - before}
 
 
+def stalls(methods: Methods, path: Path, chance: random.Random) -> dict[str, float]:
+    """Our stall and DCP's one after the other: between rounds this machine changes by more than they differ."""
+    names = [name for name in methods.all if name == "buoy" or name.startswith("DCP async")]
+    found = {}
+    for name in chance.sample(names, len(names)):
+        found[name] = idle(methods, name, path)["stall"]
+        _tidy(methods, path)
+    return found
+
+
 def training_meanwhile(methods: Methods, name: str, path: Path) -> dict[str, float] | None:
     """Steps while it is written, against steps right before and after."""
     training = methods.training
@@ -301,6 +312,7 @@ def main() -> None:
                     "warm": loads(methods, folder / "other", cold=False),
                 }
             )
+    found["rivals"] = [stalls(methods, folder / "other", chance) for _ in range(PAIRS)]
     if methods.saver is not None:
         methods.saver.close()
     print(json.dumps(found))
