@@ -138,8 +138,10 @@ def sizes() -> tuple[list[list[object]], int]:
 # Time of a step.
 
 
-def step_time(windows: int = 50) -> tuple[list[list[object]], bool]:
-    """Same tensors, CPU time, windows in turn, and the heap kept from shrinking between two steps.
+def step_time(pairs: int = 300) -> tuple[list[list[object]], bool]:
+    """Same tensors, CPU time, one step and one step in turn, and the heap kept from shrinking between two steps.
+
+    Pairs of single steps: neighbours change this machine's speed within tenths of a second.
 
     Whether a freed block lies at the heap's end, and its pages are handed back and fetched again, is decided by luck;
     it is up to 300 page faults in a step of 10 ms, more than what is measured here.
@@ -167,26 +169,27 @@ def step_time(windows: int = 50) -> tuple[list[list[object]], bool]:
         transaction = guarded(model, optimizer)
 
         # The same tensors for both: where they lie in memory matters more than what is measured.
-        def window(guard: bool, batch: Any = batch, model: Any = model, optimizer: Any = optimizer,
-                   transaction: Transaction = transaction) -> float:  # fmt: skip
+        def step(guard: bool, batch: Any = batch, model: Any = model, optimizer: Any = optimizer,
+                 transaction: Transaction = transaction) -> float:  # fmt: skip
             start = time.process_time()
-            for _ in range(5):
-                if guard:
-                    transaction.backward(batch, lambda part: F.mse_loss(model(part[0]), part[1]))
-                    optimizer.step()
-                else:
-                    F.mse_loss(model(batch[0]), batch[1]).backward()
-                    type(optimizer).step(optimizer)
-                optimizer.zero_grad()
+            if guard:
+                transaction.backward(batch, lambda part: F.mse_loss(model(part[0]), part[1]))
+                optimizer.step()
+            else:
+                F.mse_loss(model(batch[0]), batch[1]).backward()
+                type(optimizer).step(optimizer)
+            optimizer.zero_grad()
             return time.process_time() - start
 
-        window(True)
-        ratios = []
-        for number in range(windows):
-            times = {guard: window(guard) for guard in ((False, True) if number % 2 else (True, False))}
+        for _ in range(5):
+            step(True)
+        ratios, without = [], []
+        for number in range(pairs):
+            times = {guard: step(guard) for guard in ((False, True) if number % 2 else (True, False))}
             ratios.append(times[True] / times[False])
+            without.append(times[False])
         middle, low, high = interval(ratios)
-        plain = statistics.median([window(False) for _ in range(9)]) / 5 * 1000
+        plain = statistics.median(without) * 1000
         if plain >= 2:  # of the first case only the fixed cost is of interest
             met = met and high <= 1.02
         rows.append(
