@@ -70,6 +70,7 @@ class Run:
         plan: Plan | None = None,
     ) -> None:
         from buoy.torch import data, distributed
+        from buoy.torch.left_out import LeftOut
 
         arguments.check(
             seed=seed, micro_batch=micro_batch, inexact=inexact, remedies=remedies, memory_cap=memory_cap,
@@ -124,6 +125,7 @@ class Run:
             raise
         self._epochs_before = 0
         self._told_new: set[str] = set()
+        self._left_out = LeftOut(self._say)
         self._plan = plan
         planned.record(plan, self._event)
         self._in_epochs = self._counts_epochs = self._finished = False
@@ -342,6 +344,7 @@ class Run:
         from buoy.torch.unfrozen import changes_of
 
         tell_of_new_parameters(self._tracking.things, self._told_new, self._say)
+        self._left_out.look(self._tracking.objects, self._tracking.things)
         return {
             "position": self._position.describe(epoch_done=epoch_done),
             "loaders": self._loaders.state(self._position.under_way),
