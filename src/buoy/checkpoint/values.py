@@ -19,6 +19,8 @@ _GENERATOR = "buoy.generator"
 Read = Callable[[object], Any]
 """The state of a generator, None for anything else; the framework knows which ones there are."""
 Write = Callable[[Any, Any], None]
+Refill = Callable[[Any, Any], bool]
+"""Copies what is stored into what is there, where that must stay the object it is; whether it did."""
 
 
 class CannotTrack(BuoyError):  # noqa: N818 - says what happened
@@ -41,12 +43,16 @@ class Value(Protocol):
         ...
 
 
-def value_of(thing: Any, read: Read, write: Write) -> Value | None:
+def _refill_nothing(there: object, stored: object) -> bool:
+    return False
+
+
+def value_of(thing: Any, read: Read, write: Write, refill: Refill = _refill_nothing) -> Value | None:
     """How this is saved and loaded; None: no container, array or generator, and without a state of its own."""
     if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
         return Stateful(thing)
     if isinstance(thing, _KINDS):
-        return Container(thing, read, write)
+        return Container(thing, read, write, refill)
     if type(thing).__module__ == "numpy" and type(thing).__name__ == "ndarray":
         return Array(thing)
     if read(thing) is not None:
@@ -96,8 +102,8 @@ class Stateful:
 class Container:
     """A dict, list, set or deque, with what lies in it."""
 
-    def __init__(self, container: Any, read: Read, write: Write) -> None:
-        self._container, self._read, self._write = container, read, write
+    def __init__(self, container: Any, read: Read, write: Write, refill: Refill = _refill_nothing) -> None:
+        self._container, self._read, self._write, self._refill = container, read, write, refill
         # Looked for once: a replay buffer of a million steps is not copied at each checkpoint for nothing.
         self._has_generators = any(read(leaf) is not None for leaf in leaves(container))
 
@@ -152,6 +158,8 @@ class Container:
             return old
         if type(old) is tuple and type(stored) is tuple and len(old) == len(stored):
             return tuple(self._put_back(one, other, shared) for one, other in zip(old, stored, strict=True))
+        if self._refill(old, stored):
+            return old
         same = any(isinstance(old, kind) and isinstance(stored, kind) for kind in _KINDS)
         if not same or id(old) in shared or getattr(old, "maxlen", None) != getattr(stored, "maxlen", None):
             return stored

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from buoy.checkpoint.state import CannotSave, Tensor
 from buoy.checkpoint.store import StoredTensor
-from buoy.checkpoint.values import Value, refuse, shape_of, value_of
+from buoy.checkpoint.values import Value, leaves, refuse, shape_of, value_of
 from buoy.errors import BuoyError
 from buoy.torch.data import is_loader
 from buoy.torch.grown import Grown
@@ -71,7 +71,7 @@ def tracked(name: str, value: Any) -> Tracked | None:
         return _Optimizer(value)
     if isinstance(value, torch.Tensor):
         return _Tensor(value)
-    beside = value_of(value, generator_state, set_generator_state)
+    beside = value_of(value, generator_state, set_generator_state, _into_what_is_trained)
     if beside is None:
         refuse(name, value, expected="a model, an optimizer, a tensor", owner="run")
     return _Beside(beside)
@@ -94,7 +94,7 @@ def load_all(states: dict[str, Any], things: dict[str, Tracked]) -> None:
         thing = things[name]
         try:
             if thing.weight < _HEAVY:
-                undo.append((thing, copy.deepcopy(thing.state())))
+                undo.append((thing, _own(thing.state())))
             thing.load(states[name])
         except Exception as error:
             _undo(undo)
@@ -278,6 +278,17 @@ class _Beside:
         self.state, self.mismatches, self.load = value.state, value.mismatches, value.load
 
 
+def _into_what_is_trained(there: object, stored: object) -> bool:
+    """A tensor in a container that is trained itself: its optimizer holds the very same, so no other may replace it."""
+    if not (isinstance(there, torch.Tensor) and there.is_leaf and there.requires_grad):
+        return False
+    if not isinstance(stored, torch.Tensor) or _differences("it", there, stored):
+        return False
+    with torch.no_grad():
+        there.copy_(stored)
+    return True
+
+
 class _Tensor:
     tensor = staticmethod(lent)
     weight = 0
@@ -331,4 +342,6 @@ def _may_be_kept(key: str, value: object) -> bool:
 
 
 def _own(value: Any) -> Any:
-    return copy.deepcopy(value)
+    """A copy; of a tensor that was computed (a hidden state with its graph) the values, since torch copies no graph."""
+    computed = (leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor) and not leaf.is_leaf)
+    return copy.deepcopy(value, {id(leaf): leaf.detach().clone() for leaf in computed})

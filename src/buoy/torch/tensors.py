@@ -32,7 +32,9 @@ def as_tensor(value: object) -> Tensor | None:
         if tensor.numel():
             torch.frombuffer(room, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)
 
-    key = (str(tensor.device), tensor.data_ptr(), tensor.stride()) if tensor.numel() else None
+    # A conjugate, and the imaginary part of one, are views of memory that they read with another sign.
+    view = (tensor.stride(), tensor.is_conj(), tensor.is_neg())
+    key = (str(tensor.device), tensor.data_ptr(), *view) if tensor.numel() else None
     return Tensor(word, tuple(tensor.shape), copy_into, key)
 
 
