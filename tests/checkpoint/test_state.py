@@ -7,7 +7,7 @@ import json
 import math
 import random
 import time
-from collections import OrderedDict, deque, namedtuple
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from typing import Any, NamedTuple
 
 import numpy
@@ -89,7 +89,8 @@ def test_a_dict_keeps_its_order_and_the_types_of_its_keys() -> None:
 
 
 def test_relatives_of_plain_values_come_back_as_the_plain_value() -> None:
-    back = there_and_back([OrderedDict(a=1), Colour.RED, numpy.str_("a")])
+    seven = type("Seven", (int,), {})(7)
+    back = there_and_back([OrderedDict(a=1), seven, numpy.str_("a")])
 
     assert back == [{"a": 1}, 7, "a"]
     assert [type(item) for item in back] == [dict, int, str]  # type: ignore[attr-defined]
@@ -132,6 +133,56 @@ def test_a_named_tuple_is_one_again_where_its_class_is_known() -> None:
     back = there_and_back(deque([Transition(1, 0.5)]))[0]  # type: ignore[index]
 
     assert type(back) is Transition and back.reward == 0.5
+
+
+class Phase(enum.IntEnum):
+    WARM_UP = 1
+    MAIN = 2
+
+
+class Word(enum.StrEnum):
+    YES = "yes"
+
+
+def test_members_of_an_enum_are_the_very_same_again() -> None:
+    back: Any = there_and_back({"phase": Phase.MAIN, "words": [Word.YES], Phase.WARM_UP: 3})
+
+    assert back["phase"] is Phase.MAIN and back["words"][0] is Word.YES
+    assert [key for key in back if key is Phase.WARM_UP]
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        ["no.such.module", "Phase", "MAIN"],
+        [__name__, "Phase", "GONE"],
+        [__name__, "Transition", "MAIN"],
+        [__name__, "Phase"],
+        None,
+    ],
+)
+def test_a_member_of_an_unknown_enum_is_its_plain_value(named: object) -> None:
+    assert type(decode({"$": "enum", "v": 2, "named": named}, str)) is int
+
+
+def test_an_enum_that_cannot_be_found_again_is_saved_as_its_value() -> None:
+    hidden = enum.IntEnum("hidden", "A B")
+
+    assert encode("x", hidden["B"], lambda value: None).tree == 2
+
+
+@pytest.mark.parametrize("value", [Counter(a=2), defaultdict(list, {"a": [1]}), defaultdict(int)])
+def test_counters_and_dicts_with_a_default_stay_what_they_are(value: Any) -> None:
+    back: Any = there_and_back([value])[0]  # type: ignore[index]
+
+    assert back == value and type(back) is type(value)
+    assert getattr(back, "default_factory", None) is getattr(value, "default_factory", None)
+
+
+def test_a_dict_with_a_default_of_ones_own_is_saved_as_a_plain_one() -> None:
+    value: Any = defaultdict(lambda: 1, a=2)
+
+    assert encode("x", value, lambda each: None).tree == {"a": 2}
 
 
 @pytest.mark.parametrize(

@@ -109,3 +109,11 @@ def test_what_cannot_be_saved_is_refused_with_what_to_do(thing: object, word: st
         refuse("x", thing, expected="a model", owner="run")
 
     assert word in str(caught.value)
+
+
+def test_a_counter_beside_a_generator_is_saved_as_one() -> None:
+    held = {"rng": random.Random(1), "counts": Counter(a=1), "seen": defaultdict(list, {"a": [1]})}
+    state: Any = Container(held, read, write).state()
+
+    assert type(state["counts"]) is Counter and state["counts"] == {"a": 1}
+    assert state["seen"].default_factory is list

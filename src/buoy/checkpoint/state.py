@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import struct
 import sys
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from types import ModuleType
+from typing import Any
 
 from buoy.errors import BuoyError
 
@@ -32,6 +34,11 @@ _NUMPY_TYPES = {
     "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
 }  # fmt: skip
+
+
+_DEFAULTS: dict[str, Any] = {
+    f"defaultdict({kind.__name__})": kind for kind in (int, float, list, dict, set, deque, Counter)
+}
 
 
 class CannotSave(BuoyError):  # noqa: N818 - says what happened
@@ -141,6 +148,10 @@ def decode(
         return _numpy_array(raw, tree)
     if kind in ("int", "float"):
         return _number(kind, value)
+    if kind == "enum":
+        plain = decode(value, tensor, raw)
+        member = _enum_member(tree.get("named"))
+        return plain if member is None else member
     if kind == "scalar":
         return _numpy_scalar(_text(tree.get("dtype")), decode(value, tensor, raw))
     if not isinstance(value, list):
@@ -148,7 +159,8 @@ def decode(
     if kind == "dict":
         if not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
             raise BadTree("a dict that is not made of pairs")
-        return {_hashable(decode(key, tensor, raw)): decode(item, tensor, raw) for key, item in value}
+        pairs = {_hashable(decode(key, tensor, raw)): decode(item, tensor, raw) for key, item in value}
+        return _dict_of(tree.get("of"), pairs)
     items = [decode(item, tensor, raw) for item in value]
     if kind == "complex" and [type(part) for part in items] == [float, float]:
         return complex(*items)  # type: ignore[call-overload]
@@ -197,14 +209,15 @@ def _encode(value: object, path: tuple[str, ...], encoding: _Encoding) -> object
 
 
 def _encode_mapping(value: Mapping[object, object], path: tuple[str, ...], encoding: _Encoding) -> object:
-    if _TAG not in value and all(type(key) is str for key in value):
+    of = _kind_of_dict(value)
+    if _TAG not in value and of is None and all(type(key) is str for key in value):
         return {str(key): _encode(item, (*path, str(key)), encoding) for key, item in value.items()}
     pairs = []
     for key, item in value.items():
         if encoding.as_tensor(key) is not None:
             raise _refused(path, "has a tensor for a key")
         pairs.append([_encode(key, path, encoding), _encode(item, (*path, str(key)), encoding)])
-    return _tagged("dict", pairs)
+    return _tagged("dict", pairs) if of is None else {**_tagged("dict", pairs), "of": of}
 
 
 def _encode_rare(value: object, path: tuple[str, ...], encoding: _Encoding) -> object:
@@ -227,9 +240,13 @@ def _encode_rare(value: object, path: tuple[str, ...], encoding: _Encoding) -> o
     if kind is int:
         return _tagged("int", hex(value))  # type: ignore[arg-type]
     if isinstance(value, (int, float, str)):  # a subclass: what it is worth, as a plain value
-        if isinstance(value, str):
-            return str.__str__(value)
-        return _encode(int(value) if isinstance(value, int) else float(value), path, encoding)
+        plain: object = str.__str__(value) if isinstance(value, str) else None
+        if plain is None:
+            plain = _encode(int(value) if isinstance(value, int) else float(value), path, encoding)
+        if isinstance(value, Enum):  # `if state["phase"] is Phase.WARM_UP` must hold for what comes back
+            named = [kind.__module__, kind.__qualname__, value.name]
+            return {**_tagged("enum", plain), "named": named} if _enum_member(named) is value else plain
+        return plain
     raise _refused(path, f"is {_article(_kind_in_words(value))}")
 
 
@@ -287,14 +304,41 @@ def _named_tuple(named: object) -> type[tuple[object, ...]] | None:
     """The class of a named tuple, if this process has it: looked up where it was defined, and nothing is imported."""
     if not isinstance(named, list) or len(named) < 2 or not all(isinstance(word, str) for word in named):
         return None
-    found: object = sys.modules.get(named[0])
-    for name in named[1].split("."):  # in modules and classes only: no code of theirs runs
-        found = vars(found).get(name) if isinstance(found, (ModuleType, type)) else None
-    if not isinstance(found, type) or not issubclass(found, tuple):
+    found = _looked_up(named[0], named[1])
+    if found is None or not issubclass(found, tuple):
         return None
     # Other tuples (torch.Size, os.stat_result) have no such names, and may not be made without their own code.
     fields = getattr(found, "_fields", None)
     return found if isinstance(fields, tuple) and list(fields) == named[2:] else None
+
+
+def _enum_member(named: object) -> Enum | None:
+    """A member of an `IntEnum`, `StrEnum` or their like, if this process has it."""
+    if not isinstance(named, list) or len(named) != 3 or not all(isinstance(word, str) for word in named):
+        return None
+    found = _looked_up(named[0], named[1])
+    return found.__members__.get(named[2]) if found is not None and issubclass(found, Enum) else None
+
+
+def _looked_up(module: str, path: str) -> type | None:
+    """In modules and classes only: no code of theirs runs."""
+    found: object = sys.modules.get(module)
+    for name in path.split("."):
+        found = vars(found).get(name) if isinstance(found, (ModuleType, type)) else None
+    return found if isinstance(found, type) else None
+
+
+def _kind_of_dict(value: object) -> str | None:
+    """A counter, or a dict with one of the usual defaults; any other is saved as a plain one."""
+    if type(value) is defaultdict:
+        return next((name for name, kind in _DEFAULTS.items() if kind is value.default_factory), None)
+    return "Counter" if type(value) is Counter else None
+
+
+def _dict_of(of: object, pairs: dict[Any, Any]) -> dict[Any, Any]:
+    if of == "Counter":
+        return Counter(pairs)
+    return defaultdict(_DEFAULTS[of], pairs) if isinstance(of, str) and of in _DEFAULTS else pairs
 
 
 def _stored_bytes(raw: Callable[[str], memoryview] | None, tree: Mapping[str, object]) -> bytes:

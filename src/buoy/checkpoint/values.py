@@ -6,7 +6,7 @@ tracked, a nested `defaultdict` stays one, and a generator in `vars(environment)
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
 
@@ -124,7 +124,10 @@ class Container:
 
     def _described(self, value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: self._described(item) for key, item in value.items()}
+            described = {key: self._described(item) for key, item in value.items()}
+            if type(value) is defaultdict:  # saved as what it is
+                return defaultdict(value.default_factory, described)
+            return Counter(described) if type(value) is Counter else described
         if isinstance(value, deque):
             return deque(map(self._described, value), value.maxlen)
         if type(value) in (list, tuple):
