@@ -16,7 +16,7 @@ LossFunction = Callable[[Any], Any]
 class Progress:
     """What happens around the parts of one try; each method may be replaced."""
 
-    def forward_done(self) -> None:
+    def forward_done(self, loss: torch.Tensor) -> None:
         """A part's loss is there, its backward pass comes next."""
 
     def last_backward(self, loss: torch.Tensor) -> None:
@@ -68,7 +68,7 @@ def accumulate(
             share = loss if whole or reduction == "sum" else loss * (size / samples)
             value = share.detach()
         running = value if running is None else running + value
-        progress.forward_done()
+        progress.forward_done(share)
         if is_last:
             progress.last_backward(share)
         (share if scaler is None else scaler.scale(share)).backward()

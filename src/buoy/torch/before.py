@@ -10,6 +10,7 @@ import torch
 
 from buoy.microbatch.errors import BadLoss
 from buoy.torch.backward import LossFunction
+from buoy.torch.beside import leaves_beside
 from buoy.torch.carried import Carried, code_of
 from buoy.torch.homes import function_modules, tensors_of
 from buoy.torch.snapshot import Gradients, Snapshot
@@ -35,6 +36,8 @@ class Before:
         """A loss is being computed."""
         self._seen: set[Any] = set()
         """Code of loss functions whose modules are known."""
+        self._new: LossFunction | None = None
+        """The step's loss function, until it is known which weights it adds a gradient to."""
 
     @property
     def leaves(self) -> list[torch.Tensor]:
@@ -52,6 +55,14 @@ class Before:
         self._reach(loss_fn)
         self.carried.of(loss_fn)
         self.upstream = Upstream()
+
+    def see(self, loss: torch.Tensor) -> None:
+        """Just before a backward pass: what nobody tracked gets a gradient that must be put back too."""
+        if self._new is not None:
+            beside = leaves_beside(loss, self.leaves, self._new)
+            self._new = None
+            self._trained.also(beside)
+            self.gradients.also(beside)
 
     def let_go(self) -> None:
         """The step is over: its batch may be large."""
@@ -95,6 +106,7 @@ class Before:
         if code in self._seen:
             return
         self._seen.add(code)
+        self._new = loss_fn
         with suppress(Exception):  # somebody's object that cannot be looked into
             known = {id(each) for module in self._modules for each in tensors_of(module)}
             found = function_modules(loss_fn)

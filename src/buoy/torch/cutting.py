@@ -13,6 +13,7 @@ from buoy.microbatch.errors import CannotSplit, StepError
 from buoy.microbatch.oom import is_oom
 from buoy.microbatch.split import Batch
 from buoy.torch.backward import LossFunction
+from buoy.torch.beside import GradientBeside
 from buoy.torch.carried import STATE_HINT, Carried, keeps_state
 from buoy.torch.few import SAMPLES
 from buoy.torch.kind import kind_of
@@ -228,6 +229,13 @@ class Cutting:
     def _ask(
         self, whole: Batch, loss_fn: LossFunction, reduction: str, samples: int = SAMPLES
     ) -> Finding | None:
+        try:
+            guarded = self._trained.all
+            return self._probe.ask(whole, loss_fn, reduction, self._attempt, samples, guarded=guarded)
+        except GradientBeside as beside:
+            self._trained.also(beside.leaves)
+            self._trained.look()
+        # Once: what is new again is made by the loss function in each call.
         return self._probe.ask(whole, loss_fn, reduction, self._attempt, samples)
 
 

@@ -13,6 +13,7 @@ from buoy.microbatch.rounding import STRETCHES
 from buoy.microbatch.split import Batch
 from buoy.torch.allocations import AllocationWatch
 from buoy.torch.backward import LossFunction, Progress, accumulate
+from buoy.torch.beside import GradientBeside, leaves_beside
 from buoy.torch.constant import Generators
 from buoy.torch.digest import some
 from buoy.torch.pairs import Pair, noting
@@ -61,12 +62,15 @@ class FewGradient:
         loss_fn: LossFunction,
         reduction: str,
         attempt: Callable[[Callable[[], Any]], Any],
+        guarded: list[torch.Tensor] | None = None,
     ) -> None:
-        """`attempt` runs a function and puts everything back after it."""
+        """`attempt` runs a function and puts everything back after it; where `guarded` is given, a
+        gradient of anything else is `GradientBeside`.
+        """
         self._modules, self._parameters = modules, parameters
         self._loss_fn, self._reduction, self._attempt = loss_fn, reduction, attempt
         self.watch, self.still, self.generators = AllocationWatch(), Still(), Generators()
-        self._forward = _LiveAfterForward(self.watch, known_from_before(loss_fn))
+        self._forward = _BeforeBackward(self.watch, known_from_before(loss_fn), guarded, loss_fn)
         self.written: list[str] = []
         """Buffers that the last computation changed."""
         self.moved: dict[str, bool] = {}
@@ -138,13 +142,22 @@ class FewGradient:
         }
 
 
-class _LiveAfterForward(Progress):
-    def __init__(self, watch: AllocationWatch, before: set[Any]) -> None:
-        self._watch, self._before = watch, before
+class _BeforeBackward(Progress):
+    def __init__(
+        self,
+        watch: AllocationWatch,
+        before: set[Any],
+        guarded: list[torch.Tensor] | None,
+        loss_fn: LossFunction,
+    ) -> None:
+        self._watch, self._before, self._guarded, self._loss_fn = watch, before, guarded, loss_fn
         self.live = 0
 
-    def forward_done(self) -> None:
+    def forward_done(self, loss: torch.Tensor) -> None:
         self.live = self._watch.live
+        beside = None if self._guarded is None else leaves_beside(loss, self._guarded, self._loss_fn)
+        if beside:
+            raise GradientBeside(beside)
 
     def last_backward(self, loss: torch.Tensor) -> None:
         if is_fed_from_before(loss, self._before):

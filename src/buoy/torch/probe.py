@@ -14,6 +14,7 @@ from buoy.microbatch.oom import is_oom
 from buoy.microbatch.rounding import EXAMPLES, LARGE
 from buoy.microbatch.split import Batch
 from buoy.torch.backward import LossFunction
+from buoy.torch.beside import GradientBeside
 from buoy.torch.constant import SHARES
 from buoy.torch.few import FEWEST, SAMPLES, trials_of, twice
 from buoy.torch.few_gradient import FewGradient, Made, shows
@@ -83,10 +84,12 @@ class Probe:
         attempt: Callable[[Callable[[], Any]], Any],
         samples: int = SAMPLES,
         rows: list[int] | None = None,
+        guarded: list[torch.Tensor] | None = None,
     ) -> Finding | None:
         """None when nothing can be told. `attempt` runs a function and puts everything back after it.
 
-        With `rows` these samples are compared, otherwise so many that differ most.
+        With `rows` these samples are compared, otherwise so many that differ most. A gradient of something that is not
+        `guarded`, where that is given, is raised as `GradientBeside`.
         """
         self.no_room, self.failed, self._repeats = None, None, True
         self._moves_on, self._is_shown = False, False
@@ -94,7 +97,7 @@ class Probe:
             return None
         for most in (samples, FEWEST):
             try:
-                gradient = FewGradient(self._modules, self._parameters, loss_fn, reduction, attempt)
+                gradient = FewGradient(self._modules, self._parameters, loss_fn, reduction, attempt, guarded)
                 found = self._ask(  # no name holds the trials: what fails for memory would count them as another's
                     trials_of(whole, most) if rows is None else [whole.picked(rows)], gradient, reduction
                 )
@@ -118,6 +121,8 @@ class Probe:
                     "use a smaller batch",
                     exchanges=True,
                 )
+            except GradientBeside:
+                raise
             except FedFromBefore:
                 return Finding(
                     "the loss function reads what was computed with gradients before it",

@@ -156,6 +156,12 @@ class Gradients:
                 self._before.append((parameter, parameter.grad))
                 parameter.grad = None
 
+    def also(self, parameters: list[torch.Tensor]) -> None:
+        """In the middle of a try: these get a gradient too."""
+        begun = [*self._parameters, *parameters], self._before
+        self.begin(parameters)
+        self._parameters, self._before = begun[0], [*begun[1], *self._before]
+
     def merge(self) -> None:
         """Bring copies of the old ones in already now: DDP exchanges what it finds."""
         for parameter, before in self._before:

@@ -35,6 +35,10 @@ class Trained:
         self._append(parameter for module in modules for parameter in module.parameters())
         self.look()
 
+    def also(self, beside: Iterable[torch.Tensor]) -> None:
+        """These get a gradient too, though nobody tracked them; `look` tells."""
+        self._append(beside)
+
     def look(self) -> bool:
         """What is trained now; whether that has changed. To be asked at each step."""
         groups = sum([len(optimizer.param_groups) for optimizer in self._optimizers])

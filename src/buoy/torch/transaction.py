@@ -256,8 +256,9 @@ class Transaction(Progress):
 
     # What accumulate tells on the way (backward.Progress).
 
-    def forward_done(self) -> None:
+    def forward_done(self, loss: torch.Tensor) -> None:
         """Batch statistics count once, even if backward computes them again."""
+        self._before.see(loss)
         self._before.snapshot.keep_statistics()
 
     def last_backward(self, loss: torch.Tensor) -> None:
