@@ -302,3 +302,23 @@ def test_a_mean_over_many_pixels_is_no_reason_to_refuse() -> None:
     images, labels = torch.rand(16, 3, 64, 64), torch.arange(16) % 5
 
     run.backward((images, labels), lambda part: F.cross_entropy(model(part[0]), part[1]))
+
+
+def test_a_second_method_is_another_loss_in_mixed_precision_too() -> None:
+    """What is wrapped around a loss function says nothing of it."""
+    model = nn.Linear(5, 3)
+
+    class Losses:
+        def plain(self, part: torch.Tensor) -> torch.Tensor:
+            return model(part).square().mean()  # type: ignore[no-any-return]
+
+        def centred(self, part: torch.Tensor) -> torch.Tensor:
+            made = model(part)
+            return (made - made.mean(0)).square().mean()  # type: ignore[no-any-return]
+
+    run = buoy.Run(micro_batch=3, remedies="amp")
+    run.track(model=model)
+    for _ in range(4):
+        run.backward(torch.randn(20, 5), Losses().plain)
+    with pytest.raises(CannotSplit):
+        run.backward(torch.randn(20, 5), Losses().centred)

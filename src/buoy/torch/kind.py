@@ -29,11 +29,11 @@ def kind_of(modules: list[torch.nn.Module], whole: Batch, loss_fn: Any, reductio
 
 def _code(function: Any, depth: int) -> Hashable:
     """Of a function and those it knows by name; a lambda that is written anew for each batch is the same one."""
+    function = getattr(function, "__wrapped__", function)  # first: around it may be mixed precision
     if isinstance(function, functools.partial):
         return _code(function.func, depth)
     if isinstance(function, MethodType):
         return _code(function.__func__, depth)
-    function = getattr(function, "__wrapped__", function)
     if not isinstance(function, FunctionType):
         if isinstance(function, torch.nn.Module):
             return str(type(function)), str(vars(function).get("reduction"))
