@@ -251,3 +251,25 @@ def test_a_few_samples_without_a_loss_are_not_taken_for_a_batch_without_one() ->
     with pytest.raises(BadLoss, match="for a few samples of the batch") as caught:
         run.backward(x, counted)
     assert "return (sum of the losses, how many)" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(("missing", "first"), [(-1.0, 0), (-999.0, 0), (99.0, 0), (-1.0, 2)])
+def test_a_number_that_stands_for_a_missing_one_is_seen_among_measurements(
+    missing: float, first: int
+) -> None:
+    """In one sample of many, from the beginning or in a later batch; a mean over what is there is none over samples."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(5, 3)
+    transaction = Transaction(say=lambda words: None, event=lambda *a, **k: None, micro_batch=3)
+    transaction.track([model], [])
+
+    def loss(part: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        is_there = (part[1] > 0) & (part[1] < 50)
+        return (model(part[0]) - part[1])[is_there].square().mean()
+
+    batches = [(torch.randn(32, 5), torch.rand(32, 3) + 0.01) for _ in range(3)]
+    batches[first][1][17, :2] = missing
+    for batch in batches[:first]:
+        transaction.backward(batch, loss)
+    with pytest.raises(CannotSplit):
+        transaction.backward(batches[first], loss)

@@ -68,7 +68,11 @@ def _columns(flat: torch.Tensor) -> tuple[list[Column], list[Column]]:
     if flat.shape[1] <= FEW_VALUES:
         single = [_column(each) for each in flat.unbind(1) if _is_whole(each)]
     if not _is_whole(flat):
-        return single, [_column((flat == 0).sum(1)), _column(nothing)]
+        marks = [0.0, *_set_apart(flat), *(-value for value in _set_apart(-flat))]
+        return single, [
+            *(_column((flat == value).sum(1)) for value in dict.fromkeys(marks)),
+            _column(nothing),
+        ]
     values, counts = flat.unique(return_counts=True)  # type: ignore[no-untyped-call]
     if len(values) == 2 and bool((flat.max(1).values == values[1]).all()):
         once = (flat == values[1]).sum(1)
@@ -79,6 +83,17 @@ def _columns(flat: torch.Tensor) -> tuple[list[Column], list[Column]]:
     several = [(flat == value).sum(1) for value in values]
     several += [_run(flat), _run(flat.flip(1))]  # padding by any number, before or behind
     return single, [*map(_column, several), _column(nothing)]
+
+
+def _set_apart(flat: torch.Tensor) -> list[float]:
+    """The least number, if it may stand for one that is missing: -1 or -999 among measurements, a limit of a sensor."""
+    flat = flat[~flat.isnan()]
+    above = flat[flat > flat.min()] if len(flat) else flat
+    if not len(above):
+        return []
+    least, second, largest = float(flat.min()), float(above.min()), float(above.max())
+    is_far = second - least > (largest - second) / 2  # among numbers like any other the next one is near
+    return [least] if is_far or len(flat) - len(above) > 1 else []
 
 
 def _run(flat: torch.Tensor) -> torch.Tensor:

@@ -97,5 +97,5 @@ def _to_host(read: list[torch.Tensor]) -> list[list[float]]:
 
 def _traits(least: float, largest: float, zeros: float, ones: float, floats: float) -> Hashable:
     if floats and zeros + ones != -floats:
-        return None  # numbers like any other
+        return least != least, least < 0, zeros > 0  # what is missing among measurements
     return traits(least, largest, zeros > 0)
