@@ -273,3 +273,25 @@ def test_a_number_that_stands_for_a_missing_one_is_seen_among_measurements(
         transaction.backward(batch, loss)
     with pytest.raises(CannotSplit):
         transaction.backward(batches[first], loss)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["hardest eight", "clipped", "without the largest"])
+def test_losses_that_do_not_add_up_are_seen(kind: str, seed: int) -> None:
+    """Six samples in a few parts show none of these, or only where the hardest comes late."""
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(5, 3)
+
+    def loss(part: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        each = F.cross_entropy(model(part[0]), part[1], reduction="none")
+        if kind == "hardest eight":
+            return each.topk(min(8, len(each))).values.mean()
+        if kind == "clipped":
+            return each.clamp(max=each.detach().quantile(0.95)).mean()
+        return each.sort().values[: -(-9 * len(each) // 10)].mean()
+
+    run = Transaction(say=lambda words: None, event=lambda *a, **k: None, micro_batch=4)
+    run.track([model], [])
+    with pytest.raises(CannotSplit, match="samples depend"):
+        run.backward((torch.randn(32, 5), torch.randint(0, 3, (32,))), loss)
+    assert model.weight.grad is None

@@ -20,7 +20,7 @@ from buoy.torch.kind import kind_of
 from buoy.torch.pairs import NoPair
 from buoy.torch.probe import DEPENDS, NOT_AGAIN, Finding, Probe
 from buoy.torch.release import release
-from buoy.torch.selecting import LOOKED_AT, rows_without_loss
+from buoy.torch.selecting import LOOKED_AT, telling_rows
 from buoy.torch.trained import Trained
 from buoy.torch.vote import GIVE_UP, READY, Vote
 
@@ -178,9 +178,11 @@ class Cutting:
         """Which samples count may be known by computing only."""
         assert self._step is not None
         whole, loss_fn, reduction = self._step
-        rows = rows_without_loss(whole, loss_fn, self._modules, self._attempt, most)
-        found = (
-            self._probe.ask(whole, loss_fn, reduction, self._attempt, rows=rows) if rows is not None else None
+        telling = telling_rows(whole, loss_fn, reduction, self._modules, self._attempt, most)
+        if telling is None:
+            return
+        found = self._probe.ask(
+            whole, loss_fn, reduction, self._attempt, rows=telling.rows, alone=telling.alone
         )
         if found is not None and found.reason is not None:
             self._found[kind] = self.finding = found

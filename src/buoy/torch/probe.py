@@ -75,6 +75,8 @@ class Probe:
         """Whether parts leave other weights behind than the whole."""
         self._is_shown = False
         """Whether something that was compared was not zero."""
+        self._alone = False
+        """Whether each sample is a part."""
 
     def ask(
         self,
@@ -84,15 +86,16 @@ class Probe:
         attempt: Callable[[Callable[[], Any]], Any],
         samples: int = SAMPLES,
         rows: list[int] | None = None,
+        alone: bool = False,
         guarded: list[torch.Tensor] | None = None,
     ) -> Finding | None:
         """None when nothing can be told. `attempt` runs a function and puts everything back after it.
 
-        With `rows` these samples are compared, otherwise so many that differ most. A gradient of something that is not
-        `guarded`, where that is given, is raised as `GradientBeside`.
+        With `rows` these samples are compared, with `alone` one by one, otherwise so many that differ most. A gradient
+        of something that is not `guarded`, where that is given, is raised as `GradientBeside`.
         """
         self.no_room, self.failed, self._repeats = None, None, True
-        self._moves_on, self._is_shown = False, False
+        self._moves_on, self._is_shown, self._alone = False, False, alone
         if whole.samples < 2 or whole.reason is not None:
             return None
         for most in (samples, FEWEST):
@@ -241,7 +244,9 @@ class Probe:
         """Whether parts have the gradient of the whole; None where rounding is too large to tell."""
         n = few.samples
         half = (n + 1) // 2
-        parts = [half, *[1] * (n - half)]  # unequal, and most pairs of samples in two of them
+        parts = (
+            [1] * n if self._alone else [half, *[1] * (n - half)]
+        )  # unequal, and most pairs of samples in two of them
         try:
             apart = gradient(parts, few)
         except Exception as error:  # the whole did not raise it
