@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.utils import parametrize
 
 import buoy
 from buoy.microbatch.errors import CannotSplit, OutOfMemory
@@ -210,3 +211,33 @@ def test_out_of_memory_before_the_batch_is_told_and_leaves_nothing() -> None:
         run.backward(Full.apply(made(torch.randn(N, 4).double())), lambda x: judge(x).square().mean())
     assert made.weight.grad is None
     assert judge.weight.grad is None
+
+
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_weights_that_are_cached_for_a_step_can_be_gone_through_again(micro_batch: int | None) -> None:
+    """`parametrize.cached()` keeps a computed weight with its graph, which a comparison or a part has used up."""
+
+    class Gated(nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            return weight * weight.sigmoid()
+
+    def trained(is_plain: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3, dtype=torch.float64)
+        parametrize.register_parametrization(model, "weight", Gated())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = buoy.Run(micro_batch=micro_batch)
+        run.track(model=model, optimizer=optimizer)
+        for _ in range(3):
+            batch = torch.randn(8, 5, dtype=torch.float64)
+            with parametrize.cached():
+                if is_plain:
+                    model(batch).square().mean().backward()
+                else:
+                    run.backward(batch, lambda part: model(part).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    for one, other in zip(trained(is_plain=False), trained(is_plain=True), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=0)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.utils import parametrize
 
 from buoy.microbatch.errors import BadLoss, CannotSplit
 
@@ -46,6 +47,7 @@ def accumulate(
     while start < samples:
         size = next_size(samples - start)
         is_first, is_last = start == 0, start + size == samples
+        _forget_cached_weights()
         loss, weight = read_loss(loss_fn(take(start, start + size)), reduction)
         _check(loss, scaler, parameters if is_first else [], size if size < samples else None)
         if weight is not None:
@@ -77,6 +79,12 @@ def accumulate(
         start += size
     assert running is not None
     return running if weights is None else (running / weights).to(running.dtype)
+
+
+def _forget_cached_weights() -> None:
+    """Inside `parametrize.cached()` each part computes them again: their graph goes with a backward pass."""
+    if getattr(parametrize, "_cache_enabled", 0):
+        parametrize._cache.clear()
 
 
 def read_loss(made: Any, reduction: str) -> tuple[torch.Tensor, Any]:
