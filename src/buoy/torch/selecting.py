@@ -44,7 +44,8 @@ def telling_rows(
 ) -> Telling | None:
     """Some samples that have no loss alone, beside others that have one; or those whose losses do not add up.
 
-    `most` samples are looked at. `attempt` runs a function and puts everything back after it.
+    `most` samples are looked at; together only if they are more than a comparison has. `attempt` runs a function and
+    puts everything back after it.
     """
     n = whole.samples
     if n <= SAMPLES or whole.gives_ranges_only:
@@ -84,7 +85,7 @@ def telling_rows(
         return Telling(sorted([*without[:half], *others[: SAMPLES - min(half, len(without))]]), alone=False)
     each = -(-len(rows) // _TOGETHER)
     rows, losses = rows[::each], losses[::each]
-    together = losses_of([rows]) if others else None
+    together = losses_of([rows]) if others and most > SAMPLES else None
     if together is None or _adds_up(losses, together[0], reduction, still.tolerance):
         return None
     return Telling(rows, alone=True)
