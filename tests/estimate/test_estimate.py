@@ -105,6 +105,36 @@ def test_parts_sum_up_to_the_peak_and_name_their_owners() -> None:
     assert figure.replay.peak_reserved in figure.reserved
 
 
+@pytest.mark.parametrize("given_as", [torch.optim.Adam, lambda model: torch.optim.Adam(model.parameters())])
+def test_a_module_that_two_others_share_is_held_once_and_trained(given_as: Any) -> None:
+    """An encoder and a decoder over one embedding: its weight, its gradient and both of its moments."""
+
+    class Side(nn.Module):
+        def __init__(self, shared: nn.Module) -> None:
+            super().__init__()
+            self.shared = shared
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.shared(x)  # type: ignore[no-any-return]
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            shared = nn.Embedding(50_000, WIDTH, device="meta")
+            self.encoder, self.decoder = Side(shared), Side(shared)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.encoder(x) + self.decoder(x)  # type: ignore[no-any-return]
+
+    model = Both()
+    optimizer = given_as if given_as is torch.optim.Adam else given_as(model)
+    trace = step(model, (torch.zeros(2, 8, dtype=torch.long, device="meta"),), optimizer=optimizer)
+
+    parts, weight = estimate(trace, devices.by_id("t4")).parts, 50_000 * WIDTH * 4
+    assert weight <= parts["weights"] < 1.1 * weight
+    assert 2 * weight <= parts["optimizer"] < 2.1 * weight
+
+
 def test_mixed_precision_halves_activations_and_scales_without_reading_values() -> None:
     with torch.device("meta"):
         model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(24)])

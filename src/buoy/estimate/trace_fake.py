@@ -174,8 +174,12 @@ def moved(module: torch.nn.Module, device: torch.device) -> Iterator[dict[int, t
     parameters: dict[int, torch.nn.Parameter] = {}
     buffers: dict[int, torch.Tensor] = {}
     before: list[tuple[dict[str, Any], str, Any]] = []
+    filled: set[int] = set()  # a module that two others share is met twice, with its new tensors in it
 
     def fill(part: torch.nn.Module) -> None:
+        if id(part) in filled:
+            return
+        filled.add(id(part))
         for child in part.children():
             fill(child)
         for name, old in list(part._parameters.items()):
