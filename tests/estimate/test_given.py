@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,11 @@ from buoy.estimate.trace_torch import explain
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from buoy.estimate import trace_build, trace_config  # noqa: E402
+from buoy.estimate import devices, trace_build, trace_config  # noqa: E402
+from buoy.estimate.result import estimate  # noqa: E402
 from buoy.estimate.trace_loss import EitherWay  # noqa: E402
+from buoy.estimate.trace_steps import trace_steps  # noqa: E402
+from buoy.estimate.trace_tape import Device  # noqa: E402
 
 BATCH = (torch.zeros(4, 8, 10), torch.zeros(4, 8, dtype=torch.long))
 
@@ -61,6 +65,99 @@ def test_a_misspelt_name_is_not_replaced_by_an_assumption(monkeypatch: pytest.Mo
         given(monkeypatch, {"model": nn.Linear(10, 10), "batch": BATCH, "optimiser": torch.optim.SGD})
 
     assert caught.value.received == "`optimiser`" and "`optimizer`" in str(caught.value.hint)
+
+
+def make_sgd(weights: Any) -> Any:
+    return torch.optim.SGD(weights, lr=0.1)
+
+
+@pytest.mark.parametrize("optimizer", [make_sgd, partial(torch.optim.SGD, lr=0.1)])
+@pytest.mark.parametrize("loss", [of_both, nn.CrossEntropyLoss()])
+@pytest.mark.parametrize("loss_first", [False, True])
+def test_a_function_that_makes_the_optimizer_is_not_replaced_by_an_assumption(
+    monkeypatch: pytest.MonkeyPatch, optimizer: Any, loss: Any, loss_first: bool
+) -> None:
+    if loss_first and optimizer is make_sgd and loss is of_both:
+        pytest.skip("two functions are told apart by their order")
+    rest = (loss, optimizer) if loss_first else (optimizer, loss)
+
+    job = given(monkeypatch, (nn.Linear(10, 10), BATCH, *rest))
+
+    assert job.optimizer is optimizer and not any("assumed" in note for note in job.notes)
+
+
+@pytest.mark.parametrize(
+    ("rest", "what"),
+    [
+        (("adamw", of_both), "optimizer"),
+        (([torch.optim.SGD], of_both), "optimizer"),
+        ((torch.optim.SGD, torch.optim.Adam), "loss"),
+        (("mse",), "loss"),
+    ],
+)
+def test_what_is_no_optimizer_and_no_loss_is_refused(
+    monkeypatch: pytest.MonkeyPatch, rest: Any, what: str
+) -> None:
+    with pytest.raises(EstimateError, match=f"given as the {what} is none"):
+        given(monkeypatch, (nn.Linear(10, 10), BATCH, *rest))
+
+
+class Margin(nn.Module):
+    """A loss with a weight for each class, as ArcFace has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes = nn.Parameter(torch.zeros(50_000, 10))
+
+    def forward(self, output: Any, target: Any) -> Any:
+        return of_both(output @ self.classes.t(), target)
+
+
+def by_teacher(teacher: nn.Module) -> Any:
+    def distilled(model: Any, batch: Any) -> Any:
+        with torch.no_grad():
+            wanted = teacher(batch[0])
+        return nn.functional.mse_loss(model(batch[0]), wanted)
+
+    return distilled
+
+
+@pytest.mark.parametrize(
+    ("make", "weights", "moments"),
+    [
+        (Margin, 500_000, 1_000_000),
+        (lambda: partial(of_output_and_more, Margin()), 500_000, 1_000_000),
+        (lambda: by_teacher(nn.Linear(10, 10)), 110, 0),
+        (lambda: by_class(nn.CrossEntropyLoss(torch.ones(10))), 0, 0),
+    ],
+)
+@pytest.mark.parametrize("device", ["t4", "cpu"])
+@pytest.mark.parametrize("lazily", [True, False])
+def test_what_a_loss_brings_along_is_on_the_device_and_counted(
+    monkeypatch: pytest.MonkeyPatch, make: Any, weights: int, moments: int, device: str, lazily: bool
+) -> None:
+    def build() -> Any:
+        return nn.Linear(10, 10), BATCH, torch.optim.AdamW, make()
+
+    monkeypatch.setattr(trace_build, "load", lambda path, name: build)
+    job = trace_build.build(Request("torch", {"build": "train.py:build"}), lazily=lazily)
+    row = devices.by_id("t4")
+    pretended = Device(row.capability, row.memory or 0, row.workspace, row.multiprocessors, row.threads)
+    trace = trace_steps(job, pretended if device == "t4" else Device(0, 0))
+
+    parts = estimate(trace, row).parts
+    assert trace.facts["parameters"] == 110 + weights
+    assert parts["weights"] >= 4 * weights
+    assert 4 * moments <= parts["optimizer"] <= 4 * moments + 8192
+    assert any("weights of its own" in note for note in job.notes) is (weights > 0)
+
+
+def by_class(weighted: nn.Module) -> Any:
+    return lambda output, target: weighted(output.flatten(0, 1), target.flatten())
+
+
+def of_output_and_more(margin: Any, output: Any, target: Any) -> Any:
+    return margin(output, target)
 
 
 def test_an_empty_batch_and_nothing_to_train_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,16 @@ from buoy.estimate import trace_code
 from buoy.estimate.request import EstimateError, Request
 from buoy.estimate.trace_config import from_config
 from buoy.estimate.trace_load import load
-from buoy.estimate.trace_loss import MODELS, OUTPUTS, EitherWay, call_model, inputs_of, of_output, target_of
+from buoy.estimate.trace_loss import (
+    MODELS,
+    OUTPUTS,
+    EitherWay,
+    call_model,
+    inputs_of,
+    modules_beside,
+    of_output,
+    target_of,
+)
 from buoy.estimate.trace_remedies import apply, remember_code
 from buoy.estimate.trace_steps import Job, Loss
 from buoy.estimate.trace_weightless import StayOnHost, parameters_on_meta, shape_lazy_modules, without_bytes
@@ -51,7 +60,7 @@ def build(request: Request, *, lazily: bool = True) -> Job:
             length = int(request.source.get("seq", 512))
             job = from_config(request.source["hf_config"], length, OPTIMIZERS["AdamW"], notes)
     if isinstance(job.loss, EitherWay):
-        job.loss = job.loss.decided(job.model, job.batch)
+        job.loss = job.loss.decided(job.model, job.batch, job.beside)
     if lazily:
         shape_lazy_modules(job.model, lambda: job.loss(job.model, tree_map(without_bytes, job.batch)))
     job.model = _unwrapped(job.model, notes)
@@ -137,12 +146,19 @@ def _from_function(target: str, notes: list[str]) -> Job:
             expected="a model with something to train",
         )
     model.train()
+    _refuse_what_is_neither(parts.get("optimizer"), parts.get("loss"))
     optimizer = _dense(model, parts.get("optimizer"), notes)
     if optimizer is None:
         notes.append("no optimizer was given: AdamW assumed")
         optimizer = OPTIMIZERS["AdamW"]
     notes += parts.get("notes", [])
-    return Job(model, batch, _loss(parts.get("loss"), notes), optimizer, notes, parts.get("turns", []))
+    job = Job(model, batch, _loss(parts.get("loss"), notes), optimizer, notes, parts.get("turns", []))
+    if "turns" not in parts:  # a script's rehearsal has found them itself
+        job.beside = modules_beside(parts.get("loss"), model)
+        if any(True for module in job.beside for _ in module.parameters()):
+            names = ", ".join(dict.fromkeys(type(module).__name__ for module in job.beside))
+            notes.append(f"the loss brings weights of its own along ({names}): counted as held on the device")
+    return job
 
 
 def _by_kind(given: Any, target: str) -> dict[str, Any]:
@@ -152,12 +168,41 @@ def _by_kind(given: Any, target: str) -> dict[str, Any]:
     if not isinstance(given, (tuple, list)) or not 2 <= len(given) <= 4:
         raise EstimateError(f"{target} returned nonsense", received=_describe(given), expected=EXPECTED)
     parts: dict[str, Any] = {"model": given[0], "batch": given[1]}
-    for item in given[2:]:
-        optimizer = isinstance(item, torch.optim.Optimizer) or (
-            inspect.isclass(item) and issubclass(item, torch.optim.Optimizer)
-        )
-        parts["optimizer" if optimizer else "loss"] = item
-    return parts
+    rest = list(given[2:])
+    if len(rest) == 2:  # in this order, unless the kinds say otherwise: a function may make an optimizer
+        turned = _is_optimizer(rest[1]) and not _is_optimizer(rest[0])
+        turned |= isinstance(rest[0], torch.nn.Module) and not isinstance(rest[1], torch.nn.Module)
+        loss, optimizer = rest if turned else reversed(rest)
+        return parts | {"optimizer": optimizer, "loss": loss}
+    return parts | {"optimizer" if _is_optimizer(item) else "loss": item for item in rest}
+
+
+def _is_optimizer(item: Any) -> bool:
+    kind = item.func if isinstance(item, partial) else item
+    return isinstance(kind, torch.optim.Optimizer) or (
+        inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)
+    )
+
+
+def _refuse_what_is_neither(optimizer: Any, loss: Any) -> None:
+    """What cannot be one would be left out, or replaced by what is assumed without it."""
+    if optimizer is not None and not _is_optimizer(optimizer) and not _is_function(optimizer):
+        raise EstimateError(
+            "what was given as the optimizer is none", received=_describe(optimizer),
+            expected="an optimizer, its class, or a function of the weights that returns one",
+            hint="a script with several optimizers is planned whole: `buoy plan train.py`",
+        )  # fmt: skip
+    if loss is not None and (_is_optimizer(loss) or not callable(loss)):
+        raise EstimateError(
+            "what was given as the loss is none", received=_describe(loss),
+            expected="a module or function of (output, target), or a function of (model, batch)",
+            hint="a script with several optimizers is planned whole: `buoy plan train.py`"
+            if _is_optimizer(loss) else "for example `nn.CrossEntropyLoss()`",
+        )  # fmt: skip
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not isinstance(value, torch.nn.Module)
 
 
 def _dense(model: torch.nn.Module, optimizer: Any, notes: list[str]) -> Any:

@@ -204,6 +204,11 @@ def moved(module: torch.nn.Module, device: torch.device) -> Iterator[dict[int, t
             owner[name] = old
 
 
+def together(model: torch.nn.Module, beside: Sequence[torch.nn.Module]) -> torch.nn.Module:
+    """One module that has them all; the model itself where nothing is beside it."""
+    return torch.nn.ModuleList([model, *beside]) if beside else model
+
+
 def empty_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor of the same size and layout on the device."""
     return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=device)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
 from buoy.estimate.request import EstimateError
-from buoy.estimate.trace_fake import empty_like, fake_device, moved
+from buoy.estimate.trace_fake import empty_like, fake_device, moved, together
 from buoy.estimate.trace_values import ordinary_values
 
 OUTPUTS = ("input", "outputs", "output", "y_pred", "preds", "logits", "pred")
@@ -28,12 +32,14 @@ class EitherWay:
         """As a function of (output, target), which is what most are."""
         return of_output(self.function, model, batch)
 
-    def decided(self, model: torch.nn.Module, batch: Any) -> Callable[[torch.nn.Module, Any], torch.Tensor]:
+    def decided(
+        self, model: torch.nn.Module, batch: Any, beside: Sequence[torch.nn.Module] = ()
+    ) -> Callable[[torch.nn.Module, Any], torch.Tensor]:
         """The way that works, tried on fake tensors: with the output first, then with the model."""
-        first = _why_not(partial(of_output, self.function), model, batch)
+        first = _why_not(partial(of_output, self.function), model, batch, beside)
         if first is None or _reads_values(first):
             return partial(of_output, self.function)
-        second = _why_not(self.function, model, batch)
+        second = _why_not(self.function, model, batch, beside)
         if second is None or _reads_values(second):
             return self.function
         raise EstimateError(
@@ -43,6 +49,38 @@ class EitherWay:
             expected="a function of (output, target) or of (model, batch)",
             hint="call its first parameter `output` or `model`, and only that way is tried",
         )
+
+
+def modules_beside(loss: Any, model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Modules with weights or buffers that a loss is, or holds, or calls by name, and that are no part of the model."""
+    found: dict[int, torch.nn.Module] = {}
+    seen = {id(part) for part in model.modules()}
+
+    def look(value: Any) -> None:
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if isinstance(value, torch.nn.Module) and any(
+            True for _ in chain(value.parameters(), value.buffers())
+        ):
+            found[id(value)] = value
+        for inner in _held_by(value):
+            look(inner)
+
+    look(loss)
+    return list(found.values())
+
+
+def _held_by(value: Any) -> Sequence[Any]:
+    if isinstance(value, partial):
+        return (value.func, *value.args, *value.keywords.values())
+    if isinstance(value, MethodType):
+        return (value.__self__, value.__func__)
+    if isinstance(value, FunctionType) and value.__module__.partition(".")[0] != "torch":
+        with contextlib.suppress(ValueError):  # a name of the function around it that has no value yet
+            known = inspect.getclosurevars(value)
+            return (*known.nonlocals.values(), *known.globals.values())
+    return ()
 
 
 def of_output(function: Callable[..., Any], model: torch.nn.Module, batch: Any) -> torch.Tensor:
@@ -66,14 +104,16 @@ def call_model(model: torch.nn.Module, inputs: Any) -> Any:
     return model(**inputs) if isinstance(inputs, dict) else model(inputs)
 
 
-def _why_not(loss: Callable[..., Any], model: torch.nn.Module, batch: Any) -> Exception | None:
+def _why_not(
+    loss: Callable[..., Any], model: torch.nn.Module, batch: Any, beside: Sequence[torch.nn.Module]
+) -> Exception | None:
     host = torch.device("cpu")
 
     def fake(leaf: Any) -> Any:
         return empty_like(leaf, host) if isinstance(leaf, torch.Tensor) else leaf
 
     try:
-        with ordinary_values(), fake_device(), moved(model, host), torch.no_grad():
+        with ordinary_values(), fake_device(), moved(together(model, beside), host), torch.no_grad():
             found = loss(model, tree_map(fake, batch))
     except Exception as error:  # noqa: BLE001 - the person's code may raise anything
         return error

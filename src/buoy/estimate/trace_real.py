@@ -55,9 +55,9 @@ def _steps(job: Job, device: Device, request: Request) -> Trace:
     optimizer = job.optimizer
     with contextlib.ExitStack() as stack:
         stack.enter_context(tape)
-        tape.see([*job.model.parameters(), *job.model.buffers()], "weights")
+        tape.see([*job.whole.parameters(), *job.whole.buffers()], "weights")
         if not isinstance(optimizer, torch.optim.Optimizer):
-            optimizer = optimizer([p for p in job.model.parameters() if p.requires_grad])
+            optimizer = optimizer([p for p in job.whole.parameters() if p.requires_grad])
         turns = job.turns or [Turn([(job.loss, False)], optimizer)]
         stack.callback(follow_modules(job.model, tape))
         for step in range(2):
@@ -80,11 +80,11 @@ def _steps(job: Job, device: Device, request: Request) -> Trace:
                 tape.phase = "optimizer"
                 _give_gradients(turn.optimizer)
                 step_in_turn(turn)
-                gradients_and_state(tape, job.model, turn.optimizer)
+                gradients_and_state(tape, job.whole, turn.optimizer)
     trace = tape.trace()
     trace.notes = list(job.notes)
     trace.facts |= {
-        "parameters": sum(parameter.numel() for parameter in job.model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in job.whole.parameters()),
         "optimizer": ", ".join(dict.fromkeys(type(turn.optimizer).__name__ for turn in turns)),
         **job.facts,
     }

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from buoy.estimate.events import OPTIMIZER, Trace
 from buoy.estimate.steady import another_step
 from buoy.estimate.trace_autocast import CudaAutocast
-from buoy.estimate.trace_fake import empty_like, fake_device, moved
+from buoy.estimate.trace_fake import empty_like, fake_device, moved, together
 from buoy.estimate.trace_recurrent import RESERVE_DOUBT
 from buoy.estimate.trace_semantics import CudaSemantics
 from buoy.estimate.trace_tape import Device, Tape, follow_modules
@@ -48,6 +48,13 @@ class Job:
     """Where several optimizers step in turns; `loss` is then the sum of theirs, and `optimizer` the first."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What a remedy found out while the step ran; goes into the trace's facts."""
+    beside: list[torch.nn.Module] = field(default_factory=list)
+    """Modules that the loss brings along: itself where it has weights (of classes, of a head), a teacher."""
+
+    @property
+    def whole(self) -> torch.nn.Module:
+        """The model, and what the loss brings along."""
+        return together(self.model, self.beside)
 
 
 def trace_steps(
@@ -74,7 +81,7 @@ def trace_steps(
             stack.enter_context(_semantics_in_backward(semantics))
         fake = stack.enter_context(fake_device())
         stack.enter_context(tape)
-        parameters = stack.enter_context(moved(job.model, where))
+        parameters = stack.enter_context(moved(job.whole, where))
         turns = job.turns or [Turn([(job.loss, False)], stack.enter_context(_optimizer(job, parameters)))]
         for turn in job.turns:
             stack.enter_context(_on_moved(turn.optimizer, parameters))
@@ -106,7 +113,7 @@ def trace_steps(
                 else:
                     step_in_turn(turn)  # a scaler refuses one whose gradients came with another's
                 fake.answers_reads = False
-                gradients_and_state(tape, job.model, turn.optimizer)
+                gradients_and_state(tape, job.whole, turn.optimizer)
 
         taken = min(steps, TAKEN)
         for step in range(taken):
@@ -124,7 +131,7 @@ def trace_steps(
     trace.facts |= {
         "attention": semantics.attention,
         "recurrent_doubt": round(RESERVE_DOUBT * semantics.reserve / (taken * accumulate)),
-        "parameters": _parameters(job.model),
+        "parameters": _parameters(job.whole),
         "optimizer": ", ".join(dict.fromkeys(type(turn.optimizer).__name__ for turn in turns)),
         **job.facts,
     }
@@ -217,7 +224,7 @@ def _autocast(device: Device, dtype: str | None) -> Any:
 def _optimizer(job: Job, parameters: dict[int, torch.nn.Parameter]) -> Iterator[torch.optim.Optimizer]:
     """The optimizer of the moved parameters; one that was given gets its own back."""
     if not isinstance(job.optimizer, torch.optim.Optimizer):
-        yield job.optimizer([p for p in job.model.parameters() if p.requires_grad])
+        yield job.optimizer([p for p in job.whole.parameters() if p.requires_grad])
         return
     with _on_moved(job.optimizer, parameters):
         yield job.optimizer

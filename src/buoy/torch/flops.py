@@ -24,7 +24,8 @@ def of(request: Any) -> dict[str, float]:
     from buoy.estimate.trace_values import ordinary_values
 
     job = build(request)
-    model = job.model.to("meta")
+    job.whole.to("meta")
+    model = job.model
     batch = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, job.batch)
     counter = FlopCounterMode(display=False)
     with ordinary_values(), counter:
