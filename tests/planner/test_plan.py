@@ -205,6 +205,17 @@ def test_what_the_next_tier_would_buy_is_shown(by_activations: Plan) -> None:
     assert better is not None and better.target.id == "colab-l4"
     assert (better.largest or 0) > (by_activations.answers[0].largest or 0)
     assert "1.71 compute units an hour (of 2026-03-10)" in str(by_activations)
+    assert "1.71 compute units an hour (of 2026-03-10)" in by_activations._repr_html_()
+
+
+def test_a_tier_whose_disk_is_too_small_is_not_said_to_fit(by_activations: Plan) -> None:
+    better = by_activations.next_tier
+    assert better is not None
+    needs = tuple(replace(need, limit=0.0) if need.name == "disk" else need for need in better.needs)
+
+    text = str(replace(by_activations, next_tier=replace(better, memory_verdict=FITS, needs=needs)))
+
+    assert f"{better.target.words}: does not fit (disk)" in text
 
 
 def test_remedies_that_nobody_asked_for_end_with_their_time_and_are_named(by_activations: Plan) -> None:

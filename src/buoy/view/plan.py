@@ -32,7 +32,7 @@ def full(plan: Plan) -> str:
         lines += ["", *answer_lines(plan, answer)]
     if plan.remedies:
         lines += ["", *_remedies(plan)]
-    tier = _next_tier(plan)
+    tier = tiers(plan)
     if tier:
         lines += ["", tier]
     lines += [f"note: {note}" for note in plan.notes]
@@ -268,8 +268,8 @@ def times(remedy: Remedy) -> str:
     return f"x{low:.2g}" if low == high else f"x{low:.2g}-{high:.2g}"
 
 
-def _next_tier(plan: Plan) -> str:
-    """What the dearer places would buy."""
+def tiers(plan: Plan) -> str:
+    """What the dearer places would buy; empty where there is nothing to compare."""
     priced = [answer for answer in plan.answers if answer.target.units_per_hour is not None]
     if plan.next_tier is not None:
         priced.append(plan.next_tier)
@@ -277,13 +277,13 @@ def _next_tier(plan: Plan) -> str:
         return ""
     lines = ["what each tier gives:"]
     for answer in sorted(priced, key=lambda answer: answer.target.units_per_hour or 0):
-        words = [answer.memory_verdict]
+        words = [title(answer)]  # with its disk and host RAM: the next tier is shown nowhere else
         if answer.largest:
             words.append(f"batch up to {min(answer.largest, SOUGHT):,} in one piece")
         if answer.step_seconds:
             words.append(f"step {_seconds(answer.step_seconds)}")
         price = f"{answer.target.units_per_hour:g} compute units an hour (of {answer.target.units_date})"
-        lines.append(f"  {answer.target.words}: {', '.join([*words, price])}")
+        lines.append(f"  {', '.join([*words, price])}")
     return "\n".join(lines)
 
 

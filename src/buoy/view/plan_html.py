@@ -7,7 +7,17 @@ from html import escape
 
 from buoy.planner.model import FITS, NOT, TIGHT, Plan, Remedy
 from buoy.view.lines_html import lines_html
-from buoy.view.plan import EXACT, answer_lines, change, compared_with, hint, times, title, verdict_words
+from buoy.view.plan import (
+    EXACT,
+    answer_lines,
+    change,
+    compared_with,
+    hint,
+    tiers,
+    times,
+    title,
+    verdict_words,
+)
 
 _FONT = "font:14px/1.5 system-ui,sans-serif"
 _BAR = 12
@@ -32,6 +42,8 @@ def html(plan: Plan) -> str:
         )
     if plan.remedies:
         cards.append(_table(plan))
+    if tiers(plan):
+        cards.append(lines_html(tiers(plan)))
     notes = "".join(f"<li>{_words(note)}</li>" for note in plan.notes)
     listed = f"<ul>{notes}</ul>" if notes else ""
     return f'<div style="{_FONT}">{"".join(cards)}{listed}<p>hint: {_words(hint(plan))}</p></div>'
