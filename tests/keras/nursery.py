@@ -13,12 +13,13 @@ import sys
 import tempfile
 import traceback
 
-from tests.keras import behaviours, data_behaviours, session, training
+from tests.keras import behaviours, beside_behaviours, data_behaviours, session, training
 
 MODULES = {
     "training": training.main,
     "behaviours": behaviours.main,
     "data_behaviours": data_behaviours.main,
+    "beside_behaviours": beside_behaviours.main,
     "session": session.main,
 }
 

@@ -16,7 +16,7 @@ from tests.keras.trial import KILLS, Live, differences
 
 BEHAVIOURS = [
     (module, node.name)
-    for module in ("behaviours", "data_behaviours")
+    for module in ("behaviours", "data_behaviours", "beside_behaviours")
     for node in ast.parse((Path(__file__).parent / f"{module}.py").read_text()).body
     if isinstance(node, ast.FunctionDef) and ast.unparse(node.args) == "folder: str"
 ]

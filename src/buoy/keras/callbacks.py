@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from buoy.errors import UsageError
-from buoy.keras import rng
+from buoy.keras import callback_values as values
 
 # What moves while Keras's own callbacks work; what a person passed to them stays as passed this time.
 _MOVING = {
@@ -25,8 +25,6 @@ _MOVING = {
     "History": ("history", "epoch"),
 }
 _IN_THE_WAY = ("BackupAndRestore", "OrbaxCheckpoint")
-_KERAS_ATTRIBUTES = ("model", "_model", "params", "validation_data")
-_GENERATOR = "buoy.generator"  # the key under which an attribute's random state is kept
 _PAIRS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
 
 
@@ -56,7 +54,10 @@ class Memory:
 
     def training_begins(self) -> None:
         """From now on attributes that change are memory."""
-        self._at_begin = {id(callback): _attributes(callback) for callback in self._callbacks}
+        self._at_begin = {
+            id(callback): {name: values.frozen(value) for name, value in _attributes(callback).items()}
+            for callback in self._callbacks
+        }
 
     def state(self) -> list[dict[str, Any]]:
         """What each callback remembers, in order, with its class's name."""
@@ -64,38 +65,42 @@ class Memory:
 
     def load(self, stored: Sequence[dict[str, Any]]) -> list[str]:
         """Give it back, matched by class in order; returns what found no owner, in words."""
-        waiting = list(stored)
+        waiting, problems = list(stored), []
         for callback in self._callbacks:
             match = next((entry for entry in waiting if entry["kind"] == type(callback).__name__), None)
             if match is not None:
                 waiting.remove(match)
-                self._load(callback, match["state"])
-        return [f"{entry['kind']} is no longer among the callbacks" for entry in waiting if entry["state"]]
+                problems += self._load(callback, match["state"])
+        gone = [f"{entry['kind']} is no longer among the callbacks" for entry in waiting if entry["state"]]
+        return problems + gone
 
     def _state(self, callback: Any) -> Any:
         pair = _pair(callback)
         if pair is not None:
             return getattr(callback, pair[0])()
-        if _keras_kind(callback) is not None:
-            return {
-                name: _plain(value) for name, value in vars(callback).items() if name in _moving(callback)
-            }
-        before = self._at_begin.get(id(callback), {})
-        now = _attributes(callback)
-        return {
-            name: value for name, value in now.items() if name not in before or not _same(before[name], value)
+        known = {name: _plain(value) for name, value in vars(callback).items() if name in _moving(callback)}
+        before, now = self._at_begin.get(id(callback), {}), _attributes(callback)
+        moved = {
+            name: value
+            for name, value in now.items()
+            if name not in before or not values.same(before[name], values.frozen(value))
         }
+        return {**moved, **known}
 
-    def _load(self, callback: Any, state: Any) -> None:
+    def _load(self, callback: Any, state: Any) -> list[str]:
+        """Returns what could not be given back, in words."""
         pair = _pair(callback)
         if pair is not None:
             getattr(callback, pair[1])(state)
-            return
-        known = _moving(callback) if _keras_kind(callback) is not None else state
+            return []
+        known, problems = _moving(callback), []
         for name in state:
             if name in known:
-                _give_back(callback, name, state[name])
+                setattr(callback, name, _plain(state[name]))
+            elif not _is_keras_own(callback):
+                problems.append(values.give_back(callback, name, state[name]))
                 self._at_begin.get(id(callback), {}).pop(name, None)  # it moved once: it is memory for good
+        return [words for words in problems if words is not None]
 
 
 def append_logs(callbacks: Sequence[Any]) -> None:
@@ -116,52 +121,16 @@ def _moving(callback: Any) -> tuple[str, ...]:
 
 
 def _attributes(callback: Any) -> dict[str, Any]:
-    """The plain attributes of a person's own callback, copied, and where its generators are."""
-    if _keras_kind(callback) is not None:
+    """What a person's own callback holds beside what Keras's class in it is known to move."""
+    if _is_keras_own(callback):
         return {}
-    found: dict[str, Any] = {}
-    for name, value in vars(callback).items():
-        if name in _KERAS_ATTRIBUTES:
-            continue
-        if (state := rng.generator_state(value)) is not None:
-            found[name] = {_GENERATOR: state}
-        elif _is_plain(value):
-            found[name] = _plain(value)
-    return found
+    return {
+        name: value for name, value in values.attributes(callback).items() if name not in _moving(callback)
+    }
 
 
-def _give_back(callback: Any, name: str, value: Any) -> None:
-    if isinstance(value, dict) and set(value) == {_GENERATOR}:
-        generator = getattr(callback, name, None)
-        if rng.generator_state(generator) is not None:
-            rng.set_generator_state(generator, value[_GENERATOR])
-    else:
-        setattr(callback, name, _plain(value))
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(type(key) in (str, int) and _is_plain(item) for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    kind = type(value)
-    return kind in (int, float, bool, str, type(None)) or (
-        kind.__module__ == "numpy"
-        and getattr(value, "dtype", None) is not None
-        and value.dtype.kind in "biuf"
-    )
-
-
-def _same(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if hasattr(one, "tobytes"):
-        return bool(one.shape == other.shape and one.tobytes() == other.tobytes())
-    return repr(one) == repr(other)
+def _is_keras_own(callback: Any) -> bool:
+    return type(callback).__module__.partition(".")[0] == "keras"
 
 
 def _keras_kind(callback: Any) -> str | None:

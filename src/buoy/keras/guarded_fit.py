@@ -17,6 +17,7 @@ from buoy.keras import held, rng, state
 from buoy.keras.data import BITWISE, SAME_DATA, Exactness, Feed
 from buoy.keras.epochs import GuardedAdapter, Position, metrics_without_a_step
 from buoy.keras.fit_arguments import callbacks_beside, feed_of, install_transaction, numbers, validation_of
+from buoy.keras.frozen_layers import FrozenLayers
 from buoy.keras.holdings import Holdings, stored_training
 from buoy.keras.model_reading import hidden_draws
 from buoy.keras.profile import Profile
@@ -63,6 +64,7 @@ class GuardedFit:
         self._memory = memory.Memory(self._callbacks)
         self._list: Any = None
         self._holdings.build(self._feed.dataset.element_spec)
+        self._frozen = FrozenLayers(self._model)
         self._resume_inside = False
         self._places = self._holdings.places_in_weights_file()
         self._validation: Any = validation_of(arguments, self._seed, say)
@@ -172,6 +174,7 @@ class GuardedFit:
     def _read_model(self) -> None:
         """After the first step, when its graph is there: does the model draw numbers that nobody can save?"""
         self._model_was_read = True
+        self._frozen.look()
         try:
             drawn = hidden_draws([self._model.train_function, self._transaction])
         except Exception as error:  # noqa: BLE001 - another version of TensorFlow keeps its graphs elsewhere
@@ -237,6 +240,7 @@ class GuardedFit:
             "data": {"kind": type(self._feed).__name__, "state": self._feed.state(position.offset)},
             "validation": self._validation.state() if self._validation is not None else None,
             "callbacks": self._memory.state(),
+            "frozen": self._frozen.state(),
             "weights_file": self._places,
             "exactness": {"grade": exactness.grade, "reason": exactness.reason},
         }
@@ -298,6 +302,7 @@ class GuardedFit:
             name for name in self._checkpoint.names if name == "model" or name.startswith(("optim", "metr"))
         ]
         self._holdings.load({name: self._stored(name) for name in names})
+        self._frozen.load(self._stored("training").get("frozen", []))
 
     def _remind(self) -> list[str]:
         """Callbacks and random generators, as they were; returns what found no owner, in words."""

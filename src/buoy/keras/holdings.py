@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,9 @@ import tensorflow as tf
 from buoy.errors import BuoyError, UsageError
 from buoy.keras import state
 from buoy.keras.late_optimizers import load_when_built, waiting_state
+
+_MOST_OPTIMIZERS = 100
+"""Nobody keeps more; a layer's vocabulary need not be walked at each checkpoint."""
 
 
 class OtherModel(BuoyError):  # noqa: N818 - says what happened
@@ -100,17 +103,30 @@ class Holdings:
         )
 
     def _other_optimizers(self) -> dict[str, Any]:
-        """A model with a training step of its own may keep several (`self.d_optimizer`)."""
-        return {
-            f"optimizer.{name}": value
-            for name, value in vars(self._model).items()
-            if isinstance(value, keras.optimizers.Optimizer) and value is not self._model.optimizer
-        }
+        """A model with a training step of its own may keep several: as attributes (`self.d_optimizer`), in a list or
+        dict, or in models inside it that were compiled on their own (`self.generator.optimizer`)."""
+        found: dict[str, Any] = {}
+        known = {id(self._model.optimizer)}
+        layers = [self._model, *self._model._flatten_layers(include_self=False)]
+        names = state.renumbered([layer.name for layer in layers[1:]])
+        for layer in layers:
+            prefix = "optimizer" if layer is self._model else f"optimizer.{names[layer.name]}"
+            for name, value in vars(layer).items():
+                for place, optimizer in _optimizers(f"{prefix}.{name}", value):
+                    if id(optimizer) not in known:
+                        known.add(id(optimizer))
+                        found[place] = optimizer
+        return found
+
+    def _losses(self) -> list[Any]:
+        """The losses that `compile` was given, each once; one of a person's own may hold variables."""
+        given = keras.tree.flatten(getattr(self._model, "loss", None))
+        return [each for each in given if isinstance(each, keras.Loss)]
 
     def _plain_variables(self) -> dict[str, Any]:
-        """Attributes of layers that Keras itself does not count: tf.Variable, tf.random.Generator, the states of a
-        stateful RNN."""
-        found = {}
+        """Attributes of layers and losses that Keras itself does not count: tf.Variable, tf.random.Generator, the
+        states of a stateful RNN, the weight in a loss that a callback moves."""
+        found: dict[str, Any] = {}
         counted = {id(variable) for variable in self._model.variables}
         layers = list(self._model._flatten_layers())
         names = state.renumbered([layer.name for layer in layers])
@@ -119,7 +135,27 @@ class Holdings:
                 if isinstance(value, (tf.Variable, tf.random.Generator)) or _are_others(value, counted):
                     for inner, variable in state.state_of(value).items():
                         found[f"{names[layer.name]}.{name}/{inner}"] = variable
+        for number, loss in enumerate(self._losses()):
+            for name, value in vars(loss).items():
+                if isinstance(value, (tf.Variable, keras.Variable, tf.random.Generator)):
+                    for inner, variable in state.state_of(value).items():
+                        if id(value) not in counted:
+                            found[f"loss {number}.{name}/{inner}"] = variable
         return found
+
+
+def _optimizers(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """(its name, the optimizer) of each in a value: itself, or what a list or dict holds."""
+    if isinstance(value, keras.optimizers.Optimizer):
+        yield place, value
+    elif not isinstance(value, (dict, list, tuple)) or len(value) > _MOST_OPTIMIZERS:
+        return
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _optimizers(f"{place}.{key}", item)
+    else:
+        for number, item in enumerate(value):
+            yield from _optimizers(f"{place}.{number}", item)
 
 
 def _are_others(value: Any, counted: set[int]) -> bool:

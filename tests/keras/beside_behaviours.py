@@ -1,0 +1,231 @@
+"""What lives beside the weights (in callbacks, losses, other optimizers) goes on too; run as in behaviours.py."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from contextlib import redirect_stderr
+from io import StringIO
+from typing import Any
+
+import keras
+import numpy
+import tensorflow as tf
+
+import buoy
+from tests.keras.behaviours import Interrupt, StopHere, X, Y, weights
+
+
+def live(folder: str, make: Any, *more: Any, data: Any = None, **options: Any) -> tuple[Any, Any, str]:
+    """(model, history, what was said); `make` gives a compiled model and its callbacks. Five steps per epoch."""
+    keras.utils.set_random_seed(3)
+    made, callbacks = make()
+    given = {
+        "x": X,
+        "y": Y,
+        "batch_size": 8,
+        "epochs": 3,
+        "verbose": 0,
+        **options,
+        **(data() if data else {}),
+    }
+    history = None
+    with redirect_stderr(StringIO()) as said:
+        try:
+            history = made.fit(**given, callbacks=[buoy.keras.Guard(folder, save=2), *callbacks, *more])
+        except StopHere:
+            pass
+    return made, history, said.getvalue()
+
+
+def goes_on(folder: str, make: Any, step: int = 9, **options: Any) -> None:
+    whole, history, _ = live(f"{folder}-whole", make, **options)
+    live(folder, make, Interrupt(step), **options)
+    resumed, same, said = live(folder, make, **options)
+
+    assert f"resuming after step {(step - 1) // 2 * 2}" in said, said
+    assert weights(resumed) == weights(whole)
+    assert same.history == history.history
+
+
+def plain(loss: Any = "mse") -> Any:
+    made = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+    made.compile(keras.optimizers.Adam(1e-2), loss)
+    return made
+
+
+class Paced(keras.callbacks.Callback):
+    """Sets the learning rate from what it remembers."""
+
+    def __init__(self, memory: Any) -> None:
+        super().__init__()
+        self.memory = memory
+
+    def pace(self, loss: float) -> Any:
+        raise NotImplementedError
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate.assign(1e-2 * self.pace(logs["loss"]))
+
+
+class Smoothed(Paced):
+    def pace(self, loss: float) -> Any:
+        self.memory.append(loss)
+        return numpy.mean(self.memory)
+
+
+class Best(Paced):
+    def pace(self, loss: float) -> Any:
+        self.memory = min(self.memory, (loss, self.memory[1] + 1))
+        return 1 / self.memory[1]
+
+
+class Levels(Paced):
+    def pace(self, loss: float) -> Any:
+        self.memory.add(round(loss, 2))
+        return 1 / len(self.memory)
+
+
+class Rounded(Paced):
+    def pace(self, loss: float) -> Any:
+        self.memory = self.memory * 0.9 + 0.01 * loss  # stays what it is: numpy's float32, or a tensor
+        return self.memory
+
+
+class Listed(Paced):
+    def pace(self, loss: float) -> Any:
+        self.memory["losses"].append(loss)
+        return 1 / len(self.memory["losses"])
+
+
+class Mean(Paced):
+    def pace(self, loss: float) -> Any:
+        self.memory.update_state(loss)
+        return self.memory.result()
+
+
+def a_callback_remembers_deques_sets_tuples_and_numbers_as_they_are(folder: str) -> None:
+    def callbacks() -> list[Any]:
+        return [
+            Smoothed(deque(maxlen=4)), Best((9e9, 0)), Levels(set()), Rounded(numpy.float32(1)),
+            Rounded(tf.constant(1.0)), Listed(defaultdict(list)), Mean(keras.metrics.Mean()),
+        ]  # fmt: skip
+
+    for number in range(len(callbacks())):
+        goes_on(f"{folder}{number}", lambda number=number: (plain(), [callbacks()[number]]))
+
+
+def a_list_that_the_script_gave_to_a_callback_is_filled(folder: str) -> None:
+    losses: list[list[float]] = []
+
+    def make() -> Any:
+        losses.append([])
+        return plain(), [Smoothed(losses[-1])]
+
+    goes_on(folder, make)
+
+    assert losses[2] == losses[0]
+
+
+def a_variable_that_a_callback_moves_goes_on(folder: str) -> None:
+    class Anneal(keras.callbacks.Callback):
+        def __init__(self, weight: Any) -> None:
+            super().__init__()
+            self.weight = weight
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.weight.assign(self.weight * 1.5)
+
+    for kind in (tf.Variable, keras.Variable):
+
+        def make(kind: Any = kind) -> Any:
+            weight = kind(0.5, trainable=False)
+            return plain(lambda y, p: weight * keras.losses.mean_squared_error(y, p)), [Anneal(weight)]
+
+        goes_on(f"{folder}-{kind.__module__}", make)
+
+
+def a_kind_of_keras_own_callback_keeps_what_it_adds(folder: str) -> None:
+    class Warm(keras.callbacks.EarlyStopping):
+        def __init__(self) -> None:
+            super().__init__("loss", patience=50)
+            self.made = 0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.made += 1
+            self.patience += 1
+            self.model.optimizer.learning_rate.assign(1e-2 / (self.made + self.patience))
+
+    goes_on(folder, lambda: (plain(), [Warm()]))
+
+
+def a_variable_in_a_loss_goes_on(folder: str) -> None:
+    class Weighted(keras.losses.Loss):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = keras.Variable(0.5, trainable=False)
+
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            return self.weight * keras.losses.mean_squared_error(y_true, y_pred)
+
+    def make() -> Any:
+        loss = Weighted()
+        grow = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: loss.weight.assign(loss.weight * 2)
+        )
+        return plain(loss), [grow]
+
+    goes_on(folder, make)
+
+
+def layers_that_a_callback_froze_stay_frozen(folder: str) -> None:
+    class Freeze(keras.callbacks.Callback):
+        def __init__(self, is_made_anew: bool) -> None:
+            super().__init__()
+            self._is_made_anew = is_made_anew
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                self.model.layers[0].trainable = False
+                if self._is_made_anew:  # else Keras goes on training it
+                    self.model.make_train_function(force=True)
+
+    for is_made_anew in (True, False):
+        goes_on(f"{folder}{is_made_anew}", lambda each=is_made_anew: (plain(), [Freeze(each)]), step=13)
+
+
+class Several(keras.Model):  # type: ignore[misc]
+    """Trains its parts with optimizers that it keeps in a dict, a list, and in a compiled model inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [keras.layers.Dense(4), keras.layers.Dense(4)]
+        self.inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        self.inner.compile(keras.optimizers.Adam(1e-2))
+        self.named = {"first": keras.optimizers.Adam(1e-2)}
+        self.others = [keras.optimizers.Adam(1e-2)]
+
+    def call(self, inputs: Any) -> Any:
+        return self.inner(self.parts[1](self.parts[0](inputs)))
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            loss = keras.ops.mean(keras.losses.mean_squared_error(y, self(x, training=True)))
+        optimizers = [self.named["first"], self.others[0], self.inner.optimizer]
+        for optimizer, part in zip(optimizers, [*self.parts, self.inner], strict=True):
+            trained = part.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, trained), trained, strict=True))
+        return {"error": loss}
+
+
+def optimizers_in_a_dict_a_list_and_an_inner_model_go_on(folder: str) -> None:
+    def make() -> Any:
+        made = Several()
+        made.compile(loss="mse")
+        return made, []
+
+    goes_on(folder, make)
+
+
+def main(name: str, folder: str) -> None:
+    globals()[name](folder)
