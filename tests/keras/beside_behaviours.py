@@ -227,5 +227,63 @@ def optimizers_in_a_dict_a_list_and_an_inner_model_go_on(folder: str) -> None:
     goes_on(folder, make)
 
 
+class Reads(keras.callbacks.Callback):
+    """Looks at some data after each epoch."""
+
+    def __init__(self, read: Any) -> None:
+        super().__init__()
+        self._look = read
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._look(self.model)
+
+
+def a_callback_that_reads_the_shuffled_training_data_is_told(folder: str) -> None:
+    def said_of(where: str, look: Any) -> str:
+        keras.utils.set_random_seed(3)
+        slices = tf.data.Dataset.from_tensor_slices((X, Y))
+        shuffled = slices.shuffle(40)
+        data = {"x": shuffled.batch(8), "y": None, "batch_size": None}
+        data["validation_data"] = shuffled.skip(30).batch(8)  # counted: nothing to tell
+        reads = [Reads(lambda model: look(model, shuffled, slices))]
+        return live(where, lambda: (plain(), reads), **data)[2]
+
+    told = "reads the shuffled training data"
+    assert told not in said_of(f"{folder}0", lambda model, shuffled, slices: next(iter(slices.batch(4))))
+    assert (
+        said_of(f"{folder}1", lambda model, shuffled, slices: next(iter(shuffled.take(1)))).count(told) == 1
+    )
+    assert told in said_of(
+        f"{folder}2", lambda model, shuffled, slices: model.evaluate(shuffled.batch(4), verbose=0)
+    )
+
+
+def a_loop_that_reads_its_shuffled_data_beside_its_batches_is_told(folder: str) -> None:
+    keras.utils.set_random_seed(3)
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40).batch(8)
+    said = StringIO()
+    with redirect_stderr(said):
+        loop = buoy.keras.Loop(folder)
+        loop.track(counters={"epochs": 0})
+        for epoch in loop.epochs(3):
+            for _ in loop.batches(data):
+                pass
+            if epoch == 0:
+                assert "reads the shuffled training data" not in said.getvalue()
+            next(iter(data))
+
+    assert said.getvalue().count("reads the shuffled training data") == 1
+
+
+def a_generator_to_validate_on_is_told(folder: str) -> None:
+    def batches() -> Any:
+        while True:
+            yield X[:4], Y[:4]
+
+    _, _, said = live(folder, lambda: (plain(), []), validation_data=batches(), validation_steps=3)
+
+    assert "will not validate bit for bit" in said
+
+
 def main(name: str, folder: str) -> None:
     globals()[name](folder)

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from buoy.keras.data import APPROXIMATE, Exactness, Replay, Say
+from buoy.keras.foreign_reads import ours, watch
 from buoy.keras.pipeline_reading import examine, seeds_of, shuffles_of, variables_of
 
 _walked: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -52,11 +53,28 @@ class PipelineFeed:
         self._pass_by(number)
         _walked[self._drawn_by] = self._before + number + 1
         self._begun = [variable.numpy() for variable in self._variables]
-        iterator = iter(dataset)
+        with ours():
+            iterator = iter(dataset)
         if offset:
             with Replay(offset, "the input pipeline", self._say):
                 skip(iterator, offset)
         return iterator
+
+    def tell_of_others(self) -> Any:
+        """Within it, say so once when somebody else has this pipeline shuffled: no checkpoint knows of that."""
+        moving = [
+            each.node for each in self._shuffles if getattr(each.node, "_reshuffle_each_iteration", True)
+        ]
+        return watch(moving, self._read_by_another)
+
+    def _read_by_another(self) -> None:
+        self.exactness = Exactness(
+            APPROXIMATE,
+            "something beside the training, such as a callback, reads the shuffled training data too, which shuffles "
+            "its later epochs otherwise; after a resume that is not made again",
+            "give the callback a dataset of its own, not made from the one that is trained on",
+        )
+        self._say(f"not bit for bit after a resume: {self.exactness.reason}; hint: {self.exactness.hint}")
 
     def _tell_of_another_order(self, offset: int) -> None:
         """A notebook's cell that was stopped is run again: what a shuffle has drawn, it does not draw once more."""
@@ -74,8 +92,9 @@ class PipelineFeed:
     def _pass_by(self, number: int) -> None:
         """To where pass `number` begins: the seeds of those before are drawn, variables are as they were."""
         passed = self._before + number - _walked.get(self._drawn_by, 0)
-        for shuffle in self._shuffles:
-            shuffle.advance(made=max(0, passed), read=max(0, passed))
+        with ours():
+            for shuffle in self._shuffles:
+                shuffle.advance(made=max(0, passed), read=max(0, passed))
         _walked[self._drawn_by] = self._before + number
         for variable, value in zip(self._variables, self._stored, strict=False):
             variable.assign(value)

@@ -15,6 +15,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 from buoy.keras.data import Feed
+from buoy.keras.foreign_reads import ours
 
 
 class Position:
@@ -151,8 +152,9 @@ class Validation:
         from buoy.keras.pipeline_reading import shuffles_of
 
         self._made, self._read = state
-        for shuffle in shuffles_of(self._dataset):
-            shuffle.advance(self._made, self._read)
+        with ours():
+            for shuffle in shuffles_of(self._dataset):
+                shuffle.advance(self._made, self._read)
 
     def begin(self, source: Any) -> Any:
         """An evaluation begins; the source is the dataset, maybe distributed."""
@@ -165,7 +167,8 @@ class Validation:
 
     def _iterate(self, source: Any) -> Any:
         self._made += 1
-        return iter(source)
+        with ours():
+            return iter(source)
 
 
 _counted: dict[int, Validation] = {}

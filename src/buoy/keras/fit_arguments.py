@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import keras
@@ -38,6 +39,13 @@ def validation_of(arguments: dict[str, Any], seed: int, say: Say) -> Validation 
         if found.grade != BITWISE:
             say(f"a resume will not validate bit for bit: {found.reason}; hint: {found.hint}")
         return validation
+    if isinstance(data, types.GeneratorType):
+        # Each evaluation reads it anew from wherever the threads of the one before had got to.
+        say(
+            "a resume will not validate bit for bit: Keras reads a generator in validation_data ahead, as far as time "
+            "allows, and loses that; hint: validate on arrays, a tf.data.Dataset or a keras.utils.PyDataset"
+        )
+        return None
     return Validation(data) if hasattr(data, "element_spec") else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from buoy.checkpoint.store import Checkpoint, Receipt
 from buoy.errors import UsageError
 from buoy.keras import callbacks as memory
 from buoy.keras import held, rng, state
-from buoy.keras.data import BITWISE, SAME_DATA, Exactness, Feed
+from buoy.keras.data import APPROXIMATE, BITWISE, SAME_DATA, Exactness, Feed
 from buoy.keras.epochs import GuardedAdapter, Position, metrics_without_a_step
 from buoy.keras.fit_arguments import callbacks_beside, feed_of, install_transaction, numbers, validation_of
 from buoy.keras.frozen_layers import FrozenLayers
@@ -97,7 +98,8 @@ class GuardedFit:
             **self._arguments, "x": self.adapter, "y": None, "sample_weight": None, "class_weight": None,
             "shuffle": False, "initial_epoch": position.epoch, "callbacks": self._callback_list(),
         }  # fmt: skip
-        with metrics_without_a_step(self._model):
+        others = getattr(self._feed, "tell_of_others", nullcontext)
+        with metrics_without_a_step(self._model), others():
             return original(**arguments)
 
     def close(self) -> None:
@@ -229,6 +231,8 @@ class GuardedFit:
 
     def _items(self, finished: bool = False) -> dict[str, Any]:
         position, exactness = self.adapter.position, self._exactness
+        if self._feed.exactness.grade == APPROXIMATE:
+            exactness = self._feed.exactness  # found out on the way
         training = {
             "by": "Guard",
             "token": self._token,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -68,6 +69,8 @@ class Loop:
         self._objects: list[Any] = []
         self._profiling = Profiling(say)
         self._feed: tuple[Any, Feed] | None = None
+        self._watching = ExitStack()
+        """Over who else reads the data."""
         self._metrics: dict[str, float] = {}
         self._best_metric = BestMetric(keep, say)
         self._epoch_began: dict[str, Any] | None = None
@@ -134,6 +137,7 @@ class Loop:
                     self._batches_left = False
                     self._safe_point(finished=position.epoch == count)
         finally:
+            self._watching.close()
             self._profiling.close()
             self._keeper.finish()
 
@@ -262,6 +266,7 @@ class Loop:
                 f"hint: {feed.exactness.hint}"
             )
         self._feed = dataset, feed
+        self._watching.enter_context(getattr(feed, "tell_of_others", nullcontext)())
         return feed
 
     def _found(self, name: str) -> Stored | None:

@@ -23,7 +23,7 @@ _SET_SEED = "call keras.utils.set_random_seed(...) before the pipeline is made"
 
 def examine(dataset: Any) -> Exactness:
     """How exactly this pipeline repeats itself in a new process."""
-    nodes = list(_nodes(dataset))
+    nodes = list(nodes_of(dataset))
     if any(seeds == [0, 0] for seeds in seeds_of(dataset)) or any(map(_shuffles_inside_unseeded, nodes)):
         return Exactness(
             APPROXIMATE,
@@ -36,7 +36,7 @@ def examine(dataset: Any) -> Exactness:
             "how often the pipeline shuffles in one epoch depends on its data (a repeated shuffle is cut by take)",
             "shuffle after repeat and take, or leave take out and give fit(steps_per_epoch=...)",
         )
-    if any(_is_cache(node) and any(map(_has_seeds, _nodes(node))) for node in nodes):
+    if any(_is_cache(node) and any(map(_has_seeds, nodes_of(node))) for node in nodes):
         return Exactness(
             APPROXIMATE,
             "the pipeline caches what it has shuffled: a new process shuffles the cache anew",
@@ -104,13 +104,13 @@ def _visit(node: Any, times: int | None, late: bool, cut: bool, found: dict[int,
 
 def seeds_of(dataset: Any) -> list[list[int]]:
     """The seeds of every shuffle and random source, in the order of the pipeline."""
-    return [[int(node._seed), int(node._seed2)] for node in _nodes(dataset) if _has_seeds(node)]
+    return [[int(node._seed), int(node._seed2)] for node in nodes_of(dataset) if _has_seeds(node)]
 
 
 def variables_of(dataset: Any) -> list[Any]:
     """Variables that the pipeline's functions draw from, each once."""
     found: dict[int, Any] = {}
-    for node in _nodes(dataset):
+    for node in nodes_of(dataset):
         for function in _functions(node):
             if any(op.op in _DRAWS_FROM_VARIABLE for op in _operations(function)):
                 for variable in function.graph.variables:
@@ -148,7 +148,7 @@ def _why_other_numbers(operations: list[Any], parallel: bool) -> Exactness | Non
     return None
 
 
-def _nodes(dataset: Any) -> Iterator[Any]:
+def nodes_of(dataset: Any) -> Iterator[Any]:
     """The dataset and everything upstream of it."""
     seen: set[int] = set()
     waiting = [dataset]
