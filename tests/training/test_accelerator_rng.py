@@ -2,7 +2,7 @@
 
 There is no accelerator on the machines that run this. The seam is the four functions by which PyTorch gives out such
 state (`torch.xpu.is_available`, `is_initialized`, `get_rng_state_all`, `set_rng_state_all`; `torch.cuda` has the same,
-`torch.mps` its `get_rng_state` and `set_rng_state`), and `torch.accelerator.current_accelerator`, which names another
+`torch.mps` its `get_rng_state` and `set_rng_state`), `is_built`, and `current_accelerator`, which names another
 vendor's (`mtia` here): behind them stand generators of the CPU. What a real driver does with the bytes is not shown.
 """
 
@@ -104,7 +104,9 @@ def test_a_failed_try_puts_every_devices_generator_back(kind: str, monkeypatch: 
         devices.install(monkeypatch, kind)
     if kind == "mtia":
         monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mtia"))
-        monkeypatch.setattr(rng, "_accelerators", rng._accelerators.__wrapped__)  # asked once per process
+    if kind in ("cuda", "mps"):
+        monkeypatch.setattr(getattr(torch.backends, kind), "is_built", lambda: True)
+    monkeypatch.setattr(rng, "_accelerators", rng._accelerators.__wrapped__)  # asked once per process
     snapshot = Snapshot()
     snapshot.take()
     drawn_first = devices.draw()

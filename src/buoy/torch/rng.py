@@ -261,8 +261,9 @@ def device_generators(even_idle: bool = False) -> list[Accelerator]:
 
 @functools.cache
 def _accelerators(_vendor: str) -> list[tuple[str, Any]]:
-    """Torch's own, and the one that another vendor's package has brought along."""
-    kinds = ["cuda", "xpu", "mps"]
+    """Those that this torch was built for, and the one that another vendor's package has brought along."""
+    kinds = ["xpu"]  # which does not tell
+    kinds += [name for name in ("cuda", "mps") if getattr(torch.backends, name).is_built()]
     try:
         current = torch.accelerator.current_accelerator()
     except (AttributeError, RuntimeError):

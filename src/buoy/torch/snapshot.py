@@ -34,6 +34,7 @@ class Snapshot:
         self._weights: dict[int, torch.Tensor] = {}
         self._statistics: list[torch.Tensor] = []
         self._statistics_copies: list[torch.Tensor] = []
+        self._statistics_versions: list[int] | None = None
         self._generators: list[torch.Generator] = []
         self._count = -1
         self._numpy = _Numpy()
@@ -104,11 +105,14 @@ class Snapshot:
         """Remember batch statistics as the forward pass left them."""
         if self._statistics:
             _copy(self._statistics_copies, self._statistics)
+            self._statistics_versions = _versions(self._statistics)
 
     def put_statistics_back(self) -> None:
         """Activation checkpointing runs a forward pass again in backward; its batch counts once."""
-        if self._statistics:
-            versions = _versions(self._statistics)
+        if not self._statistics:
+            return
+        versions = _versions(self._statistics)
+        if versions is None or versions != self._statistics_versions:
             _copy(self._statistics, self._statistics_copies)
             _set_versions(self._statistics, versions)
 
