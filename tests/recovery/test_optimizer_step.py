@@ -27,7 +27,7 @@ class Guard:
         self.room = room
         self.recoveries = 0
 
-    def has_room(self, device: torch.device, need: int) -> bool:
+    def has_room(self, parameter: torch.Tensor, need: int) -> bool:
         return self.room
 
     def recovered(self, what: str) -> None:

@@ -31,14 +31,13 @@ pretended: Memory | None = None
 """Set by buoy.testing while a test stands in for the device."""
 
 
-def memory_of(device: torch.device) -> Memory:
-    """The memory behind a device; for the CPU that of this session."""
+def memory_of(tensor: torch.Tensor) -> Memory:
+    """The memory that it is in; for the CPU that of this session. Asked at every step, of which devices are dear."""
     if pretended is not None:
         return pretended
-    kind = device.type  # makes a string
-    if kind == "cpu":
+    if tensor.is_cpu:
         return host_memory()
-    return CudaMemory(device) if kind == "cuda" else UnknownMemory()
+    return CudaMemory(tensor.device) if tensor.is_cuda else UnknownMemory()
 
 
 class UnknownMemory:

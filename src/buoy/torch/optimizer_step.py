@@ -36,8 +36,8 @@ class Guard(Protocol):
     def inside(self) -> bool:
         """A loss is being computed: nobody may step now."""
 
-    def has_room(self, device: torch.device, need: int) -> bool:
-        """Whether so many bytes can surely be had."""
+    def has_room(self, parameter: torch.Tensor, need: int) -> bool:
+        """Whether so many bytes can surely be had where this is."""
 
     def recovered(self, what: str) -> None:
         """A failed step was undone and done again."""
@@ -104,7 +104,7 @@ class _AtomicStep:
         passed = () if closure is None else (closure,)
         hooked = False
         self._look()
-        is_roomy, makes_state = guard.has_room(_device(optimizer), self._need), self._makes_state()
+        is_roomy, makes_state = guard.has_room(next(_parameters(optimizer)), self._need), self._makes_state()
         # The step that makes state is the one that may not fit; by parameter it takes no more than whole. A fused one
         # leaves no mark on what it has written, so that nobody could say how far it came.
         is_unmarked = makes_state and any(group.get("fused") for group in optimizer.param_groups)

@@ -36,7 +36,7 @@ def too_big(
     to_come = sum(expected_state(optimizer) for optimizer in optimizers if not optimizer.state)
     buffers = _total(buffer for module in modules for buffer in module.buffers())
 
-    memory = memory_of(parameters[0].device)
+    memory = memory_of(parameters[0])
     free = memory.free()
     left = None if free is None else max(0, free - (gradients - made) - to_come)
     used = memory.used() if not isinstance(memory, HostMemory) else None  # the host's has the libraries in it

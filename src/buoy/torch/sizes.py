@@ -58,7 +58,7 @@ class Sizes:
             if max(replayed) <= (self._sizer.most or whole.samples):
                 return replayed, None
             self._history.leave()  # the bound was given anew, and is lower
-        memory = memory_of(self._trained.device)
+        memory = memory_of(self._trained.first)
         size, ramp = self._sizer.samples(whole.samples, whole.each, self._free(memory, whole))
         if size >= whole.samples and not ramp:
             return [whole.samples], None
@@ -77,7 +77,7 @@ class Sizes:
         """A cut is asked for by the person's own bound alone: as far as is known, the batch fits."""
         if self._sizer.most is None:
             return False
-        free = self._free(memory_of(self._trained.device), whole)
+        free = self._free(memory_of(self._trained.first), whole)
         size, ramp = replace(self._sizer, most=None).samples(whole.samples, whole.each, free)
         return size >= whole.samples and not ramp
 

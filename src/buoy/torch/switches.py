@@ -55,10 +55,11 @@ class Switches:
             )
             self._note("checkpointing", f"activation checkpointing, {what}", blocks=blocks)
 
-    def around(self, loss_fn: LossFunction, device: torch.device, scaler: Any) -> LossFunction:
-        """The loss function in mixed precision, where that was asked for."""
+    def around(self, loss_fn: LossFunction, parameter: torch.Tensor, scaler: Any) -> LossFunction:
+        """The loss function in mixed precision on this one's device, where that was asked for."""
         if "amp" not in self.names:
             return loss_fn
+        device = parameter.device
         # Where bfloat16 is only emulated it saves memory and costs more time than it may.
         coarse = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
         if coarse and not isinstance(scaler, torch.amp.GradScaler):

@@ -23,9 +23,9 @@ class Trained:
         self._groups = 0
 
     @property
-    def device(self) -> torch.device:
-        """Of the first that is trained."""
-        return (self.now or self.all)[0].device
+    def first(self) -> torch.Tensor:
+        """The one whose device counts."""
+        return (self.now or self.all)[0]
 
     def add(
         self, modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer] = ()

@@ -119,7 +119,7 @@ class Transaction(Progress):
                              expected="run.track(model=model, optimizer=optimizer)")  # fmt: skip
         self._trained.look()
         self._before.begin(loss_fn)
-        loss_fn = self._switches.around(loss_fn, self._trained.device, scaler)
+        loss_fn = self._switches.around(loss_fn, self._trained.first, scaler)
         with self._vote.quiet():
             self._voted = self._cutting.exchanges
             try:
@@ -362,9 +362,9 @@ class Transaction(Progress):
         """A loss is being computed: nobody may step now."""
         return self._before.inside
 
-    def has_room(self, device: torch.device, need: int) -> bool:
-        """Whether so many bytes can surely be had."""
-        free = memory_of(device).free()
+    def has_room(self, parameter: torch.Tensor, need: int) -> bool:
+        """Whether so many bytes can surely be had where this is."""
+        free = memory_of(parameter).free()
         return free is not None and free > need
 
     def recovered(self, what: str) -> None:
