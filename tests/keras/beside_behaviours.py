@@ -275,6 +275,22 @@ def a_loop_that_reads_its_shuffled_data_beside_its_batches_is_told(folder: str) 
     assert said.getvalue().count("reads the shuffled training data") == 1
 
 
+def a_loop_whose_models_own_optimizer_is_not_tracked_is_told(folder: str) -> None:
+    for number, tracks in enumerate((False, True)):
+        model = keras.Sequential([keras.layers.Input((X.shape[1],)), keras.layers.Dense(Y.shape[1])])
+        model.compile("adam", "mse")
+        model.optimizer.build(model.trainable_variables)
+        said = StringIO()
+        with redirect_stderr(said):
+            loop = buoy.keras.Loop(f"{folder}/{number}")
+            loop.track(model=model, **({"optimizer": model.optimizer} if tracks else {}))
+            data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+            for _ in loop.epochs(2):
+                for x, y in loop.batches(data):
+                    model.train_on_batch(x, y)
+        assert said.getvalue().count("begins anew after a resume") == (not tracks)
+
+
 def a_generator_to_validate_on_is_told(folder: str) -> None:
     def batches() -> Any:
         while True:

@@ -21,7 +21,7 @@ from buoy.keras.holdings import refuse_others, stored_training
 from buoy.keras.profile import Profile
 from buoy.keras.size_log import SizeLog
 from buoy.keras.tape import Gradients
-from buoy.keras.tracked import Beside, Stored, Tracked, tracked
+from buoy.keras.tracked import Beside, Stored, Tracked, tracked, trains_along
 from buoy.training.arguments import check, folder_name
 from buoy.training.best_metric import BestMetric
 from buoy.training.keeper import Keeper
@@ -67,6 +67,7 @@ class Loop:
         self._tracked: dict[str, Tracked] = {}
         self._steps: dict[str, Gradients] = {}
         self._objects: list[Any] = []
+        self._told_of_optimizer = False
         self._profiling = Profiling(say)
         self._feed: tuple[Any, Feed] | None = None
         self._watching = ExitStack()
@@ -228,6 +229,11 @@ class Loop:
 
     def _save(self, reason: str, *, pin: str | None = None, finished: bool = False) -> Receipt:
         metrics, self._metrics = self._metrics, {}
+        if not self._told_of_optimizer and trains_along(self._objects):
+            self._told_of_optimizer = True
+            say("the optimizer of a tracked model trains it (train_on_batch) and is not tracked: it begins anew after "
+                "a resume; hint: `model.optimizer.build(model.trainable_variables)`, then "
+                "`loop.track(optimizer=model.optimizer)`")  # fmt: skip
         return self._keeper.save(
             self._items(),
             step=self._position.step,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
+
 from buoy.checkpoint.values import CannotTrack, Value, leaves, refuse, value_of
 from buoy.keras import rng, state
 
@@ -80,6 +82,15 @@ def tracked(name: str, thing: Any) -> Tracked:
     if value is None:
         refuse(name, thing, expected="a built model, optimizer or metric, a variable", owner="loop")
     return Beside(name, value)
+
+
+def trains_along(objects: list[Any]) -> bool:
+    """Whether the optimizer that a tracked model was compiled with has stepped, and is not tracked itself."""
+    within = list(leaves(objects))
+    known = {id(each) for each in within}
+    own = [getattr(each, "optimizer", None) for each in within if isinstance(each, keras.Model)]
+    others = [each for each in own if each is not None and id(each) not in known]
+    return any(each.built and int(each.iterations) for each in others)
 
 
 def _own(stored: Any) -> Any:
