@@ -86,3 +86,38 @@ def test_what_a_loss_function_makes_itself_is_not_kept() -> None:
     training.run.backward(training.batch, penalty)
     gc.collect()
     assert made and not any(each() is not None for each in made)
+
+
+def test_a_tensor_that_lives_for_one_step_is_not_kept() -> None:
+    model, run = tracked()
+    alive = []
+
+    def step() -> None:
+        x = torch.randn(8, 3, requires_grad=True)
+        alive.append(weakref.ref(x))
+        run.backward(torch.arange(8), lambda rows: model(x[rows]).square().mean())
+
+    for _ in range(3):
+        step()
+    gc.collect()
+
+    assert [known() for known in alive[:2]] == [None, None]
+
+
+def test_a_loss_function_with_an_object_that_cannot_be_looked_into_is_computed() -> None:
+    model, run = tracked()
+    gone = weakref.proxy(torch.nn.Linear(1, 1))
+
+    def loss_fn(part: torch.Tensor) -> torch.Tensor:
+        if len(part) > 100:
+            gone.log()
+        return model(part.clone().requires_grad_()).square().mean()
+
+    assert float(run.backward(torch.randn(8, 3), loss_fn)) > 0
+
+
+def tracked() -> tuple[torch.nn.Module, buoy.Run]:
+    model = torch.nn.Linear(3, 1)
+    run = buoy.Run()
+    run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    return model, run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
 
 import buoy
 from buoy.microbatch.errors import BadLoss, CannotSplit
@@ -322,3 +324,44 @@ def test_a_second_method_is_another_loss_in_mixed_precision_too() -> None:
         run.backward(torch.randn(20, 5), Losses().plain)
     with pytest.raises(CannotSplit):
         run.backward(torch.randn(20, 5), Losses().centred)
+
+
+def test_another_loss_is_compared_however_many_kinds_of_batches_came_before() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    run = a_run(model, micro_batch=8)
+
+    def out(part: dict[str, torch.Tensor]) -> torch.Tensor:
+        return model(torch.stack(list(part.values()), 1))
+
+    def table() -> dict[str, torch.Tensor]:
+        def column() -> torch.Tensor:
+            return torch.where(torch.rand(16) < 0.03, torch.zeros(16), torch.rand(16) + 0.01)
+
+        return {str(number): column() for number in range(8)}
+
+    for _ in range(200):  # columns with and without a zero in all combinations
+        run.backward(table(), lambda part: out(part).square().mean())
+
+    with pytest.raises(CannotSplit):
+        run.backward(table(), lambda part: out(part).mean().square())
+
+
+class GhostNorm(nn.BatchNorm1d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, self.training, 0.1
+        )
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, GhostNorm])
+def test_statistics_that_backward_computes_again_count_once(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(3, 4), kind(4), nn.Linear(4, 1)), torch.randn(16, 3)
+    once = copy.deepcopy(net)
+    once(x)
+    run = a_run(net)
+
+    run.backward(x, lambda part: checkpoint(net, part, use_reentrant=False).square().mean())
+
+    assert torch.equal(net[1].running_mean, once[1].running_mean)

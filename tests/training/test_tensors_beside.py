@@ -65,3 +65,29 @@ def test_a_conjugate_is_not_taken_for_what_it_is_a_view_of(tmp_path: Path) -> No
     with buoy.Run(tmp_path) as run:
         run.track(views=found)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_weights_kept_as_the_best_are_never_written_into_the_model(tmp_path: Path) -> None:
+    def start(steps: int) -> list[float]:
+        torch.manual_seed(1)
+        model = nn.Linear(2, 1)
+        best: dict[str, Any] = {"weights": dict(model.named_parameters())}  # until something better comes
+        run = buoy.Run(tmp_path, save=1)
+        run.track(model=model)
+        run.track(best=best)
+        for number in run.batches(range(4)):
+            if number == steps:
+                break
+            best["weights"] = {name: each.detach().clone() for name, each in model.named_parameters()}
+            with torch.no_grad():
+                model.weight.add_(1.0)
+        run._finished = True
+        assert run._keeper is not None
+        run._keeper.finish()
+        return [float(each) for each in model.weight.detach().flatten()]
+
+    start(2)
+    resumed = start(2)
+
+    torch.manual_seed(1)
+    assert resumed == pytest.approx([float(each) + 2 for each in nn.Linear(2, 1).weight.detach().flatten()])

@@ -155,7 +155,8 @@ def _from_function(target: str, notes: list[str]) -> Job:
     job = Job(model, batch, _loss(parts.get("loss"), notes), optimizer, notes, parts.get("turns", []))
     if "turns" not in parts:  # a script's rehearsal has found them itself
         job.beside = modules_beside(parts.get("loss"), model)
-        if any(True for module in job.beside for _ in module.parameters()):
+        own = {id(parameter) for parameter in model.parameters()}
+        if any(id(parameter) not in own for module in job.beside for parameter in module.parameters()):
             names = ", ".join(dict.fromkeys(type(module).__name__ for module in job.beside))
             notes.append(f"the loss brings weights of its own along ({names}): counted as held on the device")
     return job
@@ -172,6 +173,7 @@ def _by_kind(given: Any, target: str) -> dict[str, Any]:
     if len(rest) == 2:  # in this order, unless the kinds say otherwise: a function may make an optimizer
         turned = _is_optimizer(rest[1]) and not _is_optimizer(rest[0])
         turned |= isinstance(rest[0], torch.nn.Module) and not isinstance(rest[1], torch.nn.Module)
+        turned |= rest[1] is None and not _is_optimizer(rest[0])
         loss, optimizer = rest if turned else reversed(rest)
         return parts | {"optimizer": optimizer, "loss": loss}
     return parts | {"optimizer" if _is_optimizer(item) else "loss": item for item in rest}

@@ -13,7 +13,9 @@ import keras
 import numpy
 import tensorflow as tf
 
+from buoy.checkpoint.state import encode
 from buoy.checkpoint.values import Container, leaves
+from buoy.errors import BuoyError
 from buoy.keras import rng, state
 
 _KERAS_ATTRIBUTES = ("model", "_model", "params", "validation_data")
@@ -22,6 +24,7 @@ _GENERATOR = "buoy.generator"
 _VARIABLES = "buoy.variables"
 _TENSOR = "buoy.tensor"
 _CONTAINERS = (dict, list, set, deque)
+_PLAIN = (int, float, bool, str, bytes, type(None))
 
 
 def attributes(callback: Any) -> dict[str, Any]:
@@ -32,13 +35,28 @@ def attributes(callback: Any) -> dict[str, Any]:
     for name, value in vars(callback).items():
         if name in _KERAS_ATTRIBUTES or name in theirs:
             continue
-        if (generator := rng.generator_state(value)) is not None:
-            found[name] = {_GENERATOR: generator}
-        elif variables := _own_variables(value, held):
-            found[name] = {_VARIABLES: variables}
-        elif all(_is_plain(leaf) or rng.generator_state(leaf) is not None for leaf in leaves(value)):
-            found[name] = _copied(_described(value))
+        try:
+            kept = _kept(value, held)
+            encode(name, kept, state.as_tensor)
+        except (BuoyError, RecursionError, tf.errors.OpError):
+            continue  # keys that are objects, texts in variables, bfloat16: it begins anew, the training goes on
+        if kept is not None or value is None:
+            found[name] = kept
     return found
+
+
+def _kept(value: Any, held: set[int]) -> Any:
+    """What stands for it in a checkpoint; None: nothing can."""
+    if (generator := rng.generator_state(value)) is not None:
+        return {_GENERATOR: generator}
+    if variables := _own_variables(value, held):
+        return {_VARIABLES: variables}
+    others = [leaf for leaf in leaves(value) if not _is_plain(leaf)]
+    if not others:
+        return _copied(value)
+    if all(rng.generator_state(leaf) is not None for leaf in others):
+        return _copied(_described(value))
+    return None
 
 
 def frozen(value: Any) -> Any:
@@ -67,19 +85,26 @@ def same(one: Any, other: Any) -> bool:
     return repr(one) == repr(other)
 
 
-def give_back(callback: Any, name: str, stored: Any) -> str | None:
-    """Put a stored attribute back, in place where that can be; what is in the way, in words."""
+def give_back(callback: Any, name: str, stored: Any, *, is_live: bool = False) -> str | None:
+    """Put a stored attribute back, in place where that can be; what is in the way, in words.
+
+    `is_live`: what the script may have changed since stays as it is.
+    """
     now = getattr(callback, name, None)
+    if _lacks_generator(now, stored):
+        return f"{type(callback).__name__} begins anew with the generators that it had in {name}"
     if _is_marked(stored, _GENERATOR):
         if rng.generator_state(now) is not None:
             rng.set_generator_state(now, stored[_GENERATOR])
     elif _is_marked(stored, _VARIABLES):
+        if is_live:
+            return None
         here = _own_variables(now, _held_by_model(callback))
         if problems := state.check(here, stored[_VARIABLES], name):
             return f"{type(callback).__name__} begins anew with what it had in {problems[0]}"
         state.assign(here, stored[_VARIABLES])
     elif isinstance(now, _CONTAINERS) and type(stored) in _CONTAINERS and isinstance(now, type(stored)):
-        if getattr(now, "maxlen", None) == getattr(stored, "maxlen", None):
+        if not is_live and getattr(now, "maxlen", None) == getattr(stored, "maxlen", None):
             _container(now).load(_revived(stored))  # the script may hold the same list
         else:
             setattr(callback, name, _revived(stored))
@@ -133,7 +158,7 @@ def _variables(value: Any) -> list[Any]:
 
 def _is_plain(value: Any) -> bool:
     kind = type(value)
-    if kind in (int, float, bool, str, bytes, type(None)):
+    if kind in _PLAIN:
         return True
     if isinstance(value, tf.Tensor):
         return hasattr(value, "numpy") and value.dtype != tf.string
@@ -150,6 +175,8 @@ def _described(value: Any) -> Any:
 
 def _copied(value: Any) -> Any:
     """The callback goes on changing what it has."""
+    if type(value) in _PLAIN:  # first: asking TensorFlow whether it is a tensor takes long, a million times
+        return value
     if isinstance(value, dict):
         return {key: _copied(item) for key, item in value.items()}
     if isinstance(value, deque):
@@ -172,9 +199,29 @@ def _revived(stored: Any) -> Any:
         return {key: _revived(item) for key, item in stored.items()}
     if isinstance(stored, deque):
         return deque(map(_revived, stored), stored.maxlen)
+    if isinstance(stored, tuple) and hasattr(stored, "_make"):
+        return stored._make(map(_revived, stored))
     if type(stored) in (list, tuple):
         return type(stored)(map(_revived, stored))
     return _copied(stored)
+
+
+def _lacks_generator(now: Any, stored: Any) -> bool:
+    """Whether a generator was saved in a place where there is none now."""
+    if _is_marked(stored, _GENERATOR):
+        return rng.generator_state(now) is None
+    if isinstance(stored, dict):
+        return any(
+            _lacks_generator(now.get(key) if isinstance(now, dict) else None, each)
+            for key, each in stored.items()
+        )
+    if isinstance(stored, (list, tuple, deque)):
+        was = list(now) if isinstance(now, (list, tuple, deque)) else []
+        return any(
+            _lacks_generator(was[place] if place < len(was) else None, each)
+            for place, each in enumerate(stored)
+        )
+    return False
 
 
 def _is_marked(value: Any, mark: str) -> bool:

@@ -63,14 +63,17 @@ class Memory:
         """What each callback remembers, in order, with its class's name."""
         return [{"kind": type(each).__name__, "state": self._state(each)} for each in self._callbacks]
 
-    def load(self, stored: Sequence[dict[str, Any]]) -> list[str]:
-        """Give it back, matched by class in order; returns what found no owner, in words."""
+    def load(self, stored: Sequence[dict[str, Any]], *, is_live: bool = False) -> list[str]:
+        """Give it back, matched by class in order; returns what found no owner, in words.
+
+        `is_live`: the training before was in this process, and the script has its variables and lists in its hands.
+        """
         waiting, problems = list(stored), []
         for callback in self._callbacks:
             match = next((entry for entry in waiting if entry["kind"] == type(callback).__name__), None)
             if match is not None:
                 waiting.remove(match)
-                problems += self._load(callback, match["state"])
+                problems += self._load(callback, match["state"], is_live)
         gone = [f"{entry['kind']} is no longer among the callbacks" for entry in waiting if entry["state"]]
         return problems + gone
 
@@ -87,7 +90,7 @@ class Memory:
         }
         return {**moved, **known}
 
-    def _load(self, callback: Any, state: Any) -> list[str]:
+    def _load(self, callback: Any, state: Any, is_live: bool) -> list[str]:
         """Returns what could not be given back, in words."""
         pair = _pair(callback)
         if pair is not None:
@@ -98,7 +101,7 @@ class Memory:
             if name in known:
                 setattr(callback, name, _plain(state[name]))
             elif not _is_keras_own(callback):
-                problems.append(values.give_back(callback, name, state[name]))
+                problems.append(values.give_back(callback, name, state[name], is_live=is_live))
                 self._at_begin.get(id(callback), {}).pop(name, None)  # it moved once: it is memory for good
         return [words for words in problems if words is not None]
 

@@ -67,7 +67,9 @@ class PipelineFeed:
         ]
         return watch(moving, self._read_by_another)
 
-    def _read_by_another(self) -> None:
+    def _read_by_another(self) -> bool:
+        if not self._was_opened:
+            return False  # before the first batch: every start comes by there
         self.exactness = Exactness(
             APPROXIMATE,
             "something beside the training, such as a callback, reads the shuffled training data too, which shuffles "
@@ -75,6 +77,7 @@ class PipelineFeed:
             "give the callback a dataset of its own, not made from the one that is trained on",
         )
         self._say(f"not bit for bit after a resume: {self.exactness.reason}; hint: {self.exactness.hint}")
+        return True
 
     def _tell_of_another_order(self, offset: int) -> None:
         """A notebook's cell that was stopped is run again: what a shuffle has drawn, it does not draw once more."""

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from buoy.keras.pipeline_reading import nodes_of
 
-_watched: list[tuple[Sequence[Any], Callable[[], None]]] = []
+_watched: list[tuple[Sequence[Any], Callable[[], bool]]] = []
 _own = threading.local()
 
 
@@ -28,8 +28,8 @@ def ours() -> Iterator[None]:
 
 
 @contextmanager
-def watch(shuffles: Sequence[Any], tell: Callable[[], None]) -> Iterator[None]:
-    """Within it, call `tell` once when somebody else makes an iterator through one of these shuffles."""
+def watch(shuffles: Sequence[Any], tell: Callable[[], bool]) -> Iterator[None]:
+    """Within it, call `tell` when somebody else makes an iterator through one of these shuffles, until it says True."""
     _teach()
     entry = (shuffles, tell)
     _watched.append(entry)
@@ -51,9 +51,8 @@ def _teach() -> None:
         if _watched and not getattr(_own, "depth", 0) and tf.executing_eagerly():
             read = {id(node) for node in nodes_of(self)}
             for entry in list(_watched):
-                if any(id(shuffle) in read for shuffle in entry[0]):
+                if any(id(shuffle) in read for shuffle in entry[0]) and entry[1]():
                     _watched.remove(entry)
-                    entry[1]()
         return original(self)
 
     iterate._knows_buoy = True  # type: ignore[attr-defined]

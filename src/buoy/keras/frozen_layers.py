@@ -29,9 +29,12 @@ class FrozenLayers:
         layers = list(self._model._flatten_layers())
         if len(stored) == len(layers):
             self._in_step = list(stored)
-            for layer, flag in zip(layers, stored, strict=True):
-                if bool(layer.trainable) != flag:
-                    layer.trainable = flag
+            for _ in layers:  # one that two models share is taken along by the later one too
+                if _flags(self._model) == self._in_step:
+                    break
+                for layer, flag in zip(layers, stored, strict=True):
+                    if bool(layer.trainable) != flag:
+                        layer.trainable = flag
 
 
 def _flags(model: Any) -> list[bool]:

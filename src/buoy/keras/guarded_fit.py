@@ -312,7 +312,7 @@ class GuardedFit:
         """Callbacks and random generators, as they were; returns what found no owner, in words."""
         if not self._is_live:
             rng.restore(self._stored("rng"))
-        return self._memory.load(self._stored("training")["callbacks"])
+        return self._memory.load(self._stored("training")["callbacks"], is_live=self._is_live)
 
     def _stored(self, name: str) -> Any:
         assert self._checkpoint is not None
@@ -332,7 +332,7 @@ class GuardedFit:
         before, asked = self._before, self._arguments
         if before is not None and before.is_of_this_script and asked["epochs"] > asked["initial_epoch"]:
             raise self._would_train_nothing()
-        self._memory.load(stored["callbacks"])
+        self._memory.load(stored["callbacks"], is_live=self._is_live)
         if before is None or not before.trained or not self._is_live:
             # What comes after `fit` draws as it did the first time; a checkpoint of a later `fit` knows it too.
             later = None if stored["finished"] else self._rng_before

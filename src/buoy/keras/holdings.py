@@ -86,8 +86,15 @@ class Holdings:
 
         Optimizers that a training step of its own has not built yet get theirs when it does.
         """
-        late = {name: each for name, each in self._other_optimizers().items() if not each.built}
-        here = {name: variables for name, variables in self.items().items() if name not in late}
+        others = self._other_optimizers()
+        late = {name: each for name, each in others.items() if not each.built}
+        # Older checkpoints have no optimizers out of containers and inner models, and no variables of losses.
+        unknown = {name for name in others if name.count(".") > 1 and name not in stored}
+        here = {name: variables for name, variables in self.items().items() if name not in {*late, *unknown}}
+        if not any(name.startswith("loss ") for name in stored.get("model", {})):
+            here["model"] = {
+                name: each for name, each in here["model"].items() if not name.startswith("loss ")
+            }
         check_all(here, stored)
         for name, variables in here.items():
             state.assign(variables, stored[name])
@@ -111,11 +118,13 @@ class Holdings:
         names = state.renumbered([layer.name for layer in layers[1:]])
         for layer in layers:
             prefix = "optimizer" if layer is self._model else f"optimizer.{names[layer.name]}"
-            for name, value in vars(layer).items():
+            # An attribute keeps its own name (as in older checkpoints), whatever TensorFlow's books hold it too.
+            own = [item for item in vars(layer).items() if not item[0].startswith("_self_")]
+            for name, value in sorted(own, key=_is_container):
                 for place, optimizer in _optimizers(f"{prefix}.{name}", value):
                     if id(optimizer) not in known:
                         known.add(id(optimizer))
-                        found[place] = optimizer
+                        found[place if place not in found else f"{place}~{len(found)}"] = optimizer
         return found
 
     def _losses(self) -> list[Any]:
@@ -144,18 +153,22 @@ class Holdings:
         return found
 
 
-def _optimizers(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _is_container(item: tuple[str, Any]) -> bool:
+    return isinstance(item[1], (dict, list, tuple))
+
+
+def _optimizers(place: str, value: Any, depth: int = 2) -> Iterator[tuple[str, Any]]:
     """(its name, the optimizer) of each in a value: itself, or what a list or dict holds."""
     if isinstance(value, keras.optimizers.Optimizer):
         yield place, value
-    elif not isinstance(value, (dict, list, tuple)) or len(value) > _MOST_OPTIMIZERS:
+    elif not depth or not isinstance(value, (dict, list, tuple)) or len(value) > _MOST_OPTIMIZERS:
         return
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from _optimizers(f"{place}.{key}", item)
+            yield from _optimizers(f"{place}.{key}", item, depth - 1)
     else:
         for number, item in enumerate(value):
-            yield from _optimizers(f"{place}.{number}", item)
+            yield from _optimizers(f"{place}.{number}", item, depth - 1)
 
 
 def _are_others(value: Any, counted: set[int]) -> bool:

@@ -58,7 +58,11 @@ class Asked:
 
     def known_as(self, kind: Hashable) -> Hashable:
         """The kind itself; None, which stands for all others, when there are too many of them."""
-        return kind if kind in self._steps or len(self._steps) < KINDS else None
+        if kind in self._steps or len(self._steps) < KINDS:
+            return kind
+        # What is computed stays apart even then: another loss was never compared with this one.
+        rest = (_computes(kind), None) if isinstance(kind, tuple) else None
+        return rest if rest in self._steps or len(self._steps) < 2 * KINDS else None
 
 
 def _computes(kind: Hashable) -> Hashable:

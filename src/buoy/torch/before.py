@@ -42,7 +42,7 @@ class Before:
     @property
     def leaves(self) -> list[torch.Tensor]:
         """What gets a gradient: parameters, and the arrays of a batch that was itself computed with gradients."""
-        return self._trained.all + self.upstream.leaves
+        return self._trained.guarded + self.upstream.leaves
 
     def watch(self, modules: Iterable[torch.nn.Module]) -> None:
         """These may be changed."""
@@ -59,8 +59,10 @@ class Before:
     def see(self, loss: torch.Tensor) -> None:
         """Just before a backward pass: what nobody tracked gets a gradient that must be put back too."""
         if self._new is not None:
-            beside = leaves_beside(loss, self.leaves, self._new)
-            self._new = None
+            loss_fn, self._new = self._new, None
+            beside: list[torch.Tensor] = []
+            with suppress(Exception):  # somebody's object that cannot be looked into
+                beside = leaves_beside(loss, self.leaves, loss_fn)
             self._trained.also(beside)
             self.gradients.also(beside)
 

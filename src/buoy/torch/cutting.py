@@ -232,7 +232,7 @@ class Cutting:
         self, whole: Batch, loss_fn: LossFunction, reduction: str, samples: int = SAMPLES
     ) -> Finding | None:
         try:
-            guarded = self._trained.all
+            guarded = self._trained.guarded
             return self._probe.ask(whole, loss_fn, reduction, self._attempt, samples, guarded=guarded)
         except GradientBeside as beside:
             self._trained.also(beside.leaves)

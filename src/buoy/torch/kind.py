@@ -73,7 +73,11 @@ def _make(whole: Batch) -> Hashable:
                 read.append(_read(array.detach()))
             except RuntimeError:  # a dtype without a least number, or no room: told by its type alone
                 made.append((type(array), "unread", 0))
-    return tuple(made), tuple(_traits(*numbers) for numbers in _to_host(read))
+    found = [_traits(*numbers) for numbers in _to_host(read)]
+    measured = [traits for traits, is_measured in found if is_measured]
+    # Together: one by one, the columns of a table alone would make more kinds than are counted.
+    missing = tuple(any(each) for each in zip(*measured, strict=True))
+    return tuple(made), missing, tuple(traits for traits, is_measured in found if not is_measured)
 
 
 def _read(array: torch.Tensor) -> torch.Tensor:
@@ -95,7 +99,9 @@ def _to_host(read: list[torch.Tensor]) -> list[list[float]]:
     return [numbers.tolist() for numbers in read]
 
 
-def _traits(least: float, largest: float, zeros: float, ones: float, floats: float) -> Hashable:
+def _traits(
+    least: float, largest: float, zeros: float, ones: float, floats: float
+) -> tuple[tuple[bool, ...], bool]:
     if floats and zeros + ones != -floats:
-        return least != least, least < 0, zeros > 0  # what is missing among measurements
-    return traits(least, largest, zeros > 0)
+        return (least != least, least < 0, zeros > 0), True  # what is missing among measurements
+    return traits(least, largest, zeros > 0), False

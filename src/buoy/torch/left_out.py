@@ -115,11 +115,21 @@ def _are_same(parameter: torch.Tensor, saved: torch.Tensor, may_be_a_copy: bool)
     mine = parameter.detach()
     if mine.data_ptr() == saved.data_ptr():
         return True
-    return may_be_a_copy and torch.equal(mine.cpu(), saved.detach().to("cpu", mine.dtype))
+    if not may_be_a_copy or not mine.numel():
+        return may_be_a_copy
+    last = (-1,) * mine.dim()  # one number first: of layers that are alike all would be brought to the host
+    saved = saved.detach()
+    if mine[last].item() != saved[last].to(mine.dtype).item():
+        return False
+    return torch.equal(mine.cpu(), saved.to("cpu", mine.dtype))
 
 
 def _tensors(state: object) -> Iterator[torch.Tensor]:
-    return (part for part in _inside(state, depth=100, most=1 << 20) if isinstance(part, torch.Tensor))
+    for part in _inside(state, depth=100, most=1 << 20):
+        if isinstance(part, torch.Tensor):
+            yield part
+        elif type(part).__name__ == "ndarray":
+            yield torch.as_tensor(part)
 
 
 def _living_schedulers() -> list[LRScheduler]:
@@ -135,9 +145,11 @@ def _inside(thing: object, depth: int = _DEPTH, most: int = _MOST_PARTS) -> Iter
         here, left = ahead.pop()
         if id(here) in seen:
             continue
+        if isinstance(here, (str, bytes, int, float, type(None))):
+            continue  # nor counted: a history of losses is no place for a scheduler, and hides none
         seen.add(id(here))
         yield here
-        if not left or isinstance(here, (torch.Tensor, nn.Module, str, bytes, int, float)):
+        if not left or isinstance(here, (torch.Tensor, nn.Module)):
             continue
         if isinstance(here, Mapping):
             inner = list(here.values())
@@ -145,4 +157,6 @@ def _inside(thing: object, depth: int = _DEPTH, most: int = _MOST_PARTS) -> Iter
             inner = list(here)
         else:
             inner = list(getattr(here, "__dict__", {}).values())
-        ahead += [(each, left - 1) for each in reversed(inner)]
+        # Schedulers chain others, which chain others again; only a person's own objects may lead anywhere.
+        further = left if isinstance(here, (LRScheduler, list, tuple)) else left - 1
+        ahead += [(each, further) for each in reversed(inner)]

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm, _NormBase
 
 from buoy.torch.rng import device_generators
 from buoy.torch.unmoved import places
@@ -35,6 +35,8 @@ class Snapshot:
         self._statistics: list[torch.Tensor] = []
         self._statistics_copies: list[torch.Tensor] = []
         self._statistics_versions: list[int] | None = None
+        self._tells = True
+        """Whether each of these counts its batches, by which a pass shows: `F.batch_norm` alone leaves no mark."""
         self._generators: list[torch.Generator] = []
         self._count = -1
         self._numpy = _Numpy()
@@ -112,7 +114,7 @@ class Snapshot:
         if not self._statistics:
             return
         versions = _versions(self._statistics)
-        if versions is None or versions != self._statistics_versions:
+        if not self._tells or versions is None or versions != self._statistics_versions:
             _copy(self._statistics, self._statistics_copies)
             _set_versions(self._statistics, versions)
 
@@ -128,18 +130,20 @@ class Snapshot:
     def _find_buffers(self) -> None:
         homes: list[tuple[dict[str, Any], str]] = []
         statistics: list[torch.Tensor] = []
+        tells = True
         for module in self._modules:
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     homes.append((module._buffers, name))
                     if isinstance(module, _NormBase):
                         statistics.append(buffer)
+                        tells = tells and _counts_batches(module)
         buffers = [*(home[name] for home, name in homes), *self._weights.values()]
         copies = [buffer.detach().clone() for buffer in buffers]
         kept = [buffer.detach().clone() for buffer in statistics]
         self._homes, self._buffers, self._copies = homes, buffers, copies
         self._count = sum([len(module._buffers) for module in self._modules])
-        self._statistics, self._statistics_copies = statistics, kept
+        self._statistics, self._statistics_copies, self._tells = statistics, kept, tells
 
 
 class Gradients:
@@ -183,7 +187,7 @@ class Gradients:
                 if total is before and parameter.grad is not None:
                     before.add_(parameter.grad)  # allocates nothing, so it cannot fail half-way
                 parameter.grad = total
-        self._before, self._begun = [], False
+        self._parameters, self._before, self._begun = [], [], False  # most live for a step only
 
     def undo(self) -> None:
         """As before the try."""
@@ -193,7 +197,12 @@ class Gradients:
             parameter.grad = None
         for parameter, before in self._before:
             parameter.grad = before
-        self._before, self._begun = [], False
+        self._parameters, self._before, self._begun = [], [], False  # most live for a step only
+
+
+def _counts_batches(module: _NormBase) -> bool:
+    own = type(module).forward not in (_BatchNorm.forward, SyncBatchNorm.forward) or "forward" in vars(module)
+    return not own and module.num_batches_tracked is not None
 
 
 def _sum(before: torch.Tensor, after: torch.Tensor | None) -> torch.Tensor:

@@ -59,8 +59,11 @@ class Tracked(Value, Protocol):
         ...
 
 
-def tracked(name: str, value: Any) -> Tracked | None:
-    """How this object is saved and loaded; None: a loader, whose place `batches` keeps."""
+def tracked(name: str, value: Any, others: Iterable[object] = ()) -> Tracked | None:
+    """How this object is saved and loaded; None: a loader, whose place `batches` keeps.
+
+    `others` that are tracked: the parameters of modules among them are these modules' own, wherever else they lie.
+    """
     if is_loader(value):
         return None
     if isinstance(value, nn.Module):
@@ -71,7 +74,12 @@ def tracked(name: str, value: Any) -> Tracked | None:
         return _Optimizer(value)
     if isinstance(value, torch.Tensor):
         return _Tensor(value)
-    beside = value_of(value, generator_state, set_generator_state, _into_what_is_trained)
+    owned = {id(p) for each in others if isinstance(each, nn.Module) for p in each.parameters()}
+
+    def refill(there: object, stored: object) -> bool:
+        return id(there) not in owned and _into_what_is_trained(there, stored)
+
+    beside = value_of(value, generator_state, set_generator_state, refill)
     if beside is None:
         refuse(name, value, expected="a model, an optimizer, a tensor", owner="run")
     return _Beside(beside)

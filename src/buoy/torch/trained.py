@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from weakref import ref
 
 import torch
 
@@ -18,6 +19,7 @@ class Trained:
         self.gradient_bytes = 0
         """What the gradients of these take."""
         self._known: set[int] = set()
+        self._passing: list[ref[torch.Tensor]] = []
         self._flags: list[bool] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._groups = 0
@@ -37,7 +39,17 @@ class Trained:
 
     def also(self, beside: Iterable[torch.Tensor]) -> None:
         """These get a gradient too, though nobody tracked them; `look` tells."""
-        self._append(beside)
+        leaves = list(beside)
+        self._append(leaf for leaf in leaves if isinstance(leaf, torch.nn.Parameter))
+        self._passing += [ref(leaf) for leaf in leaves if not isinstance(leaf, torch.nn.Parameter)]
+
+    @property
+    def guarded(self) -> list[torch.Tensor]:
+        """All of them, and other tensors that get a gradient, as long as somebody has them: most live for a step."""
+        if not self._passing:
+            return self.all
+        self._passing = [known for known in self._passing if known() is not None]
+        return self.all + [leaf for known in self._passing if (leaf := known()) is not None]
 
     def look(self) -> bool:
         """What is trained now; whether that has changed. To be asked at each step."""

@@ -54,7 +54,7 @@ class Tracking:
                     expected="a name of its own for each object",
                     hint="choose another name",
                 )
-            thing = tracked(name, value)
+            thing = tracked(name, value, [*self.objects.values(), *objects.values()])
             if thing is not None and name not in self.objects:
                 if self._saved.is_kept:
                     encode(name, thing.state(), as_tensor)  # refused now, by name, rather than at step 10,000
