@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict, deque
 from contextlib import redirect_stderr
 from io import StringIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy
@@ -299,6 +300,68 @@ def a_generator_to_validate_on_is_told(folder: str) -> None:
     _, _, said = live(folder, lambda: (plain(), []), validation_data=batches(), validation_steps=3)
 
     assert "will not validate bit for bit" in said
+
+
+class Odd(keras.callbacks.Callback):
+    """Holds what no checkpoint can have: it begins anew, and the training goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_layer = {keras.layers.Dense(1): 1.0}
+        self.generators = (random.Random(1), numpy.random.default_rng(2))
+        self.word = tf.Variable("abc")
+        self.half = tf.constant([1.0], tf.bfloat16)
+        self.itself: deque[Any] = deque()
+        self.itself.append(self.itself)
+        self.made: list[Any] = []
+        self.pair = Pair(tf.constant(2.0), 0)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.made.append(numpy.random.default_rng(epoch))
+        self.pair = Pair(self.pair.factor * 2.0, epoch)
+        self.model.optimizer.learning_rate.assign(1e-3 * self.pair.factor)
+
+
+class Pair(NamedTuple):
+    factor: Any
+    epoch: int
+
+
+def callbacks_with_odd_attributes_end_no_training_and_no_resume(folder: str) -> None:
+    goes_on(folder, lambda: (plain(), [Odd()]), step=12)
+
+
+def what_the_script_changes_in_a_callback_between_two_fits_stays(folder: str) -> None:
+    class Weighted(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.seen = tf.Variable(1.0), []
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.seen.append(float(self.weight.numpy()))
+            self.weight.assign(self.weight * 2)
+
+    made, callback = plain(), Weighted()
+    for epoch in range(2):
+        guard = buoy.keras.Guard(folder, save=2)
+        made.fit(X, Y, 8, epochs=epoch + 1, initial_epoch=epoch, verbose=0, callbacks=[guard, callback])
+        if epoch == 0:
+            callback.weight.assign(100.0)
+
+    assert callback.seen == [1.0, 100.0]
+
+
+def a_callback_that_reads_the_data_before_the_first_batch_is_not_told(folder: str) -> None:
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40).batch(8)
+
+    class Sampling(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            next(iter(data))
+
+    with redirect_stderr(StringIO()) as said:
+        plain().fit(data, epochs=2, verbose=0, callbacks=[buoy.keras.Guard(folder), Sampling()])
+
+    assert "reads the shuffled training data" not in said.getvalue()
 
 
 def main(name: str, folder: str) -> None:
