@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from buoy.estimate.request import EstimateError, Request
-from buoy.estimate.trace_torch import explain
+from buoy.estimate.trace_torch import explain, trace_request
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -248,3 +248,26 @@ def test_the_line_that_raised_is_named_not_the_one_that_imported_it(
     refusal = explain(caught.value, Request("torch", {"build": f"{script}:"}))
 
     assert str(refusal.received).endswith("bars_of_mine.py:3")
+
+
+def test_a_teacher_that_nobody_froze_gets_no_optimizer_state_in_real_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    teacher = nn.Linear(1000, 10)
+
+    def distilled(model: Any, batch: Any) -> Any:
+        with torch.no_grad():
+            wanted = teacher(torch.ones(1, 1000))
+        loss = (model(batch[0]) - wanted).square().mean()
+        return loss * 2 if loss.item() > 1 else loss  # reads a value: computed for real
+
+    monkeypatch.setattr(
+        trace_build,
+        "load",
+        lambda path, name: lambda: (nn.Linear(10, 10), BATCH, torch.optim.AdamW, distilled),
+    )
+    trace = trace_request(Request("torch", {"build": "train.py:build"}, device="cpu"))
+
+    assert trace.facts["engine"] == "real"
+    assert trace.facts["parameters"] == 110 + 10_010
+    assert estimate(trace, devices.by_id("cpu")).parts["optimizer"] < 4 * 10_010

@@ -78,7 +78,7 @@ def _steps(job: Job, device: Device, request: Request) -> Trace:
                         loss.backward(retain_graph=kept)  # type: ignore[no-untyped-call]
                 tape.mark(OPTIMIZER)
                 tape.phase = "optimizer"
-                _give_gradients(turn.optimizer)
+                _give_gradients(turn.optimizer, job.model)
                 step_in_turn(turn)
                 gradients_and_state(tape, job.whole, turn.optimizer)
     trace = tape.trace()
@@ -96,11 +96,15 @@ def _autocast(request: Request) -> torch.autocast:
     return torch.autocast("cpu", dtype=torch.bfloat16, enabled=request.autocast is not None)
 
 
-def _give_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """So few samples may leave weights unused (experts that no token was sent to) which a whole batch uses."""
+def _give_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
+    """So few samples may leave weights unused (experts that no token was sent to) which a whole batch uses.
+
+    Only the model's: a teacher that the loss brings along gets none from any batch.
+    """
+    own = {id(parameter) for parameter in model.parameters()}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter.requires_grad and parameter.grad is None:
+            if id(parameter) in own and parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
 
