@@ -75,8 +75,8 @@ def _make(whole: Batch) -> Hashable:
                 made.append((type(array), "unread", 0))
     found = [_traits(*numbers) for numbers in _to_host(read)]
     measured = [traits for traits, is_measured in found if is_measured]
-    # Together: one by one, the columns of a table alone would make more kinds than are counted.
-    missing = tuple(any(each) for each in zip(*measured, strict=True))
+    # In how many: which ones would make, of the columns of a table alone, more kinds than are counted.
+    missing = tuple(sum(each) for each in zip(*measured, strict=True))
     return tuple(made), missing, tuple(traits for traits, is_measured in found if not is_measured)
 
 
