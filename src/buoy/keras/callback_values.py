@@ -93,9 +93,9 @@ def give_back(callback: Any, name: str, stored: Any, *, is_live: bool = False) -
     now = getattr(callback, name, None)
     if _lacks_generator(now, stored):
         return f"{type(callback).__name__} begins anew with the generators that it had in {name}"
+    is_alike = isinstance(now, _CONTAINERS) and type(stored) in _CONTAINERS and isinstance(now, type(stored))
     if _is_marked(stored, _GENERATOR):
-        if rng.generator_state(now) is not None:
-            rng.set_generator_state(now, stored[_GENERATOR])
+        rng.set_generator_state(now, stored[_GENERATOR])
     elif _is_marked(stored, _VARIABLES):
         if is_live:
             return None
@@ -103,11 +103,8 @@ def give_back(callback: Any, name: str, stored: Any, *, is_live: bool = False) -
         if problems := state.check(here, stored[_VARIABLES], name):
             return f"{type(callback).__name__} begins anew with what it had in {problems[0]}"
         state.assign(here, stored[_VARIABLES])
-    elif isinstance(now, _CONTAINERS) and type(stored) in _CONTAINERS and isinstance(now, type(stored)):
-        if not is_live and getattr(now, "maxlen", None) == getattr(stored, "maxlen", None):
-            _container(now).load(_revived(stored))  # the script may hold the same list
-        else:
-            setattr(callback, name, _revived(stored))
+    elif not is_live and is_alike and getattr(now, "maxlen", None) == getattr(stored, "maxlen", None):
+        _container(now).load(_revived(stored))  # the script may hold the same list
     else:
         setattr(callback, name, _revived(stored))
     return None

@@ -9,10 +9,7 @@ from typing import Any
 
 import torch
 
-from buoy.torch.homes import function_homes
-from buoy.torch.undo import tensors_in
-
-_NEAR = 3  # containers in containers in which a tensor is looked for
+from buoy.torch.graph import nodes_of, tensors_known_to
 
 
 class GradientBeside(Exception):  # noqa: N818 - never leaves the comparison
@@ -30,24 +27,9 @@ def leaves_beside(loss: torch.Tensor, known: list[torch.Tensor], loss_fn: Any) -
     only parameters count, and tensors that the loss function knows by a name.
     """
     ours = {id(each) for each in known}
-    found = [leaf for leaf in _leaves(loss) if id(leaf) not in ours]
+    leaves = [node.variable for node in nodes_of(loss) if hasattr(node, "variable")]
+    found = [leaf for leaf in leaves if id(leaf) not in ours]
     if all(isinstance(leaf, torch.nn.Parameter) for leaf in found):
         return found
-    homes = function_homes(loss_fn, set())
-    named = {
-        id(each) for home in homes for name in home.names() for each in tensors_in(home.read(name), _NEAR)
-    }
+    named = {id(each) for each in tensors_known_to(loss_fn)}
     return [leaf for leaf in found if isinstance(leaf, torch.nn.Parameter) or id(leaf) in named]
-
-
-def _leaves(loss: torch.Tensor) -> list[torch.Tensor]:
-    waiting, seen, found = [loss.grad_fn], set[Any](), list[torch.Tensor]()
-    while waiting:
-        node: Any = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.append(node.variable)
-        waiting += [following for following, _ in node.next_functions]
-    return found

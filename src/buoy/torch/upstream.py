@@ -15,10 +15,7 @@ import torch
 from buoy.microbatch.errors import OutOfMemory
 from buoy.microbatch.oom import is_oom
 from buoy.microbatch.split import rebuilt
-from buoy.torch.homes import function_homes
-from buoy.torch.undo import tensors_in
-
-_NEAR = 3  # containers in containers in which a tensor is looked for
+from buoy.torch.graph import nodes_of, tensors_known_to
 
 
 class Upstream:
@@ -95,20 +92,9 @@ def known_from_before(loss_fn: Any) -> set[Any]:
 
     Told by what it knows, not by the order of computation, which each thread counts for itself.
     """
-    homes = function_homes(loss_fn, set())
-    held = [home.read(name) for home in homes for name in home.names()]
-    return {tensor.grad_fn for tensor in tensors_in(held, _NEAR) if tensor.grad_fn is not None}
+    return {tensor.grad_fn for tensor in tensors_known_to(loss_fn) if tensor.grad_fn is not None}
 
 
 def is_fed_from_before(loss: torch.Tensor, known: set[Any]) -> bool:
     """Whether its backward pass would go through one of these."""
-    waiting, seen = [loss.grad_fn] if known else [], set[Any]()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node in known:
-            return True
-        waiting += [following for following, _ in node.next_functions]
-    return False
+    return bool(known) and any(node in known for node in nodes_of(loss))
