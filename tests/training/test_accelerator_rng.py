@@ -1,9 +1,10 @@
 """An accelerator's generators are part of the run.
 
-There is no accelerator on the machines that run this. The seam is the four functions by which PyTorch gives out such
-state (`torch.xpu.is_available`, `is_initialized`, `get_rng_state_all`, `set_rng_state_all`; `torch.cuda` has the same,
-`torch.mps` its `get_rng_state` and `set_rng_state`), `is_built`, and `current_accelerator`, which names another
-vendor's (`mtia` here): behind them stand generators of the CPU. What a real driver does with the bytes is not shown.
+There is no accelerator on the machines that run this. The seam is the functions by which PyTorch gives out such state
+(`torch.xpu.is_available`, `is_initialized`, `get_rng_state_all`, `set_rng_state_all`; `torch.cuda` has the same,
+`torch.mps` its `get_rng_state` and `set_rng_state`), what it was built for, and `current_accelerator`, which names
+another vendor's (`mtia` here): behind them stand generators of the CPU. What a real driver does with
+the bytes is not shown.
 """
 
 from __future__ import annotations
@@ -42,9 +43,18 @@ class Devices:
         module = getattr(torch, kind)
         monkeypatch.setattr(module, "is_available", lambda: True)
         monkeypatch.setattr(module, "is_initialized", lambda: True)
+        if kind == "xpu":
+            monkeypatch.setattr(rng, "_has_xpu", lambda: True)  # torch asks its own for what to import
         # Torch 2.6 has none of mtia.
         monkeypatch.setattr(module, "get_rng_state_all", self.get, raising=False)
         monkeypatch.setattr(module, "set_rng_state_all", self.put, raising=False)
+        _ask_anew(monkeypatch)
+
+
+def _ask_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this torch was built for is asked once per process."""
+    plain = getattr(rng._accelerators, "__wrapped__", rng._accelerators)
+    monkeypatch.setattr(rng, "_accelerators", plain)
 
 
 def drawn(folder: Path, devices: Devices, stop_after: int) -> list[list[float]]:
@@ -106,7 +116,7 @@ def test_a_failed_try_puts_every_devices_generator_back(kind: str, monkeypatch: 
         monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mtia"))
     if kind in ("cuda", "mps"):
         monkeypatch.setattr(getattr(torch.backends, kind), "is_built", lambda: True)
-    monkeypatch.setattr(rng, "_accelerators", rng._accelerators.__wrapped__)  # asked once per process
+    _ask_anew(monkeypatch)
     snapshot = Snapshot()
     snapshot.take()
     drawn_first = devices.draw()

@@ -54,7 +54,7 @@ class Before:
         """A step with this loss function begins."""
         self._reach(loss_fn)
         self.carried.of(loss_fn)
-        self.upstream = Upstream()
+        self._leave_upstream()
 
     def see(self, loss: torch.Tensor) -> None:
         """Just before a backward pass: what nobody tracked gets a gradient that must be put back too."""
@@ -69,7 +69,11 @@ class Before:
     def let_go(self) -> None:
         """The step is over: its batch may be large."""
         self.carried.of(None)
-        self.upstream = Upstream()
+        self._leave_upstream()
+
+    def _leave_upstream(self) -> None:
+        if self.upstream.leaves:  # of a batch that was computed with gradients: few are
+            self.upstream = Upstream()
 
     def guarded(self, work: Callable[[], _Result], *, keep: bool = False) -> _Result:
         """Do it and put everything back, unless it went well and is to be kept."""

@@ -262,8 +262,8 @@ def device_generators(even_idle: bool = False) -> list[Accelerator]:
 @functools.cache
 def _accelerators(_vendor: str) -> list[tuple[str, Any]]:
     """Those that this torch was built for, and the one that another vendor's package has brought along."""
-    kinds = ["xpu"]  # which does not tell
-    kinds += [name for name in ("cuda", "mps") if getattr(torch.backends, name).is_built()]
+    kinds = [name for name in ("cuda", "mps") if getattr(torch.backends, name).is_built()]
+    kinds += ["xpu"] if _has_xpu() else []
     try:
         current = torch.accelerator.current_accelerator()
     except (AttributeError, RuntimeError):
@@ -272,3 +272,8 @@ def _accelerators(_vendor: str) -> list[tuple[str, Any]]:
     if current is not None and current.type not in kinds:
         kinds.append(current.type)
     return [(name, getattr(torch, name)) for name in kinds if hasattr(torch, name)]
+
+
+def _has_xpu() -> bool:
+    """Whether torch was built for it; an older one does not tell."""
+    return bool(getattr(getattr(torch, "xpu", None), "_is_compiled", lambda: True)())

@@ -215,8 +215,13 @@ def _sum(before: torch.Tensor, after: torch.Tensor | None) -> torch.Tensor:
 def _copy(into: list[torch.Tensor], source: list[torch.Tensor]) -> None:
     if not into:
         return
-    with torch.no_grad():
+    # Between two steps `with torch.no_grad()` takes longer than copying a network's batch statistics.
+    is_recorded = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(False)
+    try:
         torch._foreach_copy_(into, source)
+    finally:
+        torch._C._set_grad_enabled(is_recorded)
 
 
 def _versions(tensors: list[torch.Tensor]) -> list[int] | None:

@@ -31,6 +31,8 @@ class Upstream:
 
     def go_on(self) -> None:
         """The gradients of the batch, to where it came from."""
+        if not self.leaves:
+            return
         arrived = [
             (one, leaf.grad)
             for one, leaf in zip(self._from, self.leaves, strict=True)

@@ -16,7 +16,7 @@ from buoy.errors import BuoyError, UsageError
 from buoy.flight.profile import Profiling
 from buoy.training.keeper import Keeper
 from buoy.training.micro_batches import MicroBatches
-from buoy.training.resumption import Resumption
+from buoy.training.resumption import Resumption, beside
 from buoy.training.saves import ENDING, Saves
 from buoy.training.saying import say
 
@@ -145,18 +145,12 @@ class Guarding:
     def _save(
         self, step: int, epoch: int, place: dict[str, Any], *, finished: bool = False, **about: Any
     ) -> Receipt | None:
-        from buoy.torch.grown import grown_in
-        from buoy.torch.loose_buffers import buffers_of
-        from buoy.torch.unfrozen import changes_of
-
         mine = {
             "library": self._library,
             "rng": self._rng.capture(),
             "seed": self.seed,
             "finished": finished,
-            "buffers": buffers_of(self._things),
-            "grown": grown_in(self._things),
-            "changes": changes_of(self._things),
+            **beside(self._things),
             "micro_batch": self.micro.state(),
             **place,
         }

@@ -19,6 +19,15 @@ OURS = "buoy"
 """The name in a checkpoint under which a run keeps its own state."""
 
 
+def beside(things: dict[str, Tracked]) -> dict[str, Any]:
+    """What `Resumption.load` needs beside the states of these; a part of the run's own state."""
+    from buoy.torch.grown import grown_in
+    from buoy.torch.loose_buffers import buffers_of
+    from buoy.torch.unfrozen import changes_of
+
+    return {"buffers": buffers_of(things), "grown": grown_in(things), "changes": changes_of(things)}
+
+
 class Resumption:
     """What was saved of a run, as one rank sees it; empty where nothing was saved."""
 

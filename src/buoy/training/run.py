@@ -70,7 +70,6 @@ class Run:
         plan: Plan | None = None,
     ) -> None:
         from buoy.torch import data, distributed
-        from buoy.torch.left_out import LeftOut
 
         arguments.check(
             seed=seed, micro_batch=micro_batch, inexact=inexact, remedies=remedies, memory_cap=memory_cap,
@@ -103,7 +102,7 @@ class Run:
         self._random = Randomness(self._from, seed, self._say)
         self._feeds = data.Feeds(self._say)
         self._loaders = Loaders(self._feeds, self._from.mine.get("loaders"))
-        self._tracking = Tracking(self._from, self._on_step)
+        self._tracking = Tracking(self._from, self._on_step, self._say)
         self._micro = MicroBatches(
             self.folder,
             self._from.micro_batch,
@@ -124,8 +123,6 @@ class Run:
                 self._keeper.finish()
             raise
         self._epochs_before = 0
-        self._told_new: set[str] = set()
-        self._left_out = LeftOut(self._say)
         self._plan = plan
         planned.record(plan, self._event)
         self._in_epochs = self._counts_epochs = self._finished = False
@@ -338,21 +335,10 @@ class Run:
 
     def _own_state(self, *, epoch_done: bool = False) -> dict[str, Any]:
         """What a run keeps about itself, of this rank."""
-        from buoy.torch.grown import grown_in, tell_of_new_parameters
-        from buoy.torch.loose_buffers import buffers_of
-        from buoy.torch.state import settings_of
-        from buoy.torch.unfrozen import changes_of
-
-        tell_of_new_parameters(self._tracking.things, self._told_new, self._say)
-        self._left_out.look(self._tracking.objects, self._tracking.things)
         return {
             "position": self._position.describe(epoch_done=epoch_done),
             "loaders": self._loaders.state(self._position.under_way),
-            "buffers": buffers_of(self._tracking.things),
-            "grown": grown_in(self._tracking.things),
-            "changes": changes_of(self._tracking.things),
-            "counting": self._tracking.counting.state(),
-            "settings": settings_of(self._tracking.things),
+            **self._tracking.state(),
             **self._random.state(),
             "micro_batch": self._micro.state(),
         }

@@ -11,7 +11,7 @@ from buoy.errors import UsageError
 from buoy.training.counting import Counting
 from buoy.training.follower import Follower
 from buoy.training.keeper import Keeper
-from buoy.training.resumption import OURS, Resumption
+from buoy.training.resumption import OURS, Resumption, beside
 
 if TYPE_CHECKING:
     from buoy.torch.state import Tracked
@@ -20,10 +20,16 @@ if TYPE_CHECKING:
 class Tracking:
     """The objects of one run, by name."""
 
-    def __init__(self, saved: Resumption, on_step: Callable[[bool], None]) -> None:
+    def __init__(
+        self, saved: Resumption, on_step: Callable[[bool], None], say: Callable[[str], None]
+    ) -> None:
         """`on_step` hears of every optimizer's steps, and whether each is one of the run."""
+        from buoy.torch.left_out import LeftOut
+
         self._saved = saved
-        self._on_step = on_step
+        self._on_step, self._say = on_step, say
+        self._left_out = LeftOut(say)
+        self._told_new: set[str] = set()
         self.counting = Counting(saved.mine.get("counting", ()))
         self._hooks: list[Any] = []
         self._looked_over = False
@@ -75,6 +81,19 @@ class Tracking:
 
     def _stepped(self, optimizer: str) -> None:
         self._on_step(self.counting.stepped(optimizer))
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of them beside their own states; tells what it lacks."""
+        from buoy.torch.grown import tell_of_new_parameters
+        from buoy.torch.state import settings_of
+
+        tell_of_new_parameters(self.things, self._told_new, self._say)
+        self._left_out.look(self.objects, self.things)
+        return {
+            **beside(self.things),
+            "counting": self.counting.state(),
+            "settings": settings_of(self.things),
+        }
 
     def load_again(self) -> None:
         """Everything as it was saved once more."""
