@@ -44,7 +44,9 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     memory: memoryview
-    """Its bytes, mapped from the file: private and writable; copy what is to be kept."""
+    """Its bytes in C order, mapped from the file: private and writable; copy what is to be kept."""
+    order: tuple[int, ...] | None = None
+    """How its dimensions lay in the training's memory, the outermost first; None: in C order too."""
 
 
 class Checkpoint:
@@ -79,7 +81,7 @@ class Checkpoint:
         try:
             return decode(
                 self._values[name],
-                lambda stored: tensor(self._state.stored(stored)),
+                lambda stored, order=None: tensor(self._state.stored(stored, order)),
                 lambda stored: self._state.stored(stored).memory,
             )
         except (BadTree, RecursionError) as error:
@@ -106,12 +108,17 @@ class _State:
             at = header_bytes + end
             self.places[name] = (dtype, shape, header_bytes + start, at)
 
-    def stored(self, name: str) -> StoredTensor:
+    def stored(self, name: str, order: object = None) -> StoredTensor:
         """A tensor's bytes."""
         if name not in self.places:
             raise DamagedCheckpoint(self._folder, STATE, "is named and not there", name)
         dtype, shape, start, end = self.places[name]
-        return StoredTensor(name, dtype, shape, self._memory[start:end])
+        if order is None:
+            return StoredTensor(name, dtype, shape, self._memory[start:end])
+        places = [place for place in order if type(place) is int] if isinstance(order, list) else []
+        if places != order or sorted(places) != [*range(len(shape))]:
+            raise BadTree(f"{name!r} lay in an order that its dimensions do not have")
+        return StoredTensor(name, dtype, shape, self._memory[start:end], tuple(places))
 
 
 def read_manifest(folder: str) -> tuple[dict[str, object], int]:

@@ -60,6 +60,8 @@ class Tensor:
     """Fills exactly `nbytes` bytes, C order, little endian; called on the training's thread."""
     key: Hashable | None = None
     """Equal keys mean the same memory (tied weights): stored once."""
+    order: tuple[int, ...] | None = None
+    """Its dimensions as they lie in memory, the outermost first (channels last: 0, 2, 3, 1); None: in C order."""
 
     @property
     def nbytes(self) -> int:
@@ -123,9 +125,10 @@ def encode_all(items: Mapping[str, object], as_tensor: AsTensor) -> Encoded:
 
 
 def decode(
-    tree: object, tensor: Callable[[str], object], raw: Callable[[str], memoryview] | None = None
+    tree: object, tensor: Callable[..., object], raw: Callable[[str], memoryview] | None = None
 ) -> object:
-    """The exact inverse of `encode`: `tensor` turns a stored tensor's name into the adapter's own.
+    """The exact inverse of `encode`: `tensor` turns a stored tensor's name (and its `order`, if it has one) into the
+    adapter's own.
 
     `raw` gives a stored tensor's bytes, for long byte strings and numpy arrays, which are stored as tensors too.
 
@@ -140,7 +143,7 @@ def decode(
         return {key: decode(value, tensor, raw) for key, value in tree.items()}
     kind, value = tree[_TAG], tree.get("v")
     if kind == "tensor":
-        return tensor(_text(value))
+        return tensor(_text(value), tree["order"]) if "order" in tree else tensor(_text(value))
     if kind in ("bytes", "bytearray"):
         data = _from_hex(value) if "v" in tree else _stored_bytes(raw, tree)
         return data if kind == "bytes" else bytearray(data)
@@ -190,7 +193,8 @@ def _encode(value: object, path: tuple[str, ...], encoding: _Encoding) -> object
     if tensor is not None:
         if tensor.dtype not in ITEM_BYTES:
             raise _refused(path, f"is a tensor of {tensor.dtype}, for which safetensors has no word")
-        return _tagged("tensor", encoding.tensor_name(path, tensor))
+        named_tensor = _tagged("tensor", encoding.tensor_name(path, tensor))
+        return named_tensor if tensor.order is None else {**named_tensor, "order": list(tensor.order)}
     if len(path) > _DEEPEST:
         raise _refused(path[:6], f"is nested more than {_DEEPEST} deep, or contains itself")
     if isinstance(value, Mapping):

@@ -48,6 +48,8 @@ class Grown:
             value, here = state.get(name), owner._buffers[key]
             if self.may_differ(name) and isinstance(value, torch.Tensor) and _shape(here) != _shape(value):
                 owner._buffers[key] = torch.empty_like(value, device=device if here is None else here.device)
+            elif here is not None and is_expanded(here):
+                owner._buffers[key] = here.clone(memory_format=torch.contiguous_format)
 
     def _buffers(self) -> Iterator[tuple[str, nn.Module, str]]:
         for path, owner in self._module.named_modules():
@@ -80,6 +82,11 @@ def tell_of_new_parameters(things: Mapping[str, Any], told: set[str], say: Calla
                 "must make them before `run.track`, or this checkpoint does not fit; hint: make them all at the start, "
                 "and use them later"
             )
+
+
+def is_expanded(buffer: torch.Tensor) -> bool:
+    """It shows the same memory several times (`row.expand(3, 4)`), so nothing can be loaded into it."""
+    return any(step == 0 and size > 1 for step, size in zip(buffer.stride(), buffer.shape, strict=True))
 
 
 def _shape(value: torch.Tensor | None) -> Shape:

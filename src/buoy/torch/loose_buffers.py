@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from buoy.torch.grown import is_expanded
 from buoy.torch.tensors import WORDS
 
 _COMPILED = "_orig_mod."
@@ -45,10 +46,11 @@ class LooseBuffers:
                 continue
             owner, key = places[name]
             here = owner._buffers[key]
-            if here is not None and here.shape == value.shape and here.dtype == value.dtype:
+            fits = here is not None and here.shape == value.shape and here.dtype == value.dtype
+            if here is not None and fits and not is_expanded(here):
                 with torch.no_grad():
                     here.copy_(value)
-            else:  # a cache that had grown
+            else:  # a cache that had grown, or what cannot be written
                 owner._buffers[key] = value.to(self._device(here), copy=True)
         return [name for name in stored if name not in places]
 

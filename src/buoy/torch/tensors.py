@@ -35,7 +35,7 @@ def as_tensor(value: object) -> Tensor | None:
     # A conjugate, and the imaginary part of one, are views of memory that they read with another sign.
     view = (tensor.stride(), tensor.is_conj(), tensor.is_neg())
     key = (str(tensor.device), tensor.data_ptr(), *view) if tensor.numel() else None
-    return Tensor(word, tuple(tensor.shape), copy_into, key)
+    return Tensor(word, tuple(tensor.shape), copy_into, key, _order(tensor))
 
 
 def lent(stored: StoredTensor) -> torch.Tensor:
@@ -47,8 +47,28 @@ def lent(stored: StoredTensor) -> torch.Tensor:
 
 
 def kept(stored: StoredTensor) -> torch.Tensor:
-    """A stored tensor with memory of its own."""
-    return lent(stored).clone()
+    """A stored tensor with memory of its own, in the order that it had.
+
+    A fused optimizer reads a parameter and its moments side by side, as they lie: in another order than the parameter's
+    (channels last) the moments would be those of other weights.
+    """
+    tensor = lent(stored)
+    if stored.order is None:
+        return tensor.clone()
+    back = sorted(range(tensor.dim()), key=stored.order.__getitem__)
+    return tensor.permute(stored.order).clone(memory_format=torch.contiguous_format).permute(back)
+
+
+def _order(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """How its dimensions lie in memory where that is not C order; None also for what has gaps or overlaps."""
+    strides, shape = tensor.stride(), tensor.shape
+    if (
+        tensor.is_contiguous() and 1 not in shape
+    ):  # a dimension of one may have any stride, which torch compares too
+        return None
+    c_order = tuple(range(tensor.dim()))
+    order = tuple(sorted(c_order, key=lambda place: (-strides[place], -shape[place])))
+    return order if order != c_order and tensor.permute(order).is_contiguous() else None
 
 
 def _kind(tensor: torch.Tensor) -> str:

@@ -1,0 +1,121 @@
+"""Tensors that do not lie in memory in C order: channels last, transposed, expanded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import buoy
+from buoy.flight import recorder
+
+Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "_current", recorder.Recorder(None))
+
+
+def steps_of(
+    run: buoy.Run, model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[torch.Tensor], last: int
+) -> None:
+    """Train up to this step."""
+    try:
+        for _ in run.epochs(1):
+            for x in run.batches(batches):
+                model(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if run.step == last:
+                    return
+    finally:
+        run.finish()
+
+
+def train(folder: Path, steps: int, make: Optimizer) -> list[torch.Tensor]:
+    """Weights after so many steps, and how the optimizer's state lies in memory."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 1))
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model[3].weight = nn.Parameter(torch.randn(16, 1).t())
+    optimizer = make([*model.parameters()])
+    batches = [torch.randn(3, 1, 6, 6) for _ in range(6)]
+    run = buoy.Run(folder, save=1)
+    run.track(model=model, optimizer=optimizer)
+    steps_of(run, model, optimizer, batches, steps)
+    moments = [value for state in optimizer.state.values() for value in state.values()]
+    strides = [torch.tensor(value.stride()) for value in moments if isinstance(value, torch.Tensor)]
+    return [*(parameter.detach().clone() for parameter in model.parameters()), *strides]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda parameters: torch.optim.AdamW(parameters, lr=0.1, fused=True),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9, fused=True),
+        lambda parameters: torch.optim.NAdam(parameters, lr=0.1),
+    ],
+    ids=["fused AdamW", "fused SGD", "NAdam"],
+)
+def test_the_moments_lie_as_their_parameters_do_after_a_resume(make: Optimizer, tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", 6, make)
+    train(tmp_path / "cut", 3, make)
+    resumed = train(tmp_path / "cut", 6, make)
+    assert all(torch.equal(mine, other) for mine, other in zip(resumed, whole, strict=True))
+
+
+def test_what_is_tracked_beside_comes_back_as_it_lay(tmp_path: Path) -> None:
+    images = torch.arange(120.0).view(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    one = torch.ones(4, 1, 3, 3).to(memory_format=torch.channels_last)
+    kept = {
+        "images": images,
+        "one": one,
+        "turned": images.permute(3, 1, 0, 2),
+        "wide": torch.ones(1, 2).expand(3, 2),
+    }
+    kept["sliced"], kept["none"] = images[:, ::2], torch.empty(0, 2).t()
+    with buoy.Run(tmp_path) as run:
+        run.track(kept=kept)
+        run.save()
+
+    found: dict[str, torch.Tensor] = {}
+    with buoy.Run(tmp_path) as run:
+        run.track(kept=found)
+    assert all(torch.equal(found[name], kept[name]) for name in kept)
+    assert all(found[name].stride() == kept[name].stride() for name in ("images", "one", "turned"))
+
+
+class Normalised(nn.Module):
+    """Its buffers show one row several times, as `expand` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.register_buffer("mean", torch.randn(1, 4).expand(3, 4))
+        self.register_buffer("shift", torch.randn(1, 4).expand(3, 4), persistent=False)
+        self.register_buffer("loose", torch.zeros(1, 4).expand(3, 4), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.loose = self.loose + 1.0
+        return self.layer(x - self.mean + self.shift + self.loose)
+
+
+def test_a_model_with_an_expanded_buffer_goes_on(tmp_path: Path) -> None:
+    weights, means = [], []
+    for lives in ([4], [2, 4]):
+        for steps in lives:
+            torch.manual_seed(1)
+            model = Normalised()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            run = buoy.Run(tmp_path / str(len(lives)), save=1)
+            run.track(model=model, optimizer=optimizer)
+            batches = [torch.full((3, 4), 0.5 * number) for number in range(4)]
+            steps_of(run, model, optimizer, batches, steps)
+        weights.append(model.layer.weight.detach().clone())
+        means.append(model.mean.clone())
+    assert torch.equal(*weights)
+    assert torch.equal(*means)
