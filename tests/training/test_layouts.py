@@ -1,4 +1,4 @@
-"""Tensors that do not lie in memory in C order: channels last, transposed, expanded."""
+"""Tensors that do not lie in memory in C order (channels last, transposed, expanded), or under two names."""
 
 from __future__ import annotations
 
@@ -87,6 +87,19 @@ def test_what_is_tracked_beside_comes_back_as_it_lay(tmp_path: Path) -> None:
         run.track(kept=found)
     assert all(torch.equal(found[name], kept[name]) for name in kept)
     assert all(found[name].stride() == kept[name].stride() for name in ("images", "one", "turned"))
+
+
+def test_a_tensor_under_two_names_is_one_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        seen = torch.zeros(3)
+        kept = {"seen": seen, "next": seen, "all": [seen], "other": torch.zeros(3)}
+        with buoy.Run(tmp_path) as run:
+            run.track(kept=kept)
+            kept["seen"] += 1.0
+            run.save()
+    assert kept["next"] is kept["all"][0] is kept["seen"]
+    assert torch.equal(kept["seen"], torch.full((3,), 2.0))
+    assert torch.equal(kept["other"], torch.zeros(3))
 
 
 class Normalised(nn.Module):

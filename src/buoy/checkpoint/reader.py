@@ -77,11 +77,21 @@ class Checkpoint:
         return {name: self._state.stored(name) for name in self._state.places}
 
     def value(self, name: str, tensor: Callable[[StoredTensor], object]) -> object:
-        """A saved value; `tensor` makes the framework's own from each stored one."""
+        """A saved value; `tensor` makes the framework's own from each stored one.
+
+        Once for each: what was one tensor under two names is one again, so that a write to it is seen under both.
+        """
+        made: dict[str, object] = {}
+
+        def once(stored: str, order: object = None) -> object:
+            if stored not in made:
+                made[stored] = tensor(self._state.stored(stored, order))
+            return made[stored]
+
         try:
             return decode(
                 self._values[name],
-                lambda stored, order=None: tensor(self._state.stored(stored, order)),
+                once,
                 lambda stored: self._state.stored(stored).memory,
             )
         except (BadTree, RecursionError) as error:
