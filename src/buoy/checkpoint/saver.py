@@ -16,6 +16,7 @@ from buoy import __version__
 from buoy.checkpoint import holders
 from buoy.checkpoint.arena import Arena, has_room, memory_room
 from buoy.checkpoint.commit import Part, next_name, remove_leftovers
+from buoy.checkpoint.copying import Job, copy_all
 from buoy.checkpoint.layout import Layout, lay_out, signature_of
 from buoy.checkpoint.link import WriterLink
 from buoy.checkpoint.manifest import PIECE_BYTES
@@ -225,9 +226,14 @@ class Saver:
 
     def _fill(self, memory: memoryview, layout: Layout, encoded: Encoded) -> None:
         memory[: len(layout.header)] = layout.header
+        plain: list[Job] = []
         for name, (start, end) in layout.places.items():
-            if end > start:
-                encoded.tensors[name].copy_into(memory[start:end])
+            tensor, room = encoded.tensors[name], memory[start:end]
+            if tensor.address is not None and end > start:
+                plain.append((room, tensor.address))
+            elif end > start:
+                tensor.copy_into(room)
+        copy_all(plain)
 
     def _hand_over(self, request: dict[str, object], values: bytes) -> bool:
         for _ in range(2):

@@ -62,6 +62,8 @@ class Tensor:
     """Equal keys mean the same memory (tied weights): stored once."""
     order: tuple[int, ...] | None = None
     """Its dimensions as they lie in memory, the outermost first (channels last: 0, 2, 3, 1); None: in C order."""
+    address: int | None = None
+    """Where it lies in this process's memory just as `copy_into` would write it; None: it does not."""
 
     @property
     def nbytes(self) -> int:

@@ -35,7 +35,10 @@ def as_tensor(value: object) -> Tensor | None:
     # A conjugate, and the imaginary part of one, are views of memory that they read with another sign.
     view = (tensor.stride(), tensor.is_conj(), tensor.is_neg())
     key = (str(tensor.device), tensor.data_ptr(), *view) if tensor.numel() else None
-    return Tensor(word, tuple(tensor.shape), copy_into, key, _order(tensor))
+    # A class of somebody's own may have its numbers elsewhere.
+    is_plain = type(value) in (torch.Tensor, torch.nn.Parameter) and tensor.is_cpu and tensor.is_contiguous()
+    address = tensor.data_ptr() if is_plain and not (tensor.is_conj() or tensor.is_neg()) else None
+    return Tensor(word, tuple(tensor.shape), copy_into, key, _order(tensor), address)
 
 
 def lent(stored: StoredTensor) -> torch.Tensor:
