@@ -125,3 +125,30 @@ def test_a_list_of_images_that_counts_as_one_sample_is_told_how_to_be_cut(rows: 
     with pytest.raises(OutOfMemory, match="pass `split="):
         transaction.backward(images, loss)
     transaction.backward(images, loss, split=(6, lambda start, stop: images[start:stop]))
+
+
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_an_iterator_in_the_batch_is_gone_through_once_as_in_the_plain_loop(micro_batch: int | None) -> None:
+    model, run = a_run(micro_batch)
+    x, factors = torch.randn(8, 6), iter([1.0, 2.0, 3.0])
+
+    run.backward((x, factors), lambda part: next(part[1]) * model(part[0]).square().mean())
+
+    made = [parameter.grad for parameter in model.parameters()]
+    asked = torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
+    assert all(map(torch.equal, made, asked))
+    assert next(factors) == 2.0
+
+
+def test_a_step_that_has_used_an_iterator_up_is_not_done_again() -> None:
+    _, run = a_run(None)
+    tries: list[float] = []
+
+    def loss(part: Any) -> torch.Tensor:
+        tries.append(next(part[1]))
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    with pytest.raises(CannotSplit, match="iterator"):
+        run.backward((torch.randn(8, 6), iter([1.0, 2.0])), loss)
+
+    assert tries == [1.0]

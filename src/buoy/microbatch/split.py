@@ -18,7 +18,7 @@ _PLAIN = (str, bytes, int, float, type(None))
 class Batch:
     """A batch that knows its samples and can give any range of them."""
 
-    __slots__ = ("_listed", "_split", "arrays", "elements", "hint", "reason", "samples", "value")
+    __slots__ = ("_listed", "_split", "arrays", "elements", "hint", "once", "reason", "samples", "value")
 
     def __init__(self, value: object, split: Split | None = None, listed: int | None = None) -> None:
         self.value = value
@@ -26,6 +26,8 @@ class Batch:
         """Why it cannot be cut; None when it can."""
         self.hint: str | None = None
         """What to do about that."""
+        self.once = False
+        """It holds an iterator, which a comparison or a second try would find used up."""
         self.arrays: list[Any] = []
         self._split = split
         self._listed = listed
@@ -37,6 +39,7 @@ class Batch:
         except _NeverCut as why:
             self.samples, self.reason, self.hint = 1 if split is None else _checked(split), *why.args
             self.reason = self.reason if split is None else None
+            self.once = split is None and isinstance(why, _OnlyOnce)
         self.elements = sum([math.prod(array.shape) for array in self.arrays])
         """Over all arrays: what memory grows with."""
 
@@ -127,6 +130,10 @@ class _NeverCut(Exception):  # noqa: N818 - never leaves this module
     """Why, and what to do."""
 
 
+class _OnlyOnce(_NeverCut):
+    """Nor computed a second time."""
+
+
 def _lists(value: Any, has_array_beside: bool) -> set[int]:
     """The lengths of lists that may be lists of samples: of mappings, or beside an array also of arrays.
 
@@ -214,6 +221,11 @@ def _look(value: Any, found: list[Any], rows: list[int], listed: int | None = No
     elif kind.__name__ == "PackedSequence":
         raise _NeverCut(
             "a packed sequence has no first dimension of samples", "pack them in the loss function"
+        )
+    elif hasattr(kind, "__next__"):
+        raise _OnlyOnce(
+            f"it holds an iterator ({kind.__name__}), which can be gone through only once",
+            "pass what it gives: `list(...)`",
         )
     else:
         for _, item in _members(value, ""):

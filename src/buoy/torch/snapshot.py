@@ -153,11 +153,12 @@ class Gradients:
         self._parameters: list[torch.Tensor] = []
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._begun = False
-        self._merged = False
+        self._merged: dict[int, torch.Tensor | None] = {}
+        """By id: parameters whose gradient has the old one in it already, and that gradient."""
 
     def begin(self, parameters: list[torch.Tensor]) -> None:
         """Start from none."""
-        self._begun, self._merged, self._parameters = True, False, parameters
+        self._begun, self._merged, self._parameters = True, {}, parameters
         self._before = []
         for parameter in parameters:
             if parameter.grad is not None:
@@ -170,23 +171,32 @@ class Gradients:
         self.begin(parameters)
         self._parameters, self._before = begun[0], [*begun[1], *self._before]
 
-    def merge(self) -> None:
-        """Bring copies of the old ones in already now: DDP exchanges what it finds."""
+    def merge(self, *, hooked: bool = False) -> None:
+        """Bring copies of the old ones in already now: DDP exchanges what it finds.
+
+        `hooked`: only where a hook looks at `.grad`, which has to be all that was accumulated.
+        """
         for parameter, before in self._before:
+            if hooked and not parameter._post_accumulate_grad_hooks:
+                continue
             if parameter.grad is None:
                 parameter.grad = before.clone()
             else:
                 parameter.grad = parameter.grad.add_(before)
-        self._merged = True
+            self._merged[id(parameter)] = parameter.grad if hooked else None
 
     def commit(self) -> None:
         """The new ones on top of the old."""
-        if not self._merged:
-            sums = [_sum(before, parameter.grad) for parameter, before in self._before]
-            for (parameter, before), total in zip(self._before, sums, strict=True):
-                if total is before and parameter.grad is not None:
-                    before.add_(parameter.grad)  # allocates nothing, so it cannot fail half-way
-                parameter.grad = total
+        left = [pair for pair in self._before if id(pair[0]) not in self._merged]
+        sums = [_sum(before, parameter.grad) for parameter, before in left]
+        for (parameter, before), total in zip(left, sums, strict=True):
+            if total is before and parameter.grad is not None:
+                before.add_(parameter.grad)  # allocates nothing, so it cannot fail half-way
+            parameter.grad = total
+        for parameter, before in self._before if self._merged else ():
+            # The old one may be known to somebody; a hook may have put another in its place, or none.
+            if parameter.grad is not None and self._merged.get(id(parameter)) is parameter.grad:
+                parameter.grad = before.copy_(parameter.grad)
         self._parameters, self._before, self._begun = [], [], False  # most live for a step only
 
     def undo(self) -> None:

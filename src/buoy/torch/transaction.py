@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from buoy.errors import BuoyError, UsageError
-from buoy.microbatch.errors import BadLoss, CannotSplit, OutOfMemory, PeerFailed, TornStep
+from buoy.microbatch.errors import BadBatch, BadLoss, CannotSplit, OutOfMemory, PeerFailed, TornStep
 from buoy.microbatch.oom import is_oom
 from buoy.microbatch.split import Batch, Split, even
 from buoy.torch.backward import LossFunction, Progress, accumulate, read_loss
@@ -126,6 +126,10 @@ class Transaction(Progress):
                 whole = Batch(batch, split)
                 if split is None and has_upstream(whole.arrays):
                     whole = Batch(self._before.upstream.end_at(batch))
+                if whole.once and self._vote.is_group:
+                    raise BadBatch("this batch cannot be computed again", received=whole.reason,
+                                   expected="a batch that every rank can compute again when one runs out of memory",
+                                   hint=whole.hint)  # fmt: skip
                 found = self._cutting.ask_first(whole, loss_fn, reduction, self._vote)
             except BuoyError:
                 self._cutting.abstain(self._vote)
@@ -264,6 +268,7 @@ class Transaction(Progress):
     def last_backward(self, loss: torch.Tensor) -> None:
         """Every rank must have come this far before gradients are exchanged."""
         if not self._vote.is_group:
+            self._before.gradients.merge(hooked=True)
             return
         self._voted = True
         vote = self._vote.lowest(READY)
@@ -307,7 +312,7 @@ class Transaction(Progress):
                               "checkpoint, with micro_batch= or smaller batches") from error  # fmt: skip
         reason = self._cutting.reason(whole)
         found = self._cutting.finding
-        again = again and not (found is not None and found.once)
+        again = again and not whole.once and not (found is not None and found.once)
         # What the failed try held is free now: once more as it was.
         if (size == 1 or reason or self._cutting.fails) and again:
             what = count_of(size) if whole.reason is None else "the whole batch"
