@@ -22,6 +22,7 @@ from buoy.torch.homes import (
     function_homes,
     is_container,
     is_generator,
+    is_numpy,
     module_homes,
     object_homes,
     state_of,
@@ -59,6 +60,8 @@ class _Kept:
     """In it, each with its version and a copy."""
     generator: tuple[Any, Callable[[], object]] | None = None
     """Where it stands and the way back, if it is a random generator."""
+    array: Any = None
+    """A copy, if it is numpy's."""
 
     @property
     def label(self) -> str:
@@ -71,6 +74,8 @@ class _Kept:
             return _has_tensors(now) or _has_tensors(self.value)
         if self.generator is not None:
             return True if state_of(now)[0] != self.generator[0] else None
+        if self.array is not None:
+            return True if now.tobytes() != self.array.tobytes() else None
         if any(not _is_same(each, copy) for each, copy in self.held):
             return _has_tensors(now) or _has_tensors(self.held[0][1])
         return True if any(tensor._version != version for tensor, version, _ in self.tensors) else None
@@ -80,6 +85,8 @@ class _Kept:
             self.home.write(self.name, self.value)
         if self.generator is not None:
             self.generator[1]()
+        if self.array is not None:
+            self.value[...] = self.array
         for each, copy in self.held:
             if not _is_same(each, copy):
                 each.clear()
@@ -262,7 +269,11 @@ def _kept(home: Home, name: str) -> _Kept:
             for tensor in tensors_in(value, _NEAR)
             if _can_be_copied(tensor)
         ]
-    return _Kept(home, name, value, held, tensors, state_of(value) if is_generator(value) else None)
+    generator = state_of(value) if is_generator(value) else None
+    is_table = (
+        is_numpy(value) and value.nbytes <= _LARGE and value.flags.writeable and not value.dtype.hasobject
+    )
+    return _Kept(home, name, value, held, tensors, generator, value.copy() if is_table else None)
 
 
 def _containers(value: Any, depth: int) -> Iterator[Any]:

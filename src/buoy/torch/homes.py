@@ -17,6 +17,7 @@ import torch
 NOTHING: Any = object()
 """Stands for a name without a value."""
 _DEPTH = 3  # functions that a loss function calls by a name of its own: mostly one or two
+_FEW = 64  # entries of a container that may be objects of the person's own
 _NOT_OURS = ("torch", "buoy", "builtins", "threading", "queue", "logging")
 _TRAINERS = ("lightning", "pytorch_lightning", "transformers", "accelerate")
 """Whose objects a model may refer to: its trainer, its configuration."""
@@ -186,7 +187,8 @@ def module_homes(module: torch.nn.Module) -> list[Home]:
             value = vars(part)[name]
             if id(value) not in seen and type(value).__module__.partition(".")[0] not in _TRAINERS:
                 seen.add(id(value))
-                found += _of_object(f"{path}.{name}".lstrip("."), value)
+                for thing in _things_in(value):
+                    found += _of_object(f"{path}.{name}".lstrip("."), thing)
     return found
 
 
@@ -217,8 +219,11 @@ def _of_value(label: str, value: Any, seen: set[int], depth: int) -> Iterator[Ho
     seen.add(id(value))
     if isinstance(value, functools.partial):
         yield from _of_value(label, value.func, seen, depth)
-        for number, argument in enumerate([*value.args, *value.keywords.values()]):
-            yield from _of_value(f"argument {number + 1}", argument, seen, depth - 1)
+        given = {f"argument {number + 1}": argument for number, argument in enumerate(value.args)}
+        given |= value.keywords
+        yield Names("", given, frozenset(given))  # only what is in them can be changed
+        for name, argument in given.items():
+            yield from _of_value(name, argument, seen, depth - 1)
     elif isinstance(value, MethodType):
         yield from _of_value(label or "self", value.__self__, seen, depth)
         yield from _of_value(label, value.__func__, seen, depth)
@@ -228,7 +233,8 @@ def _of_value(label: str, value: Any, seen: set[int], depth: int) -> Iterator[Ho
         yield Reached(value)
         yield from module_homes(value)
     else:
-        yield from _of_object(label, value)
+        for thing in _things_in(value):
+            yield from _of_object(label, thing)
         if callable(value) and not _is_of_others(value):
             yield from _of_value(label, getattr(value.__call__, "__func__", None), seen, depth - 1)
 
@@ -257,7 +263,7 @@ def _of_function(function: FunctionType, seen: set[int], depth: int) -> Iterator
     kept = _assigned(code) | {
         name
         for name, value in read.items()
-        if is_container(value) or is_generator(value) or isinstance(value, torch.Tensor)
+        if is_container(value) or is_generator(value) or isinstance(value, torch.Tensor) or is_numpy(value)
     }
     if kept:
         yield Names("", known, frozenset(kept))
@@ -270,14 +276,37 @@ def _of_function(function: FunctionType, seen: set[int], depth: int) -> Iterator
         yield from _of_value("", wrapped, seen, depth)
 
 
-def _of_object(label: str, thing: object) -> Iterator[Home]:
-    """What another thread may be writing to is left alone."""
+def _of_object(label: str, thing: object, nested: bool = False) -> Iterator[Home]:
+    """And of those that it keeps: a trainer's meters. What another thread may be writing to is left alone."""
     values = getattr(thing, "__dict__", None)
     if type(values) is not dict or _is_of_others(thing):
         return
-    if not any(isinstance(value, _SHARED) for value in values.values()):
-        yield Names(label, values)
-        yield from (Reached(value) for value in values.values() if isinstance(value, torch.nn.Module))
+    if any(isinstance(value, _SHARED) for value in values.values()):
+        return
+    yield Names(label, values)
+    yield from (Reached(value) for value in values.values() if isinstance(value, torch.nn.Module))
+    for name, value in () if nested else list(values.items()):
+        for inner in _things_in(value):
+            if not _is_code(inner) and not hasattr(inner, "write"):  # what was written to a file stays there
+                yield from _of_object(f"{label}.{name}".lstrip("."), inner, nested=True)
+
+
+def _things_in(value: Any) -> list[Any]:
+    """It; or of a container, such as a dict of meters, what is in it."""
+    if not is_container(value):
+        return [value]
+    if len(value) > _FEW:
+        return []
+    return [
+        value,
+        *(each for each in (value.values() if isinstance(value, dict) else value) if not _is_code(each)),
+    ]
+
+
+def _is_code(value: object) -> bool:
+    """Or a model, or a trainer's: looked at elsewhere, or not at all."""
+    kinds = (torch.nn.Module, type, ModuleType, FunctionType, MethodType)
+    return isinstance(value, kinds) or type(value).__module__.partition(".")[0] in _TRAINERS
 
 
 def _is_of_others(thing: object) -> bool:
@@ -287,6 +316,12 @@ def _is_of_others(thing: object) -> bool:
 def is_container(value: object) -> bool:
     """Something that can be emptied and filled again."""
     return isinstance(value, (list, dict, set, deque))
+
+
+def is_numpy(value: object) -> bool:
+    """An array of numpy's: a table of confusions, sums of a metric."""
+    numpy: Any = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def is_generator(value: object) -> bool:
