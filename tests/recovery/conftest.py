@@ -16,7 +16,7 @@ import torch
 Ranks = Callable[[str], list[dict[str, Any]]]
 _ROOT = Path(__file__).parents[2]
 _KINDS = ["plain", "unused", "accumulation", "batchnorm", "bug", "empty", "sharded", "ignored"]
-_KINDS += ["exchanging-cut", "exchanging", "static"]
+_KINDS += ["exchanging-cut", "exchanging", "static", "inner", "join"]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -7,7 +7,7 @@ import pytest
 from tests.recovery.conftest import Ranks
 
 
-@pytest.mark.parametrize("kind", ["plain", "unused", "accumulation"])
+@pytest.mark.parametrize("kind", ["plain", "unused", "accumulation", "inner"])
 def test_ranks_shrink_together_and_train_as_one_process_would(kind: str, ranks: Ranks) -> None:
     first, second = ranks(kind)
 
@@ -75,3 +75,10 @@ def test_a_static_graph_is_refused(ranks: Ranks) -> None:
     for answer in ranks("static"):
         assert answer["error"].startswith("CannotSplit: DistributedDataParallel with static_graph=True")
         assert "leave it out" in answer["error"]
+
+
+def test_ddp_inside_join_is_refused(ranks: Ranks) -> None:
+    """A rank that is done answers DDP's exchanges: a vote met one of those, and was read as "give up"."""
+    for answer in ranks("join"):
+        assert answer["error"].startswith("CannotSplit: DistributedDataParallel cannot be recovered inside")
+        assert answer["steps"] == 0

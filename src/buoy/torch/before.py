@@ -24,9 +24,17 @@ _Result = TypeVar("_Result")
 class Before:
     """Gradients, buffers, generators, and what a loss function keeps from call to call."""
 
-    def __init__(self, modules: list[torch.nn.Module], trained: Trained) -> None:
-        """The list is the transaction's own: what a loss function computes with is added to it."""
-        self._modules, self._trained = modules, trained
+    def __init__(
+        self,
+        modules: list[torch.nn.Module],
+        trained: Trained,
+        meet: Callable[[list[torch.nn.Module]], object],
+    ) -> None:
+        """The list is the transaction's own: what a loss function computes with is added to it.
+
+        `meet` is told of all modules that it knows: where `ddp.module` is tracked, only it knows the DDP around it.
+        """
+        self._modules, self._trained, self._meet = modules, trained, meet
         self.snapshot = Snapshot()
         self.carried = Carried()
         self.gradients = Gradients()
@@ -113,9 +121,12 @@ class Before:
             return
         self._seen.add(code)
         self._new = loss_fn
+        found: list[torch.nn.Module] = []
         with suppress(Exception):  # somebody's object that cannot be looked into
-            known = {id(each) for module in self._modules for each in tensors_of(module)}
             found = function_modules(loss_fn)
+        self._meet(found)
+        with suppress(Exception):
+            known = {id(each) for module in self._modules for each in tensors_of(module)}
             beside = [module for module in found if any(id(each) not in known for each in tensors_of(module))]
             self.snapshot.watch(
                 module for module in beside if sum(b.nbytes for b in module.buffers()) <= _LARGE

@@ -62,8 +62,8 @@ class Transaction(Progress):
         self._modules: list[torch.nn.Module] = []
         self._trained = Trained()
         self._optimizers: list[torch.optim.Optimizer] = []
-        self._before = Before(self._modules, self._trained)
         self._vote = Vote()
+        self._before = Before(self._modules, self._trained, self._vote.watch)
         self._cutting = Cutting(
             self._modules, self._trained, self._before.carried, self._inexact, self._before.guarded
         )

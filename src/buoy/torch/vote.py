@@ -52,7 +52,8 @@ class Vote:
                                  "gradients; with activation checkpointing use_reentrant=False; or call "
                                  "loss.backward() yourself, checkpoints work as before",
                         )  # fmt: skip
-                    self._replicas.append(part)
+                    if part not in self._replicas:
+                        self._replicas.append(part)
 
     @property
     def is_group(self) -> bool:
@@ -80,6 +81,14 @@ class Vote:
     def _quiet_group(self) -> Iterator[None]:
         exchanging = [replica.require_backward_grad_sync for replica in self._replicas]
         for replica in self._replicas:
+            if replica._join_config.enable:
+                raise CannotSplit(
+                    "DistributedDataParallel cannot be recovered inside `join()`",
+                    received="model.join(), in which ranks that are done answer for DDP's exchanges only",
+                    expected="as many batches on every rank",
+                    hint="`drop_last=True` in the loader and its DistributedSampler, and no `join()`; or call "
+                         "loss.backward() yourself, checkpoints work as before",
+                )  # fmt: skip
             replica.reducer._rebuild_buckets()
             if replica.will_sync_module_buffers():  # type: ignore[no-untyped-call]
                 replica._sync_buffers()  # type: ignore[no-untyped-call]

@@ -44,7 +44,10 @@ def train(kind: str) -> dict[str, object]:
     )
     answer: dict[str, object] = {}
     try:
-        transaction.track([ddp], [optimizer])
+        transaction.track([model if kind == "inner" else ddp], [optimizer])
+        if kind == "join":
+            with ddp.join():
+                transaction.backward(torch.randn(8, 6), lambda part: ddp(part).square().mean())
         for step in range(6):
             both = torch.randn(2, 8, 6, generator=torch.Generator().manual_seed(step))
 
