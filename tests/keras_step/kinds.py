@@ -251,3 +251,28 @@ def a_loop_of_ones_own_follows_what_is_thawed() -> None:
     _, found = step(numbers(12, 32))
 
     assert [tuple(g.shape) for g in found] == [tuple(v.shape) for v in model.trainable_variables]
+
+
+@check
+def methods_given_to_one_model_alone_are_its_own() -> None:
+    x, y = numbers(8, 32), numbers(8, 2)
+
+    def trained(micro_batch: int | None) -> tuple[Any, Any]:
+        model = plain(loss="mse", metrics=["mae"])
+        theirs, measured = model.compute_loss, model.compute_metrics
+
+        def own_loss(x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool = True) -> Any:
+            return theirs(x, y, y_pred, sample_weight) + ops.mean(ops.square(y_pred))
+
+        def own_metrics(x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            return {**measured(x, y, y_pred, sample_weight), "least": ops.min(y_pred)}
+
+        model.compute_loss, model.compute_metrics = own_loss, own_metrics
+        install(model, say=silent, event=silent, micro_batch=micro_batch)
+        logs = model.train_on_batch(x, y, return_dict=True)
+        return logs, [variable.numpy() for variable in model.variables]
+
+    (logs, whole), (same, parts) = trained(None), trained(3)
+
+    assert logs.keys() == same.keys() and np.isclose(logs["least"], same["least"])
+    assert all(np.allclose(a, b, rtol=0, atol=1e-6) for a, b in zip(whole, parts, strict=True))

@@ -64,9 +64,9 @@ class TrainStep:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.opaque = type(model).compute_loss is not keras.Model.compute_loss
+        self.opaque = _is_own(model, "compute_loss")
         """The user's own `compute_loss`: one number whose parts nobody can see."""
-        self.streamed = type(model).compute_metrics is keras.Model.compute_metrics
+        self.streamed = not _is_own(model, "compute_metrics")
         """Metrics are updated per micro-batch; else once, with the predictions of all of them put together."""
         self.states = States(model)
         """What else the forward pass writes."""
@@ -271,6 +271,11 @@ class TrainStep:
                 warnings.warn("The model does not have any trainable weights.", stacklevel=2)
             for variable, value in updates:
                 variable.assign(value)
+
+
+def _is_own(model: Any, name: str) -> bool:
+    """Whether a person's own method stands in place of Keras's, in the model's class or in this one model."""
+    return name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)
 
 
 def unpack(data: Any) -> tuple[Any, Any, Any]:
