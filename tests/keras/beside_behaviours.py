@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from io import StringIO
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
@@ -362,6 +363,28 @@ def a_callback_that_reads_the_data_before_the_first_batch_is_not_told(folder: st
         plain().fit(data, epochs=2, verbose=0, callbacks=[buoy.keras.Guard(folder), Sampling()])
 
     assert "reads the shuffled training data" not in said.getvalue()
+
+
+def a_csv_log_has_each_epoch_once_and_its_columns_in_place(folder: str) -> None:
+    def training(where: str, step: int = 0) -> str:
+        keras.utils.set_random_seed(3)
+        made, log = plain(), f"{where}.csv"
+        callbacks = [
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+            keras.callbacks.CSVLogger(log),
+            buoy.keras.Guard(where, save=8),  # step 8 is in the second epoch: its row comes twice
+            *([Interrupt(step)] if step else []),
+        ]
+        validation = {"validation_data": (X, Y), "validation_freq": 2}
+        with redirect_stderr(StringIO()), suppress(StopHere):
+            made.fit(X, Y, batch_size=8, epochs=4, verbose=0, callbacks=callbacks, **validation)
+        return Path(log).read_text()
+
+    whole = training(f"{folder}-whole")
+    cut = training(folder, step=12)
+
+    assert cut.count("\n") == 3
+    assert training(folder) == whole
 
 
 def main(name: str, folder: str) -> None:

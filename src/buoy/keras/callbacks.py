@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import keras
@@ -21,9 +23,12 @@ _MOVING = {
         "_last_batch_seen",
     ),
     "TensorBoard": ("_global_train_batch", "_global_test_batch", "_previous_epoch_iterations"),
+    "CSVLogger": ("keys",),
     "SwapEMAWeights": ("_ema_weights_in_model",),
     "History": ("history", "epoch"),
 }
+_ROWS = "bytes of rows"
+"""Beside the attributes of a CSVLogger: how long its file was."""
 _IN_THE_WAY = ("BackupAndRestore", "OrbaxCheckpoint")
 _PAIRS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
 
@@ -88,7 +93,8 @@ class Memory:
             for name, value in now.items()
             if name not in before or not values.same(before[name], values.frozen(value))
         }
-        return {**moved, **known}
+        rows = {_ROWS: _size(callback.filename)} if _keras_kind(callback) == "CSVLogger" else {}
+        return {**moved, **known, **rows}
 
     def _load(self, callback: Any, state: Any, is_live: bool) -> list[str]:
         """Returns what could not be given back, in words."""
@@ -100,7 +106,7 @@ class Memory:
         for name in state:
             if name in known:
                 setattr(callback, name, _plain(state[name]))
-            elif not _is_keras_own(callback):
+            elif name != _ROWS and not _is_keras_own(callback):
                 problems.append(values.give_back(callback, name, state[name], is_live=is_live))
                 self._at_begin.get(id(callback), {}).pop(name, None)  # it moved once: it is memory for good
         return [words for words in problems if words is not None]
@@ -108,9 +114,36 @@ class Memory:
 
 def append_logs(callbacks: Sequence[Any]) -> None:
     """A resumed training continues its CSV file instead of beginning it anew."""
-    for callback in callbacks:
-        if _keras_kind(callback) == "CSVLogger":
-            callback.append = True
+    for callback in _csv_loggers(callbacks):
+        callback.append = True
+
+
+def drop_rows_to_come(callbacks: Sequence[Any], stored: Sequence[dict[str, Any]], epoch: int) -> None:
+    """Of epochs that are trained again: what stands in a CSV file behind the checkpoint, if it is nothing else."""
+    states = [entry["state"] for entry in stored]
+    sizes = [state[_ROWS] for state in states if isinstance(state, dict) and _ROWS in state]
+    known = [each for each in _csv_loggers(callbacks) if _pair(each) is None]
+    for callback, size in zip(known, sizes, strict=False):
+        with suppress(
+            OSError, ValueError
+        ):  # a file that is not there, or elsewhere; a row that is not Keras's
+            with open(callback.filename, "rb") as file:
+                file.seek(size)
+                rows = file.read().decode().splitlines()
+            numbers = [int(row.split(callback.sep)[0]) for row in (rows if size else rows[1:])]
+            if numbers and min(numbers) >= epoch:
+                os.truncate(callback.filename, size)
+
+
+def _csv_loggers(callbacks: Sequence[Any]) -> list[Any]:
+    return [callback for callback in callbacks if _keras_kind(callback) == "CSVLogger"]
+
+
+def _size(file: str) -> int:
+    try:
+        return os.path.getsize(file)
+    except OSError:
+        return 0
 
 
 def _pair(callback: Any) -> tuple[str, str] | None:

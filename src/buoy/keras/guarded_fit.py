@@ -281,6 +281,7 @@ class GuardedFit:
         self._load_state()
         self._resume_inside = position.batch > 0
         if not self._nothing_to_train(stored):
+            memory.drop_rows_to_come(self._callbacks, stored["callbacks"], position.epoch)
             say(f"resuming after step {position.step}: {self._place()}")
 
     def _goes_on_from_memory(self, stored: dict[str, Any]) -> bool:
