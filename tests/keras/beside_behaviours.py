@@ -195,6 +195,32 @@ def layers_that_a_callback_froze_stay_frozen(folder: str) -> None:
         goes_on(f"{folder}{is_made_anew}", lambda each=is_made_anew: (plain(), [Freeze(each)]), step=13)
 
 
+class Banked(keras.Model):  # type: ignore[misc]
+    """Keeps variables of TensorFlow in a dict and in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.bank = {"mean": tf.Variable(tf.zeros((1,)), trainable=False)}
+        self.drawn = [tf.random.Generator.from_seed(1)]
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        outputs = self.dense(inputs)
+        if training:
+            self.bank["mean"].assign(0.9 * self.bank["mean"] + tf.reduce_mean(outputs, 0))
+            outputs += 0.1 * self.drawn[0].normal(tf.shape(outputs))
+        return outputs + self.bank["mean"]
+
+
+def variables_that_a_model_keeps_in_dicts_and_lists_go_on(folder: str) -> None:
+    def make() -> Any:
+        made = Banked()
+        made.compile("sgd", "mse")
+        return made, []
+
+    goes_on(folder, make)
+
+
 class Several(keras.Model):  # type: ignore[misc]
     """Trains its parts with optimizers that it keeps in a dict, a list, and in a compiled model inside it."""
 

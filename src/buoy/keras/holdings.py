@@ -15,6 +15,8 @@ from buoy.keras.late_optimizers import load_when_built, waiting_state
 
 _MOST_OPTIMIZERS = 100
 """Nobody keeps more; a layer's vocabulary need not be walked at each checkpoint."""
+_MOST_VARIABLES = 1000
+"""In one list or dict of a layer, for the same reason."""
 
 
 class OtherModel(BuoyError):  # noqa: N818 - says what happened
@@ -133,17 +135,24 @@ class Holdings:
         return [each for each in given if isinstance(each, keras.Loss)]
 
     def _plain_variables(self) -> dict[str, Any]:
-        """Attributes of layers and losses that Keras itself does not count: tf.Variable, tf.random.Generator, the
-        states of a stateful RNN, the weight in a loss that a callback moves."""
+        """Attributes of layers and losses that Keras itself does not count: tf.Variable, tf.random.Generator (also in
+        lists and dicts), the states of a stateful RNN, the weight in a loss that a callback moves."""
         found: dict[str, Any] = {}
         counted = {id(variable) for variable in self._model.variables}
+        raw = {id(getattr(variable, "_value", None)) for variable in self._model.variables}
         layers = list(self._model._flatten_layers())
         names = state.renumbered([layer.name for layer in layers])
         for layer in layers:
             for name, value in vars(layer).items():
-                if isinstance(value, (tf.Variable, tf.random.Generator)) or _are_others(value, counted):
-                    for inner, variable in state.state_of(value).items():
-                        found[f"{names[layer.name]}.{name}/{inner}"] = variable
+                if _are_others(value, counted):
+                    held = [(name, value)]
+                else:  # `_self_...` are TensorFlow's own books of all that a layer holds
+                    held = [] if name.startswith("_self_") else list(_plain(name, value))
+                for place, each in held:
+                    if id(each) in raw:
+                        continue
+                    for inner, variable in state.state_of(each).items():
+                        found[f"{names[layer.name]}.{place}/{inner}"] = variable
         for number, loss in enumerate(self._losses()):
             for name, value in vars(loss).items():
                 if isinstance(value, (tf.Variable, keras.Variable, tf.random.Generator)):
@@ -169,6 +178,18 @@ def _optimizers(place: str, value: Any, depth: int = 2) -> Iterator[tuple[str, A
     else:
         for number, item in enumerate(value):
             yield from _optimizers(f"{place}.{number}", item, depth - 1)
+
+
+def _plain(place: str, value: Any, depth: int = 2) -> Iterator[tuple[str, Any]]:
+    """(its name, the variable or generator) of each of TensorFlow in a value: itself, or in a list or dict."""
+    if isinstance(value, (tf.Variable, tf.random.Generator)):
+        yield place, value
+    elif not depth or not isinstance(value, (dict, list, tuple)) or len(value) > _MOST_VARIABLES:
+        return
+    else:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            yield from _plain(f"{place}.{key}", item, depth - 1)
 
 
 def _are_others(value: Any, counted: set[int]) -> bool:
