@@ -143,6 +143,42 @@ def a_pydataset_that_shuffles_in_place_goes_on_in_rounds(folder: str) -> None:
     assert weights(rounds(folder)) == weights(whole)
 
 
+def a_shuffled_set_to_validate_on_goes_on_in_rounds(folder: str) -> None:
+    def rounds(where: str, *more: Any) -> Any:
+        held._ended.clear()
+        made, history = model(), None
+        # A part of it, so that its order shows.
+        checked = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40, seed=5).batch(4).take(3)
+        with redirect_stderr(StringIO()):
+            for epoch in range(3):
+                options = {"epochs": epoch + 1, "initial_epoch": epoch, "validation_data": checked}
+                callbacks = [buoy.keras.Guard(where, save=2), *more]
+                history = made.fit(X, Y, batch_size=8, verbose=0, callbacks=callbacks, **options)
+        assert history is not None
+        return history.history
+
+    whole = rounds(folder + "-whole")
+    _interrupted(rounds, folder, 13)
+
+    assert rounds(folder) == whole
+
+
+def generators_in_the_pipeline_to_validate_on_go_on_and_what_cannot_is_told(folder: str) -> None:
+    def options(**parallel: Any) -> dict[str, Any]:
+        drawn, noise = tf.random.Generator.from_seed(3), keras.layers.GaussianNoise(0.5, seed=4)
+
+        def noisy(x: Any, y: Any) -> Any:
+            return noise(x + tf.cast(drawn.normal([5]), x.dtype), training=True), y
+
+        checked = tf.data.Dataset.from_tensor_slices((X, Y)).map(noisy, **parallel).batch(8)
+        return {"epochs": 3, "validation_data": checked}
+
+    _goes_on(folder, options)
+    *_, said = fit(folder + "-parallel", **options(num_parallel_calls=2))
+
+    assert "will not validate bit for bit: a parallel map draws" in said, said
+
+
 def _two_stages(folder: str, data: Any) -> None:
     """Transfer learning: train, compile anew, train on over the same data into a folder of its own."""
 

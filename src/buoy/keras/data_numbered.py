@@ -141,7 +141,7 @@ class NumberedValidation:
         """For the checkpoint."""
         return {"run": self.dataset.run, **self.dataset.calls}
 
-    def catch_up(self, state: dict[str, Any]) -> None:
+    def catch_up(self, state: dict[str, Any], *, is_live: bool = False) -> None:
         """The hooks that the attempts before have called are called again: they may have moved things around."""
         self.dataset.run = state["run"]
         self.dataset.catch_up({name: state[name] for name in self.dataset.calls})

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
@@ -135,30 +136,44 @@ class GuardedAdapter(DataAdapter):  # type: ignore[misc]
 
 
 class Validation:
-    """Counts how often Keras opens and reads a validation set: each time moves the seeds of its shuffles on."""
+    """Counts how often Keras opens and reads a validation set: each time moves the seeds of its shuffles on.
+
+    Generators in variables, which its functions draw from, are saved as they are.
+    """
 
     def __init__(self, dataset: Any) -> None:
+        from buoy.keras.pipeline_reading import shuffles_of, variables_of
+
         teach_epochs()
         self._dataset = dataset
+        self._variables = variables_of(dataset)
+        self._shuffles = shuffles_of(dataset)
+        # The shuffle draws, whatever a cell makes of it anew.
+        self._here = _evaluated.setdefault(self._shuffles[0].node if self._shuffles else dataset, [0, 0])
+        """What this process has made and read of it, in this `fit` and before."""
         self._made = self._read = 0
         _counted[id(dataset)] = self
 
-    def state(self) -> list[int]:
+    def state(self) -> list[Any]:
         """For the checkpoint."""
-        return [self._made, self._read]
+        return [self._made, self._read, [variable.numpy() for variable in self._variables]]
 
-    def catch_up(self, state: list[int]) -> None:
-        """Draw as many seeds as the attempts before."""
-        from buoy.keras.pipeline_reading import shuffles_of
-
-        self._made, self._read = state
+    def catch_up(self, state: list[Any], *, is_live: bool = False) -> None:
+        """Draw as many seeds as the attempts before; `is_live`: they were in this process, which has drawn them."""
+        self._made, self._read, *values = state
+        if not is_live:
+            for variable, value in zip(self._variables, values[0] if values else (), strict=False):
+                variable.assign(value)
+        made, read = max(0, self._made - self._here[0]), max(0, self._read - self._here[1])
+        self._here[:] = self._here[0] + made, self._here[1] + read
         with ours():
-            for shuffle in shuffles_of(self._dataset):
-                shuffle.advance(self._made, self._read)
+            for shuffle in self._shuffles:
+                shuffle.advance(made, read)
 
     def begin(self, source: Any) -> Any:
         """An evaluation begins; the source is the dataset, maybe distributed."""
         self._read += 1
+        self._here[1] += 1
         return _Source(lambda: self._iterate(source))
 
     def forget(self) -> None:
@@ -167,11 +182,14 @@ class Validation:
 
     def _iterate(self, source: Any) -> Any:
         self._made += 1
+        self._here[0] += 1
         with ours():
             return iter(source)
 
 
 _counted: dict[int, Validation] = {}
+_evaluated: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
+"""Of each validation set that this process evaluated on: iterators made, and read."""
 
 
 class _Source:

@@ -9,10 +9,11 @@ import keras
 
 from buoy.errors import BuoyError
 from buoy.keras import callbacks as memory
-from buoy.keras.data import BITWISE, Feed, Say, feed_for
+from buoy.keras.data import BITWISE, Exactness, Feed, Say, feed_for
 from buoy.keras.data_numbered import NumberedValidation
 from buoy.keras.epochs import Validation
 from buoy.keras.fit_hook import flat
+from buoy.keras.pipeline_reading import examine
 
 
 def feed_of(arguments: dict[str, Any], seed: int, say: Say) -> Feed:
@@ -35,9 +36,7 @@ def validation_of(arguments: dict[str, Any], seed: int, say: Say) -> Validation 
     if isinstance(data, keras.utils.PyDataset):
         validation = NumberedValidation(data, seed, say)
         arguments["validation_data"] = validation.dataset
-        found = validation.dataset.exactness
-        if found.grade != BITWISE:
-            say(f"a resume will not validate bit for bit: {found.reason}; hint: {found.hint}")
+        _tell(validation.dataset.exactness, say)
         return validation
     if isinstance(data, types.GeneratorType):
         # Each evaluation reads it anew from wherever the threads of the one before had got to.
@@ -46,7 +45,16 @@ def validation_of(arguments: dict[str, Any], seed: int, say: Say) -> Validation 
             "allows, and loses that; hint: validate on arrays, a tf.data.Dataset or a keras.utils.PyDataset"
         )
         return None
-    return Validation(data) if hasattr(data, "element_spec") else None
+    if not hasattr(data, "element_spec"):
+        return None
+    if hasattr(data, "_inputs"):  # not one that a strategy has distributed already
+        _tell(examine(data), say)
+    return Validation(data)
+
+
+def _tell(found: Exactness, say: Say) -> None:
+    if found.grade != BITWISE:
+        say(f"a resume will not validate bit for bit: {found.reason}; hint: {found.hint}")
 
 
 def callbacks_beside(guard: Any, arguments: dict[str, Any]) -> list[Any]:

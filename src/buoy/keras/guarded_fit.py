@@ -270,7 +270,7 @@ class GuardedFit:
         self._feed.load(data["state"])
         self._exactness = self._feed.exactness
         if self._validation is not None and type(stored["validation"]) is type(self._validation.state()):
-            self._validation.catch_up(stored["validation"])
+            self._validation.catch_up(stored["validation"], is_live=self._is_live)
         position = self.adapter.position
         memory.append_logs(self._callbacks)
         if self._is_live:
