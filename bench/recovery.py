@@ -138,7 +138,7 @@ def sizes() -> tuple[list[list[object]], int]:
 # Time of a step.
 
 
-def step_time(pairs: int = 300) -> tuple[list[list[object]], bool]:
+def step_time(pairs: int = 800) -> tuple[list[list[object]], bool]:
     """Same tensors, CPU time, one step and one step in turn, and the heap kept from shrinking between two steps.
 
     Pairs of single steps: neighbours change this machine's speed within tenths of a second.
