@@ -286,6 +286,26 @@ def a_callback_that_reads_the_shuffled_training_data_is_told(folder: str) -> Non
     )
 
 
+def a_callback_with_a_shuffled_set_of_its_own_is_told_once(folder: str) -> None:
+    slices = tf.data.Dataset.from_tensor_slices((X, Y))
+
+    def said_of(where: str, own: Any) -> str:
+        keras.utils.set_random_seed(3)
+        kept = own()
+        reads = [Reads(lambda model: model.evaluate(kept if kept is not None else remade(), verbose=0))]
+        return live(where, lambda: (plain(), reads))[2]
+
+    def remade() -> Any:
+        return slices.shuffle(40, seed=1).batch(8)
+
+    told = "a shuffled dataset of its own"
+    assert said_of(f"{folder}0", lambda: slices.shuffle(40, seed=1).batch(8)).count(told) == 1
+    steady = slices.shuffle(40, seed=1, reshuffle_each_iteration=False).batch(8)
+    assert told not in said_of(f"{folder}1", lambda: steady)
+    assert told not in said_of(f"{folder}2", lambda: slices.batch(8))
+    assert told not in said_of(f"{folder}3", lambda: None), "made anew each time"
+
+
 def a_loop_that_reads_its_shuffled_data_beside_its_batches_is_told(folder: str) -> None:
     keras.utils.set_random_seed(3)
     data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40).batch(8)

@@ -153,3 +153,43 @@ def test_a_refusal_after_cut_steps_says_that_those_may_be_wrong() -> None:
     with pytest.raises(CannotSplit) as refusal:
         transaction.backward((x, torch.tensor([0, 1] * 7 + [0, 2])), loss)
     assert "that were cut before it (1)" in str(refusal.value.hint)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_loss_that_comes_back_is_that_of_the_whole_batch_and_nothing_is_said(name: str) -> None:
+    pair = build(name, torch.float64)
+    if not pair.exact:
+        return
+    whole, parts, said = losses(pair.model, pair.loss, pair.batch, pair.reduction)
+
+    assert parts == pytest.approx(whole, rel=1e-9)
+    assert not any("the loss that comes back" in line for line in said)
+
+
+def test_a_loss_that_parts_do_not_add_up_to_is_told() -> None:
+    model = torch.nn.Linear(1, 4, bias=False)
+    batch = torch.randn(12, 4, generator=torch.Generator().manual_seed(1))
+
+    def distance(part: torch.Tensor) -> torch.Tensor:
+        """From the middle of the batch: its gradient is a mean over samples, and it itself is not."""
+        return (model.weight[:, 0] - part.mean(0)).square().sum()
+
+    whole, parts, said = losses(model, distance, batch, "mean")
+
+    assert parts != pytest.approx(whole, rel=1e-3)
+    assert [line for line in said if "the loss that comes back differs" in line], said
+
+
+def losses(
+    model: torch.nn.Module, loss_fn: Any, batch: Any, reduction: str
+) -> tuple[float, float, list[str]]:
+    """Whole and in parts, from the same weights; and what was said."""
+    model.eval()
+    found: list[float] = []
+    said: list[str] = []
+    for size in (None, 5):
+        transaction = Transaction(say=said.append, event=lambda *a, **k: None, micro_batch=size)
+        transaction.track([model], [])
+        found.append(float(transaction.backward(batch, loss_fn, reduction=reduction)))
+        model.zero_grad()
+    return found[0], found[1], said

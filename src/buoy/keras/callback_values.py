@@ -25,6 +25,7 @@ _VARIABLES = "buoy.variables"
 _TENSOR = "buoy.tensor"
 _CONTAINERS = (dict, list, set, deque)
 _PLAIN = (int, float, bool, str, bytes, type(None))
+_NUMBERS = frozenset((int, float, bool, type(None)))
 
 
 def attributes(callback: Any) -> dict[str, Any]:
@@ -35,6 +36,11 @@ def attributes(callback: Any) -> dict[str, Any]:
     for name, value in vars(callback).items():
         if name in _KERAS_ATTRIBUTES or name in theirs:
             continue
+        if _are_numbers(
+            value
+        ):  # a loss per batch, say: a million of them take seconds to be looked at one by one
+            found[name] = value.copy() if hasattr(value, "copy") else value
+            continue
         try:
             kept = _kept(value, held)
             encode(name, kept, state.as_tensor)
@@ -43,6 +49,10 @@ def attributes(callback: Any) -> dict[str, Any]:
         if kept is not None or value is None:
             found[name] = kept
     return found
+
+
+def _are_numbers(value: Any) -> bool:
+    return type(value) in (list, deque, set, tuple, frozenset) and _NUMBERS.issuperset(map(type, value))
 
 
 def _kept(value: Any, held: set[int]) -> Any:

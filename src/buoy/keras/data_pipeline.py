@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from buoy.keras.data import APPROXIMATE, Exactness, Replay, Say
 from buoy.keras.foreign_reads import ours, watch
-from buoy.keras.pipeline_reading import examine, seeds_of, shuffles_of, variables_of
+from buoy.keras.pipeline_reading import examine, is_reshuffling, seeds_of, shuffles_of, variables_of
 
 _walked: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """Passes that guarded trainings of this process made: a further one over the same pipeline finds their seeds drawn."""
@@ -62,9 +62,7 @@ class PipelineFeed:
 
     def tell_of_others(self) -> Any:
         """Within it, say so once when somebody else has this pipeline shuffled: no checkpoint knows of that."""
-        moving = [
-            each.node for each in self._shuffles if getattr(each.node, "_reshuffle_each_iteration", True)
-        ]
+        moving = [each.node for each in self._shuffles if is_reshuffling(each.node)]
         return watch(moving, self._read_by_another)
 
     def _read_by_another(self) -> bool:
@@ -81,7 +79,7 @@ class PipelineFeed:
 
     def _tell_of_another_order(self, offset: int) -> None:
         """A notebook's cell that was stopped is run again: what a shuffle has drawn, it does not draw once more."""
-        if any(getattr(shuffle.node, "_reshuffle_each_iteration", True) for shuffle in self._shuffles):
+        if any(is_reshuffling(shuffle.node) for shuffle in self._shuffles):
             what = ": some samples of this epoch come twice and some not at all" if offset else ""
             self._say(
                 "not bit for bit: the pipeline was shuffled for this epoch already, in an earlier fit, and goes on in "

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import tensorflow as tf
 
-from buoy.keras.pipeline_reading import nodes_of
+from buoy.keras.pipeline_reading import is_reshuffling, nodes_of
 
 _watched: list[tuple[Sequence[Any], Callable[[], bool]]] = []
+_listening: list[_Again] = []
 _own = threading.local()
 
 
@@ -40,6 +42,41 @@ def watch(shuffles: Sequence[Any], tell: Callable[[], bool]) -> Iterator[None]:
             _watched.remove(entry)
 
 
+class _Again:
+    """Hears of shuffled pipelines beside the training that are gone through twice: the order is each time another."""
+
+    def __init__(self, trained: Iterable[Any], say: Callable[[str], None]) -> None:
+        self._trained = {id(node) for node in trained}
+        self._say = say
+        self._read: WeakSet[Any] = WeakSet()
+        self._is_told = False
+
+    def reads(self, nodes: list[Any]) -> None:
+        """A pipeline of these nodes is gone through."""
+        shuffles = [node for node in nodes if is_reshuffling(node)]
+        if self._is_told or any(id(node) in self._trained for node in shuffles):
+            return
+        if any(node in self._read for node in shuffles):
+            self._is_told = True
+            self._say(
+                "a callback goes through a shuffled dataset of its own: after a resume that comes in another order, "
+                "the training does not; hint: `reshuffle_each_iteration=False`, or make it anew each time"
+            )
+        self._read.update(shuffles)
+
+
+@contextmanager
+def tell_of_own_sets(dataset: Any, say: Callable[[str], None]) -> Iterator[None]:
+    """Within it, say so once when a callback reads such a set of its own; `dataset` is the one that is trained on."""
+    _teach()
+    again = _Again(nodes_of(dataset) if hasattr(dataset, "_inputs") else [], say)
+    _listening.append(again)
+    try:
+        yield
+    finally:
+        _listening.remove(again)
+
+
 def _teach() -> None:
     """Let datasets ask us when they are iterated; once per process, and of no effect while nothing is watched."""
     original = tf.data.Dataset.__iter__
@@ -48,8 +85,11 @@ def _teach() -> None:
 
     @functools.wraps(original)
     def iterate(self: Any) -> Any:
-        if _watched and not getattr(_own, "depth", 0) and tf.executing_eagerly():
-            read = {id(node) for node in nodes_of(self)}
+        if (_watched or _listening) and not getattr(_own, "depth", 0) and tf.executing_eagerly():
+            nodes = list(nodes_of(self))
+            read = {id(node) for node in nodes}
+            for again in _listening:
+                again.reads(nodes)
             for entry in list(_watched):
                 if any(id(shuffle) in read for shuffle in entry[0]) and entry[1]():
                     _watched.remove(entry)

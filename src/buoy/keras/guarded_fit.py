@@ -18,6 +18,7 @@ from buoy.keras import held, rng, state
 from buoy.keras.data import APPROXIMATE, BITWISE, SAME_DATA, Exactness, Feed
 from buoy.keras.epochs import GuardedAdapter, Position, metrics_without_a_step
 from buoy.keras.fit_arguments import callbacks_beside, feed_of, install_transaction, numbers, validation_of
+from buoy.keras.foreign_reads import tell_of_own_sets
 from buoy.keras.frozen_layers import FrozenLayers
 from buoy.keras.holdings import Holdings, stored_training
 from buoy.keras.model_reading import hidden_draws
@@ -99,7 +100,7 @@ class GuardedFit:
             "shuffle": False, "initial_epoch": position.epoch, "callbacks": self._callback_list(),
         }  # fmt: skip
         others = getattr(self._feed, "tell_of_others", nullcontext)
-        with metrics_without_a_step(self._model), others():
+        with metrics_without_a_step(self._model), others(), tell_of_own_sets(self._feed.dataset, say):
             return original(**arguments)
 
     def close(self) -> None:

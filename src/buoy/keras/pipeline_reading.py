@@ -161,6 +161,13 @@ def nodes_of(dataset: Any) -> Iterator[Any]:
         waiting += list(getattr(node, "_inputs", list)())
 
 
+def is_reshuffling(node: Any) -> bool:
+    """Whether each pass through it draws another order, or other numbers, than the one before."""
+    if hasattr(node, "_rerandomize"):  # Dataset.random
+        return bool(node._rerandomize)
+    return _has_seeds(node) and getattr(node, "_reshuffle_each_iteration", True) is not False
+
+
 def _has_seeds(node: Any) -> bool:
     return hasattr(node, "_seed") and hasattr(node, "_seed2")
 

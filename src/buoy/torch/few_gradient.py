@@ -40,8 +40,10 @@ class Made(list[torch.Tensor]):
         weights: dict[str, torch.Tensor],
         gradients: int,
         pairs: list[Pair],
+        loss: float,
     ) -> None:
         super().__init__(numbers)
+        self.loss = loss
         self._weights = weights
         self.pairs = pairs
         self.shows = shows(numbers[:gradients])
@@ -113,7 +115,7 @@ class FewGradient:
                     stack.enter_context(unmoved)
                     stack.enter_context(as_it_came(source.arrays))
                     stack.enter_context(eager())
-                    accumulate(
+                    loss = accumulate(
                         sum(parts), lambda _: left.pop(0), take,
                         _stretched(noting(same_random(self._loss_fn, self.generators), pairs), by),
                         reduction=self._reduction, scaler=None, parameters=parameters,
@@ -129,7 +131,7 @@ class FewGradient:
             gradients += [some(each) for each in arrived(ends)]
             gradients = gradients if by == 1.0 else [each / by for each in gradients]
             buffers = [after[name] for name in after if _is_inexact(after[name])]
-            return Made([*gradients, *buffers], weights, len(gradients), pairs)
+            return Made([*gradients, *buffers], weights, len(gradients), pairs, float(loss) / by)
 
         return self._attempt(work)  # type: ignore[no-any-return]
 

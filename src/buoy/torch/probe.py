@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ from buoy.torch.upstream import (
 )
 
 NOT_AGAIN = "the same samples give another gradient each time: something beside batch and weights is at work"
+_LOSS_ALIKE = 1e-3  # far beyond rounding: what differs is told, not refused
 DEPENDS = "the gradient of the batch is not that of its parts together: samples depend on each other"
 
 
@@ -54,6 +56,8 @@ class Finding:
     """A part raised something, which is all that is known."""
     is_shown: bool = True
     """Whether there was a gradient to compare: a hinge that every sample fulfils has none."""
+    loss_differs: bool = False
+    """The gradients of parts add up, their losses do not: the square of a mean has such."""
 
 
 class Probe:
@@ -77,6 +81,8 @@ class Probe:
         """Whether something that was compared was not zero."""
         self._alone = False
         """Whether each sample is a part."""
+        self._loss_differs = False
+        """Whether parts with the gradient of the whole had another loss."""
 
     def ask(
         self,
@@ -95,7 +101,7 @@ class Probe:
         of something that is not `guarded`, where that is given, is raised as `GradientBeside`.
         """
         self.no_room, self.failed, self._repeats = None, None, True
-        self._moves_on, self._is_shown, self._alone = False, False, alone
+        self._moves_on, self._is_shown, self._alone, self._loss_differs = False, False, alone, False
         if whole.samples < 2 or whole.reason is not None:
             return None
         for most in (samples, FEWEST):
@@ -200,7 +206,7 @@ class Probe:
                                   hint="a smaller batch; a mean over tokens or boxes: return (sum of the losses, how "
                                        "many)")  # fmt: skip
             if same:
-                return Finding(None, None, size, is_shown=self._is_shown)
+                return Finding(None, None, size, is_shown=self._is_shown, loss_differs=self._loss_differs)
             if names and not allowed:
                 for module in training:
                     module.training = False
@@ -256,6 +262,8 @@ class Probe:
         if not together.leaves_as(apart):
             self._moves_on = True
             return False
+        if not math.isclose(together.loss, apart.loss, rel_tol=_LOSS_ALIKE):
+            self._loss_differs = True
         if alike(together, apart, [], gradient.still.tolerance):
             self._is_shown = self._is_shown or together.shows
             return True

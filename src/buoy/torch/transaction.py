@@ -355,6 +355,11 @@ class Transaction(Progress):
             self._is_doubt_told = True
             if whole.doubt is not None:
                 self._say(whole.doubt)
+            if (found := self._cutting.finding) is not None and found.loss_differs:
+                self._say(
+                    "the gradient is that of the whole batch, but its loss is not that of its parts together: where a "
+                    "batch is cut, the loss that comes back differs"
+                )
 
     def _tell(self, words: str, size: int, smaller: int) -> None:
         self._say(words)
