@@ -1,0 +1,80 @@
+"""The copy that a training waits for."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+from buoy.checkpoint.copying import copy_all
+from buoy.torch.tensors import as_tensor
+
+
+def address(source: bytearray) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(source))
+
+
+def test_every_byte_arrives_whatever_the_sizes() -> None:
+    sizes = [1, 7, 8 << 20, (8 << 20) + 1, 40 << 20, 4096]
+    sources = [bytearray(random.Random(size).randbytes(size)) for size in sizes]
+    arena = memoryview(bytearray(sum(sizes) + 2))
+    rooms, at = [], 1
+    for size in sizes:
+        rooms.append(arena[at : at + size])
+        at += size
+
+    copy_all([(room, address(source)) for room, source in zip(rooms, sources, strict=True)])
+
+    assert all(room == source for room, source in zip(rooms, sources, strict=True))
+    assert arena[0] == arena[-1] == 0, "nothing beside them was written"
+
+
+def test_after_ctrl_c_nobody_copies_on() -> None:
+    """What is in the arena then belongs to the next checkpoint."""
+    source, room = bytearray(1 << 29), memoryview(bytearray(1 << 29))
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with pytest.raises(KeyboardInterrupt):
+            copy_all([(room, address(source))])
+            time.sleep(0.5)  # a machine that copies so fast: the alarm comes here
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+    assert not [thread for thread in threading.enumerate() if thread.name == "buoy-copy"]
+
+
+class Own(torch.Tensor):
+    """Of somebody's own."""
+
+
+@pytest.mark.parametrize(
+    ("tensor", "plain"),
+    [
+        (torch.randn(3, 4), True),
+        (torch.nn.Parameter(torch.randn(3)), True),
+        (torch.randn(6)[2:], True),
+        (torch.randn(3, 4).T, False),
+        (torch.randn(4)[::2], False),
+        (torch.randn(1, 4).expand(3, 4), False),
+        (torch.randn(2, dtype=torch.complex64).conj(), False),
+        (torch.randn(2, dtype=torch.complex64).conj().imag, False),
+        (torch.randn(3).as_subclass(Own), False),
+    ],
+)
+def test_only_what_lies_as_it_is_saved_is_copied_as_it_lies(tensor: torch.Tensor, plain: bool) -> None:
+    found = as_tensor(tensor)
+    assert found is not None
+    room = bytearray(found.nbytes)
+    found.copy_into(memoryview(room))
+
+    assert (found.address is not None) == plain
+    if found.address is not None:
+        lies = bytearray(found.nbytes)
+        copy_all([(memoryview(lies), found.address)])
+        assert lies == room
