@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
@@ -45,10 +45,11 @@ def watch(shuffles: Sequence[Any], tell: Callable[[], bool]) -> Iterator[None]:
 class _Again:
     """Hears of shuffled pipelines beside the training that are gone through twice: the order is each time another."""
 
-    def __init__(self, trained: Iterable[Any], say: Callable[[str], None]) -> None:
+    def __init__(self, trained: Iterable[Any], step: Callable[[], int], say: Callable[[str], None]) -> None:
         self._trained = {id(node) for node in trained}
-        self._say = say
-        self._read: WeakSet[Any] = WeakSet()
+        self._step, self._say = step, say
+        self._read: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        """Each shuffle, and at which step it was gone through first: one `evaluate` does it twice."""
         self._is_told = False
 
     def reads(self, nodes: list[Any]) -> None:
@@ -56,20 +57,20 @@ class _Again:
         shuffles = [node for node in nodes if is_reshuffling(node)]
         if self._is_told or any(id(node) in self._trained for node in shuffles):
             return
-        if any(node in self._read for node in shuffles):
+        now = self._step()
+        if any(self._read.setdefault(node, now) != now for node in shuffles):
             self._is_told = True
             self._say(
                 "a callback goes through a shuffled dataset of its own: after a resume that comes in another order, "
                 "the training does not; hint: `reshuffle_each_iteration=False`, or make it anew each time"
             )
-        self._read.update(shuffles)
 
 
 @contextmanager
-def tell_of_own_sets(dataset: Any, say: Callable[[str], None]) -> Iterator[None]:
+def tell_of_own_sets(dataset: Any, step: Callable[[], int], say: Callable[[str], None]) -> Iterator[None]:
     """Within it, say so once when a callback reads such a set of its own; `dataset` is the one that is trained on."""
     _teach()
-    again = _Again(nodes_of(dataset) if hasattr(dataset, "_inputs") else [], say)
+    again = _Again(nodes_of(dataset) if hasattr(dataset, "_inputs") else [], step, say)
     _listening.append(again)
     try:
         yield

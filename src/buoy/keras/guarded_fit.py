@@ -100,7 +100,8 @@ class GuardedFit:
             "shuffle": False, "initial_epoch": position.epoch, "callbacks": self._callback_list(),
         }  # fmt: skip
         others = getattr(self._feed, "tell_of_others", nullcontext)
-        with metrics_without_a_step(self._model), others(), tell_of_own_sets(self._feed.dataset, say):
+        own = tell_of_own_sets(self._feed.dataset, lambda: self.adapter.position.step, say)
+        with metrics_without_a_step(self._model), others(), own:
             return original(**arguments)
 
     def close(self) -> None:
