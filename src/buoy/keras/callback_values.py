@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import marshal
 import zlib
 from collections import deque
 from functools import cache
@@ -85,6 +86,8 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple, deque)):
+        if len(one) == len(other) and _are_numbers(one) and _are_numbers(other):
+            return marshal.dumps(list(one), 2) == marshal.dumps(list(other), 2)
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, (set, frozenset)):
         return bool(one == other)
