@@ -13,6 +13,8 @@ from torch.nn import functional as F  # noqa: N812
 
 import buoy
 from buoy.microbatch.errors import CannotSplit
+from buoy.torch.carried import Carried
+from buoy.torch.transaction import Transaction
 
 X, Y = torch.randn(3, 9, 6), torch.randn(3, 9, 4)
 
@@ -114,3 +116,46 @@ def test_a_state_in_a_bound_argument_is_that_of_the_plain_loop(by_name: bool) ->
 
 def _swapped(loss: Any, state: Any, part: Any) -> Any:
     return loss(part, state)
+
+
+class Settings(dict[str, Any]):
+    """As in many a script: any name is looked up, and a missing one is a KeyError."""
+
+    __getattr__ = dict.__getitem__
+
+
+class Network(nn.Linear):
+    """Keeps its settings in an object."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 4)
+        self.held = Meter()
+        self.held.settings = Settings(lr=0.1)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("home", ["trainer", "model"])
+def test_an_object_that_cannot_be_looked_into_is_left_alone_and_the_batch_is_cut(home: str) -> None:
+    said: list[str] = []
+    trainer = Trainer(nn.Linear(6, 4) if home == "trainer" else Network())
+    trainer.settings = Settings(lr=0.1)  # type: ignore[attr-defined]
+    transaction = Transaction(say=said.append, event=lambda *a, **k: None, micro_batch=4)
+    transaction.track([trainer.model], [])
+    transaction.backward((X[0], Y[0]), trainer.loss)
+
+    assert said == []
+    assert trainer.meter.count == 3  # the parts, and nothing of the comparison
+
+
+def test_of_a_dataset_in_an_object_the_rows_are_not_copied() -> None:
+    """There may be fifty thousand, and each comparison would copy them all."""
+    trainer = Trainer(nn.Linear(6, 4))
+    rows = trainer.memory.rows = [[1.0, 2.0] for _ in range(1000)]  # type: ignore[attr-defined]
+    trainer.memory.few = {"train": {"loss": [0.5]}}  # type: ignore[attr-defined]
+    carried = Carried()
+    carried.of(trainer.loss)
+    carried.take(is_step=False)
+    held = [each for kept in carried._kept for each, _ in kept.held]
+
+    assert any(each is rows for each in held)
+    assert not any(each is rows[0] for each in held)
+    assert any(each == [0.5] for each in held)

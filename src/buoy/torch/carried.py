@@ -261,7 +261,7 @@ def code_of(loss_fn: Any) -> Any:
 def _kept(home: Home, name: str) -> _Kept:
     value = home.read(name)
     is_copied = is_container(value) and len(value) <= _MANY
-    held = [(each, _copy(each)) for each in _containers(value, _NEAR)] if is_copied else []
+    held = [(each, _copy(each)) for each in _containers(value, _NEAR, home.is_inner)] if is_copied else []
     tensors: list[tuple[torch.Tensor, int, torch.Tensor]] = []
     if isinstance(value, torch.Tensor) or ((type(value) is tuple or is_copied) and len(value) <= _FEW):
         tensors = [
@@ -276,12 +276,14 @@ def _kept(home: Home, name: str) -> _Kept:
     return _Kept(home, name, value, held, tensors, generator, value.copy() if is_table else None)
 
 
-def _containers(value: Any, depth: int) -> Iterator[Any]:
-    """It and those in it."""
+def _containers(value: Any, depth: int, is_inner: bool) -> Iterator[Any]:
+    """It and those in it; of an object in an object few and small ones, as it may be a dataset with all its samples."""
     yield value
-    for each in (value.values() if isinstance(value, dict) else value) if depth else ():
-        if is_container(each) and len(each) <= _MANY:
-            yield from _containers(each, depth - 1)
+    if not depth or (is_inner and len(value) > _FEW):
+        return
+    for each in value.values() if isinstance(value, dict) else value:
+        if is_container(each) and len(each) <= (_MANY // _FEW if is_inner else _MANY):
+            yield from _containers(each, depth - 1, is_inner)
 
 
 def _plain(own: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 
@@ -35,6 +36,8 @@ class Home(Protocol):
     """Names that appear are new ones of its own."""
     owner: int
     """The module it is a part of, by id; 0: none."""
+    is_inner: bool
+    """Of an object in an object, which may be a dataset as well as a meter: only what is small there is looked at."""
 
     def names(self) -> set[str]:
         """Those that it has, or may get."""
@@ -53,10 +56,15 @@ class Names:
     """Names in a dict: attributes of an object, or some globals."""
 
     def __init__(
-        self, path: str, values: dict[str, Any], only: frozenset[str] | None = None, owner: int = 0
+        self,
+        path: str,
+        values: dict[str, Any],
+        only: frozenset[str] | None = None,
+        owner: int = 0,
+        is_inner: bool = False,
     ) -> None:
         self._path, self._values, self._only = path, values, only
-        self.is_open, self.owner = only is None, owner
+        self.is_open, self.owner, self.is_inner = only is None, owner, is_inner
 
     def names(self) -> set[str]:
         """Those that it has, or may get."""
@@ -83,8 +91,7 @@ class Names:
 class Cell:
     """A variable of an enclosing function."""
 
-    is_open = False
-    owner = 0
+    is_open, owner, is_inner = False, 0, False
 
     def __init__(self, name: str, cell: CellType) -> None:
         self._name, self._cell = name, cell
@@ -115,7 +122,7 @@ class Cell:
 class Reached:
     """A module that a loss function knows by a name; it keeps nothing here itself."""
 
-    is_open, owner = False, 0
+    is_open, owner, is_inner = False, 0, False
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
@@ -139,7 +146,7 @@ class Reached:
 class Hooks:
     """What is called with a module: some are installed by the first forward pass, and noted elsewhere as installed."""
 
-    is_open, owner = True, HOOKS
+    is_open, owner, is_inner = True, HOOKS, False
 
     def __init__(self, path: str, module: torch.nn.Module) -> None:
         self._path, self._kinds = path, {kind: vars(module)[kind] for kind in _HOOKS if kind in vars(module)}
@@ -187,8 +194,7 @@ def module_homes(module: torch.nn.Module) -> list[Home]:
             value = vars(part)[name]
             if id(value) not in seen and type(value).__module__.partition(".")[0] not in _TRAINERS:
                 seen.add(id(value))
-                for thing in _things_in(value):
-                    found += _of_object(f"{path}.{name}".lstrip("."), thing)
+                found += _of_things(f"{path}.{name}".lstrip("."), value)
     return found
 
 
@@ -233,8 +239,7 @@ def _of_value(label: str, value: Any, seen: set[int], depth: int) -> Iterator[Ho
         yield Reached(value)
         yield from module_homes(value)
     else:
-        for thing in _things_in(value):
-            yield from _of_object(label, thing)
+        yield from _of_things(label, value)
         if callable(value) and not _is_of_others(value):
             yield from _of_value(label, getattr(value.__call__, "__func__", None), seen, depth - 1)
 
@@ -283,12 +288,22 @@ def _of_object(label: str, thing: object, nested: bool = False) -> Iterator[Home
         return
     if any(isinstance(value, _SHARED) for value in values.values()):
         return
-    yield Names(label, values)
+    yield Names(label, values, is_inner=nested)
     yield from (Reached(value) for value in values.values() if isinstance(value, torch.nn.Module))
     for name, value in () if nested else list(values.items()):
-        for inner in _things_in(value):
-            if not _is_code(inner) and not hasattr(inner, "write"):  # what was written to a file stays there
-                yield from _of_object(f"{label}.{name}".lstrip("."), inner, nested=True)
+        yield from _of_things(f"{label}.{name}".lstrip("."), value, nested=True)
+
+
+def _of_things(label: str, value: Any, nested: bool = False) -> list[Home]:
+    """Of it and what is in it; of somebody's object that cannot be looked into, nothing."""
+    found: list[Home] = []
+    with suppress(Exception):
+        for thing in _things_in(value):
+            # What was written to a file stays there. The class is asked: an object may answer with anything.
+            if not nested or not (_is_code(thing) or hasattr(type(thing), "write")):
+                with suppress(Exception):
+                    found += _of_object(label, thing, nested)
+    return found
 
 
 def _things_in(value: Any) -> list[Any]:
