@@ -180,6 +180,24 @@ def test_a_loss_that_parts_do_not_add_up_to_is_told() -> None:
     assert [line for line in said if "the loss that comes back differs" in line], said
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_loss_in_half_precision_and_one_that_is_nearly_nothing_are_not_told(seed: int) -> None:
+    torch.manual_seed(seed)
+    model, x = torch.nn.Linear(6, 1), torch.randn(6, 6)
+    rewards = torch.randn(6)
+    rewards = (rewards - rewards.mean()) / rewards.std()
+
+    def policy(part: Any) -> torch.Tensor:
+        """As at the first step of a round: the ratio is 1, and what it is multiplied with has the mean 0."""
+        chances = model(part[0])[:, 0]
+        return -((chances - chances.detach()).exp() * part[1]).mean()
+
+    assert losses(model, policy, (x, rewards), "mean")[2] == []
+    half = torch.nn.Linear(6, 4).bfloat16()
+    batch = torch.randn(16, 6).bfloat16(), torch.randn(16, 4).bfloat16()
+    assert losses(half, lambda part: (half(part[0]) - part[1]).square().sum(), batch, "sum")[2] == []
+
+
 def losses(
     model: torch.nn.Module, loss_fn: Any, batch: Any, reduction: str
 ) -> tuple[float, float, list[str]]:

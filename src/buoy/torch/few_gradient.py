@@ -41,9 +41,11 @@ class Made(list[torch.Tensor]):
         gradients: int,
         pairs: list[Pair],
         loss: float,
+        size: float,
     ) -> None:
+        """`size`: of the losses of the parts, without their signs."""
         super().__init__(numbers)
-        self.loss = loss
+        self.loss, self.size = loss, size
         self._weights = weights
         self.pairs = pairs
         self.shows = shows(numbers[:gradients])
@@ -91,6 +93,7 @@ class FewGradient:
         parameters = list(self._parameters)
         # What a hook does to a gradient, it does not do to one that is stretched.
         by = STRETCHES[nudged - 1] if nudged and not _are_hooked(self._parameters) else 1.0
+        progress = self._forward if counted else _Sized()
 
         def take(start: int, stop: int) -> object:
             self.still.begins(start, stop - start)
@@ -119,7 +122,7 @@ class FewGradient:
                         sum(parts), lambda _: left.pop(0), take,
                         _stretched(noting(same_random(self._loss_fn, self.generators), pairs), by),
                         reduction=self._reduction, scaler=None, parameters=parameters,
-                        progress=self._forward if counted else Progress(),
+                        progress=progress,
                     )  # fmt: skip
                 weights = {name: some(value) for name, value in unmoved.written().items()}
                 self.moved |= unmoved.moved
@@ -131,7 +134,9 @@ class FewGradient:
             gradients += [some(each) for each in arrived(ends)]
             gradients = gradients if by == 1.0 else [each / by for each in gradients]
             buffers = [after[name] for name in after if _is_inexact(after[name])]
-            return Made([*gradients, *buffers], weights, len(gradients), pairs, float(loss) / by)
+            return Made(
+                [*gradients, *buffers], weights, len(gradients), pairs, float(loss) / by, progress.size / by
+            )
 
         return self._attempt(work)  # type: ignore[no-any-return]
 
@@ -144,7 +149,15 @@ class FewGradient:
         }
 
 
-class _BeforeBackward(Progress):
+class _Sized(Progress):
+    def __init__(self) -> None:
+        self.size = 0.0
+
+    def forward_done(self, loss: torch.Tensor) -> None:
+        self.size += abs(float(loss.detach()))
+
+
+class _BeforeBackward(_Sized):
     def __init__(
         self,
         watch: AllocationWatch,
@@ -152,11 +165,12 @@ class _BeforeBackward(Progress):
         guarded: list[torch.Tensor] | None,
         loss_fn: LossFunction,
     ) -> None:
+        super().__init__()
         self._watch, self._before, self._guarded, self._loss_fn = watch, before, guarded, loss_fn
         self.live = 0
 
     def forward_done(self, loss: torch.Tensor) -> None:
-        self.live = self._watch.live
+        self.live, self.size = self._watch.live, abs(float(loss.detach()))
         beside = None if self._guarded is None else leaves_beside(loss, self._guarded, self._loss_fn)
         if beside:
             raise GradientBeside(beside)

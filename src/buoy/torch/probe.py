@@ -262,7 +262,9 @@ class Probe:
         if not together.leaves_as(apart):
             self._moves_on = True
             return False
-        if not math.isclose(together.loss, apart.loss, rel_tol=_LOSS_ALIKE):
+        # Losses of both signs may leave next to nothing together: rounding is as large as they are.
+        rounding = max(_LOSS_ALIKE, gradient.still.tolerance)
+        if not math.isclose(together.loss, apart.loss, rel_tol=rounding, abs_tol=rounding * apart.size):
             self._loss_differs = True
         if alike(together, apart, [], gradient.still.tolerance):
             self._is_shown = self._is_shown or together.shows
