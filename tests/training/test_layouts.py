@@ -68,6 +68,36 @@ def test_the_moments_lie_as_their_parameters_do_after_a_resume(make: Optimizer, 
     assert all(torch.equal(mine, other) for mine, other in zip(resumed, whole, strict=True))
 
 
+@pytest.mark.parametrize("lives", [(True, False), (False, True)], ids=["left", "taken up"])
+def test_channels_last_that_is_taken_up_or_left_between_two_lives_changes_no_weights(
+    lives: tuple[bool, bool], tmp_path: Path
+) -> None:
+    weights = []
+    for folder, steps, last in (("whole", 6, False), ("cut", 3, lives[0]), ("cut", 6, lives[1])):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 1))
+        if last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+        batches = [torch.randn(3, 4, 6, 6) for _ in range(6)]
+        run = buoy.Run(tmp_path / folder, save=1)
+        run.track(model=model, optimizer=optimizer)
+        steps_of(run, model, optimizer, batches, steps)
+        weights.append(model[0].weight.detach().clone())
+    torch.testing.assert_close(weights[2], weights[0])
+
+
+def test_zeros_without_memory_are_saved(tmp_path: Path) -> None:
+    with buoy.Run(tmp_path) as run:
+        run.track(kept={"zeros": torch._efficientzerotensor((3,)), "ones": torch.ones(3)})  # type: ignore[attr-defined]
+        run.save()
+    found: dict[str, torch.Tensor] = {}
+    with buoy.Run(tmp_path) as run:
+        run.track(kept=found)
+    assert torch.equal(found["zeros"], torch.zeros(3))
+    assert torch.equal(found["ones"], torch.ones(3))
+
+
 def test_what_is_tracked_beside_comes_back_as_it_lay(tmp_path: Path) -> None:
     images = torch.arange(120.0).view(2, 3, 4, 5).to(memory_format=torch.channels_last)
     one = torch.ones(4, 1, 3, 3).to(memory_format=torch.channels_last)

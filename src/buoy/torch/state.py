@@ -274,6 +274,13 @@ class _Optimizer:
 
     def load(self, state: Any) -> None:
         self._optimizer.load_state_dict(state)
+        # Read side by side with their parameters, which may lie otherwise than those that were saved.
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"] if group.get("fused") else ():
+                moments = self._optimizer.state.get(parameter, {})
+                for name, value in moments.items():
+                    if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                        moments[name] = _lying_as(parameter, value)
 
 
 class _Beside:
@@ -284,6 +291,14 @@ class _Beside:
 
     def __init__(self, value: Value) -> None:
         self.state, self.mismatches, self.load = value.state, value.mismatches, value.load
+
+
+def _lying_as(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    if value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype, device=value.device, requires_grad=False).copy_(
+        value
+    )
 
 
 def _into_what_is_trained(there: object, stored: object) -> bool:

@@ -37,7 +37,8 @@ def as_tensor(value: object) -> Tensor | None:
     key = (str(tensor.device), tensor.data_ptr(), *view) if tensor.numel() else None
     # A class of somebody's own may have its numbers elsewhere.
     is_plain = type(value) in (torch.Tensor, torch.nn.Parameter) and tensor.is_cpu and tensor.is_contiguous()
-    address = tensor.data_ptr() if is_plain and not (tensor.is_conj() or tensor.is_neg()) else None
+    # Zeros that autograd makes have no memory at all: 0.
+    address = (tensor.data_ptr() or None) if is_plain and not (tensor.is_conj() or tensor.is_neg()) else None
     return Tensor(word, tuple(tensor.shape), copy_into, key, _order(tensor), address)
 
 
