@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 
+from buoy.checkpoint import copying
 from buoy.checkpoint.copying import copy_all
 from buoy.torch.tensors import as_tensor
 
@@ -78,3 +79,54 @@ def test_only_what_lies_as_it_is_saved_is_copied_as_it_lies(tensor: torch.Tensor
         lies = bytearray(found.nbytes)
         copy_all([(memoryview(lies), found.address)])
         assert lies == room
+
+
+@pytest.mark.parametrize("moment", ["start", "join"])
+def test_whatever_a_signal_raises_the_other_thread_is_waited_for(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes into memory that the next checkpoint is laid into, from tensors that may be gone by then."""
+    threads: list[threading.Thread] = []
+    came: list[str] = []
+
+    class Interrupted(threading.Thread):
+        """A signal comes while it is waited for, and its handler raises."""
+
+        def start(self) -> None:
+            threads.append(self)
+            super().start()
+            self.alarm("start")
+
+        def join(self, timeout: float | None = None) -> None:
+            self.alarm("join")
+            super().join(timeout)
+
+        def run(self) -> None:
+            time.sleep(0.3)
+            super().run()
+
+        def alarm(self, now: str) -> None:
+            if now == moment and not came:
+                came.append(now)
+                raise TimeoutError("an alarm")
+
+    source = (ctypes.c_char * copying._WORTH_A_THREAD)()
+    room = memoryview(bytearray(len(source)))
+    monkeypatch.setattr(copying.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(threading, "Thread", Interrupted)
+    with pytest.raises(TimeoutError):
+        copy_all([(room, ctypes.addressof(source))])
+
+    assert not threads[0].is_alive()
+
+
+def test_every_byte_arrives_also_where_no_thread_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    source = ctypes.create_string_buffer(bytes(range(256)) * (copying._WORTH_A_THREAD // 256))
+    room = bytearray(copying._WORTH_A_THREAD)
+    copy_all([(memoryview(room), ctypes.addressof(source))])
+
+    assert room == source.raw[:-1]

@@ -10,6 +10,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 _CHUNK = 8 << 20
 _WORTH_A_THREAD = 32 << 20  # bytes
@@ -39,29 +40,31 @@ def copy_all(jobs: list[Job]) -> None:
     helper = None
     if sum(size for _, _, size in chunks) >= _WORTH_A_THREAD and (os.cpu_count() or 1) > 1:
         helper = threading.Thread(target=work, name="buoy-copy", daemon=True)
-        try:
-            helper.start()
-        except RuntimeError:  # no thread is to be had: this one does it all
-            helper = None
     try:
+        if helper is not None:
+            with suppress(RuntimeError):  # no thread is to be had: this one does it all
+                helper.start()
         work()
     finally:
-        for _ in todo:
-            pass  # after a Ctrl-C the other one is to stop too
         if helper is not None:
-            _wait_for(helper)
+            _wait_for(helper, todo)
 
 
-def _wait_for(helper: threading.Thread) -> None:
-    """However often Ctrl-C is pressed: it writes where the next checkpoint will be."""
-    pressed: KeyboardInterrupt | None = None
-    while helper.is_alive():
+def _wait_for(helper: threading.Thread, todo: Iterator[object]) -> None:
+    """However often Ctrl-C is pressed, or another signal raises: it writes where the next checkpoint will be."""
+    raised: BaseException | None = None
+    is_done = False
+    while not is_done:
         try:
-            helper.join()
-        except KeyboardInterrupt as error:
-            pressed = error
-    if pressed is not None:
-        raise pressed
+            for _ in todo:
+                pass  # it is to stop too
+            if helper.is_alive():
+                helper.join()
+            is_done = True
+        except BaseException as error:  # noqa: BLE001 - whatever a signal's handler raises
+            raised = error
+    if raised is not None:
+        raise raised
 
 
 def _chunks(jobs: list[Job]) -> list[tuple[int, int, int]]:
