@@ -159,3 +159,26 @@ def test_of_a_dataset_in_an_object_the_rows_are_not_copied() -> None:
     assert any(each is rows for each in held)
     assert not any(each is rows[0] for each in held)
     assert any(each == [0.5] for each in held)
+
+
+class FullyShardedDataParallel(nn.Module):
+    """Known by its name."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x)  # type: ignore[no-any-return]
+
+
+def test_what_is_sharded_around_a_tracked_module_is_refused_each_time_and_a_teacher_is_not() -> None:
+    model, run = nn.Linear(6, 4), buoy.Run()
+    run.track(model=model)
+    sharded, teacher = FullyShardedDataParallel(model), FullyShardedDataParallel(nn.Linear(6, 4))
+    for _ in range(2):
+        with pytest.raises(CannotSplit, match="sharded"):
+            run.backward(X[0], lambda part: sharded(part).square().mean())
+
+    run.backward(X[0], lambda part: F.mse_loss(model(part), teacher(part).detach()))
+    assert model.weight.grad is not None

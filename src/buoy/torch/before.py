@@ -32,7 +32,7 @@ class Before:
     ) -> None:
         """The list is the transaction's own: what a loss function computes with is added to it.
 
-        `meet` is told of all modules that it knows: where `ddp.module` is tracked, only it knows the DDP around it.
+        `meet` is told of modules around these that it knows: where `ddp.module` is tracked, only it knows the DDP.
         """
         self._modules, self._trained, self._meet = modules, trained, meet
         self.snapshot = Snapshot()
@@ -119,14 +119,16 @@ class Before:
         code = code_of(loss_fn)
         if code in self._seen:
             return
-        self._seen.add(code)
-        self._new = loss_fn
         found: list[torch.nn.Module] = []
+        around: list[torch.nn.Module] = []
+        known = {id(each) for module in self._modules for each in tensors_of(module)}
         with suppress(Exception):  # somebody's object that cannot be looked into
             found = function_modules(loss_fn)
-        self._meet(found)
+            around = [module for module in found if any(id(each) in known for each in module.parameters())]
+        self._meet(around)  # a teacher is nobody to vote with
+        self._seen.add(code)  # not what is refused: it is each time
+        self._new = loss_fn
         with suppress(Exception):
-            known = {id(each) for module in self._modules for each in tensors_of(module)}
             beside = [module for module in found if any(id(each) not in known for each in tensors_of(module))]
             self.snapshot.watch(
                 module for module in beside if sum(b.nbytes for b in module.buffers()) <= _LARGE
