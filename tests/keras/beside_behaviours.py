@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import defaultdict, deque
 from contextlib import redirect_stderr, suppress
 from io import StringIO
@@ -14,6 +15,8 @@ import numpy
 import tensorflow as tf
 
 import buoy
+from buoy.keras import held
+from buoy.keras.holdings import Holdings
 from tests.keras.behaviours import Interrupt, StopHere, X, Y, weights
 
 
@@ -221,6 +224,55 @@ def variables_that_a_model_keeps_in_dicts_and_lists_go_on(folder: str) -> None:
     goes_on(folder, make)
 
 
+class Filled(keras.Model):  # type: ignore[misc]
+    """Fills a dict in its training step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.bank: dict[str, Any] = {}
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+    def train_step(self, data: Any) -> Any:
+        with tf.init_scope():
+            if not self.bank:
+                self.bank["seen"] = tf.Variable(0.0, trainable=False)
+        self.bank["seen"].assign_add(1.0)
+        return super().train_step(data)
+
+
+def a_container_that_was_filled_later_or_not_yet_saved_does_not_forbid_a_resume(folder: str) -> None:
+    """As in a checkpoint of an older buoy, which saved nothing out of containers."""
+
+    def make(bank: Any) -> Any:
+        made = Filled()
+        made.bank.update(bank)
+        made.compile("sgd", "mse")
+        return made, []
+
+    live(f"{folder}0", lambda: make({}), Interrupt(9))
+    *_, later = live(f"{folder}0", lambda: make({}))
+    live(f"{folder}1", lambda: make({"seen": tf.Variable(0.0)}), Interrupt(9))
+    *_, older = live(f"{folder}1", lambda: make({"seen": tf.Variable(0.0), "more": tf.Variable(0.0)}))
+
+    assert "filled.bank.seen/Variable begin anew: in the checkpoint and not here yet" in later, later
+    assert "filled.bank.more/Variable begin anew: not in the checkpoint" in older, older
+    assert "resuming after step 8" in later and "resuming after step 8" in older
+
+
+def an_attribute_that_is_a_weight_keeps_its_name_and_tables_of_numbers_cost_nothing(folder: str) -> None:
+    made = plain()
+    made.first = made.layers[0].kernel.value
+    made.table = [[0.0] * 1000 for _ in range(1000)]
+    began = time.process_time()
+    names = Holdings(made).items()["model"]
+
+    assert time.process_time() - began < 0.6
+    assert any(name.startswith("sequential.first/") for name in names), "as in older checkpoints"
+
+
 class Several(keras.Model):  # type: ignore[misc]
     """Trains its parts with optimizers that it keeps in a dict, a list, and in a compiled model inside it."""
 
@@ -304,6 +356,7 @@ def a_callback_with_a_shuffled_set_of_its_own_is_told_once(folder: str) -> None:
     assert told not in said_of(f"{folder}1", lambda: steady)
     assert told not in said_of(f"{folder}2", lambda: slices.batch(8))
     assert told not in said_of(f"{folder}3", lambda: None), "made anew each time"
+    assert told not in said_of(f"{folder}4", lambda: remade().cache()), "in the order of its first pass"
 
 
 def a_loop_that_reads_its_shuffled_data_beside_its_batches_is_told(folder: str) -> None:
@@ -431,6 +484,39 @@ def a_csv_log_has_each_epoch_once_and_its_columns_in_place(folder: str) -> None:
 
     assert cut.count("\n") == 3
     assert training(folder) == whole
+
+
+def rows_in_a_csv_log_that_may_be_anothers_are_kept(folder: str) -> None:
+    class Fileless(keras.callbacks.CSVLogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            keras.callbacks.Callback.__init__(self)
+
+        on_train_begin = on_epoch_end = on_train_end = lambda *_, **__: None
+
+    def training(where: str, loggers: Any, *more: Any) -> list[str]:
+        held._ended.clear()
+        options = {"batch_size": 8, "epochs": 4, "verbose": 0}
+        callbacks = [*loggers(where), buoy.keras.Guard(where, save=3), *more]
+        with redirect_stderr(StringIO()), suppress(StopHere):
+            plain().fit(X, Y, **options, callbacks=callbacks)
+        return [row.split(",")[0] for row in Path(f"{where}.csv").read_text().splitlines()]
+
+    def one(where: str) -> Any:
+        return [keras.callbacks.CSVLogger(f"{where}.csv"), Fileless()]
+
+    def added(where: str) -> Any:
+        Path(f"{where}.other").write_text("epoch,loss,val_loss\n" + "".join(f"{n},1,2\n" for n in range(9)))
+        return [keras.callbacks.CSVLogger(f"{where}.other", append=True), *one(where)]
+
+    first, second = f"{folder}0", f"{folder}1"
+    training(first, one, Interrupt(6))  # the checkpoint is in the first epoch, whose row comes after it
+    with open(f"{first}.csv", "a") as file:
+        file.write("0,5,5\n1,5,5\n")  # another run's
+    training(second, one, Interrupt(6))
+    training(second, added)
+
+    assert training(first, one) == ["epoch", *"0010123"]
+    assert Path(f"{second}.other").read_text().startswith("epoch,loss,val_loss\n0,1,2\n1,1,2\n")
 
 
 def main(name: str, folder: str) -> None:

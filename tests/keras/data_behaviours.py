@@ -203,6 +203,51 @@ def a_second_training_over_the_same_pipeline_goes_on_in_its_order(folder: str) -
     _two_stages(folder, lambda: tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40).batch(8))
 
 
+def a_second_training_validates_on_the_same_set_in_its_order(folder: str) -> None:
+    def stages(where: str, *more: Any) -> list[Any]:
+        held._ended.clear()
+        made, found = model(), []
+        checked = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40, seed=5).batch(4).take(3)
+        with redirect_stderr(StringIO()):
+            for name in ("head", "all"):
+                made.compile("adam", "mse")
+                callbacks = [buoy.keras.Guard(f"{where}-{name}", save=2), *more]
+                options = {"epochs": 3, "verbose": 0, "validation_data": checked, "callbacks": callbacks}
+                found.append(made.fit(X, Y, batch_size=8, **options).history)
+        return found
+
+    whole = stages(folder + "-whole")
+    _interrupted(stages, folder, 23)
+
+    assert stages(folder) == whole
+
+
+def data_that_reads_a_shuffled_pipeline_itself_is_not_called_a_callback(folder: str) -> None:
+    shuffled = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40, seed=5).batch(8)
+
+    def batches() -> Any:
+        while True:
+            yield from shuffled.as_numpy_iterator()
+
+    class Read(Batches):
+        def __getitem__(self, index: int) -> Any:
+            return list(shuffled.as_numpy_iterator())[index]
+
+    fed = {"y": None, "batch_size": None}
+    said = fit(f"{folder}0", x=batches(), steps_per_epoch=5, **{**fed, "epochs": 3})[2]
+    said += fit(f"{folder}1", x=Read(), **fed)[2]
+
+    assert "a callback" not in said, said
+
+
+def an_unseeded_set_to_validate_on_is_told_in_words_of_its_own(folder: str) -> None:
+    tf.random.set_seed(None)
+    checked = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40).batch(8)
+    *_, said = fit(folder, validation_data=checked)
+
+    assert "will not validate bit for bit: the pipeline shuffles without a seed; hint" in said, said
+
+
 def a_second_training_over_the_same_pydataset_goes_on_in_its_order(folder: str) -> None:
     _two_stages(folder, Batches)
 

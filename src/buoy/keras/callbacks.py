@@ -93,7 +93,7 @@ class Memory:
             for name, value in now.items()
             if name not in before or not values.same(before[name], values.frozen(value))
         }
-        rows = {_ROWS: _size(callback.filename)} if _keras_kind(callback) == "CSVLogger" else {}
+        rows = {_ROWS: _size(callback)} if _keras_kind(callback) == "CSVLogger" else {}
         return {**moved, **known, **rows}
 
     def _load(self, callback: Any, state: Any, is_live: bool) -> list[str]:
@@ -120,18 +120,20 @@ def append_logs(callbacks: Sequence[Any]) -> None:
 
 def drop_rows_to_come(callbacks: Sequence[Any], stored: Sequence[dict[str, Any]], epoch: int) -> None:
     """Of epochs that are trained again: what stands in a CSV file behind the checkpoint, if it is nothing else."""
-    states = [entry["state"] for entry in stored]
-    sizes = [state[_ROWS] for state in states if isinstance(state, dict) and _ROWS in state]
+    kept = [entry for entry in stored if isinstance(entry["state"], dict) and _ROWS in entry["state"]]
     known = [each for each in _csv_loggers(callbacks) if _pair(each) is None]
-    for callback, size in zip(known, sizes, strict=False):
-        with suppress(
-            OSError, ValueError
-        ):  # a file that is not there, or elsewhere; a row that is not Keras's
+    if [type(each).__name__ for each in known] != [entry["kind"] for entry in kept]:
+        return  # whose file is whose?
+    for callback, size in zip(known, (entry["state"][_ROWS] for entry in kept), strict=True):
+        # A file that is not there, or elsewhere; a row that is not Keras's; a logger that has no file.
+        with suppress(OSError, ValueError, AttributeError, TypeError):
             with open(callback.filename, "rb") as file:
-                file.seek(size)
-                rows = file.read().decode().splitlines()
+                before, behind = file.read(size), file.read()
+            rows = behind.decode().splitlines()
             numbers = [int(row.split(callback.sep)[0]) for row in (rows if size else rows[1:])]
-            if numbers and min(numbers) >= epoch:
+            # Those that this run wrote; another one's may stand there too.
+            is_own = numbers == list(range(epoch, epoch + len(numbers)))
+            if numbers and is_own and (not size or before.endswith(b"\n")):
                 os.truncate(callback.filename, size)
 
 
@@ -139,10 +141,10 @@ def _csv_loggers(callbacks: Sequence[Any]) -> list[Any]:
     return [callback for callback in callbacks if _keras_kind(callback) == "CSVLogger"]
 
 
-def _size(file: str) -> int:
+def _size(callback: Any) -> int:
     try:
-        return os.path.getsize(file)
-    except OSError:
+        return os.path.getsize(callback.filename)
+    except (OSError, ValueError, AttributeError, TypeError):  # a person's own may have no file
         return 0
 
 

@@ -15,6 +15,7 @@ import numpy
 from buoy.keras import rng
 from buoy.keras.data import SAME_DATA, Exactness, Say
 from buoy.keras.epochs import teach_epochs
+from buoy.keras.foreign_reads import by_data
 
 
 class Numbered(keras.utils.PyDataset):  # type: ignore[misc]
@@ -67,8 +68,9 @@ class Numbered(keras.utils.PyDataset):  # type: ignore[misc]
         number, offset, order = self._place
         index = place + offset if order is None else int(order[place + offset])
         if not self._seeds:
-            return self._inner[index]
-        with self._seeded("batch", number, index):
+            with by_data():
+                return self._inner[index]
+        with self._seeded("batch", number, index), by_data():
             if hasattr(self._inner, "total_batches_seen"):
                 # ImageDataGenerator's flows seed themselves anew for each batch, from the batches they have made.
                 self._inner.total_batches_seen = number * (self._inner.num_batches or 0) + place + offset
@@ -91,7 +93,7 @@ class Numbered(keras.utils.PyDataset):  # type: ignore[misc]
         if (self.run, name, epoch) in called:
             return
         called.add((self.run, name, epoch))
-        with self._seeded(name, epoch):
+        with self._seeded(name, epoch), by_data():
             getattr(self._inner, name, _nothing)()
 
     @contextmanager

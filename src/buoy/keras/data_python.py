@@ -17,6 +17,7 @@ from buoy.keras import rng
 from buoy.keras.data import APPROXIMATE, Exactness, Replay, Say
 from buoy.keras.data_numbered import Numbered
 from buoy.keras.data_pipeline import skip
+from buoy.keras.foreign_reads import by_data
 
 _FINGERPRINT = 1 << 14  # numbers of each array
 _REMEMBERED = 4096  # more batches than any prefetching runs ahead
@@ -171,12 +172,12 @@ class _Read:
 
     def __iter__(self) -> Generator[Any, None, None]:
         stream = rng.Stream(rng.number(self._seed, "replayed", self._pass))
-        with stream:
+        with stream, by_data():
             iterator = iter(self._source)
         self._walked.clear()
         count = fingerprint = 0
         while True:
-            with stream:
+            with stream, by_data():
                 try:
                     batch = next(iterator)
                 except StopIteration:

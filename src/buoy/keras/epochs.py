@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,7 +17,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 from buoy.keras.data import Feed
-from buoy.keras.foreign_reads import ours
+from buoy.keras.foreign_reads import by_data, ours
 
 
 class Position:
@@ -150,21 +151,20 @@ class Validation:
         self._shuffles = shuffles_of(dataset)
         # The shuffle draws, whatever a cell makes of it anew.
         self._here = _evaluated.setdefault(self._shuffles[0].node if self._shuffles else dataset, [0, 0])
-        """What this process has made and read of it, in this `fit` and before."""
-        self._made = self._read = 0
+        """What this process has made and read of it, in this `fit` and before, for this model and for others."""
         _counted[id(dataset)] = self
 
     def state(self) -> list[Any]:
         """For the checkpoint."""
-        return [self._made, self._read, [variable.numpy() for variable in self._variables]]
+        return [*self._here, [variable.numpy() for variable in self._variables]]
 
     def catch_up(self, state: list[Any], *, is_live: bool = False) -> None:
         """Draw as many seeds as the attempts before; `is_live`: they were in this process, which has drawn them."""
-        self._made, self._read, *values = state
+        made, read, *values = state
         if not is_live:
             for variable, value in zip(self._variables, values[0] if values else (), strict=False):
                 variable.assign(value)
-        made, read = max(0, self._made - self._here[0]), max(0, self._read - self._here[1])
+        made, read = max(0, made - self._here[0]), max(0, read - self._here[1])
         self._here[:] = self._here[0] + made, self._here[1] + read
         with ours():
             for shuffle in self._shuffles:
@@ -172,7 +172,6 @@ class Validation:
 
     def begin(self, source: Any) -> Any:
         """An evaluation begins; the source is the dataset, maybe distributed."""
-        self._read += 1
         self._here[1] += 1
         return _Source(lambda: self._iterate(source))
 
@@ -181,7 +180,6 @@ class Validation:
         _counted.pop(id(self._dataset), None)
 
     def _iterate(self, source: Any) -> Any:
-        self._made += 1
         self._here[0] += 1
         with ours():
             return iter(source)
@@ -200,6 +198,17 @@ class _Source:
 
     def __iter__(self) -> Any:
         return self._make()
+
+
+def _heard_once(source: Any) -> _Source:
+    """One walk is one reading of it: at the end of a pass Keras makes an iterator that nobody reads."""
+    made = count()
+
+    def make() -> Any:
+        with by_data() if next(made) else nullcontext():
+            return iter(source)
+
+    return _Source(make)
 
 
 def teach_epochs() -> None:
@@ -225,6 +234,9 @@ def teach_epochs() -> None:
         if validation is not None:
             source = validation.begin(type(self)._get_iterator(self))
             self._get_iterator = lambda: source
+        elif hasattr(adapter, "_dataset"):
+            heard = _heard_once(type(self)._get_iterator(self))
+            self._get_iterator = lambda: heard
         return steps
 
     enumerate_iterator._knows_buoy = True  # type: ignore[attr-defined]

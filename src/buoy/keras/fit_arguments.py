@@ -54,7 +54,8 @@ def validation_of(arguments: dict[str, Any], seed: int, say: Say) -> Validation 
 
 def _tell(found: Exactness, say: Say) -> None:
     if found.grade != BITWISE:
-        say(f"a resume will not validate bit for bit: {found.reason}; hint: {found.hint}")
+        reason = found.reason.partition(": ")[0]  # what follows is what a training makes of it
+        say(f"a resume will not validate bit for bit: {reason}; hint: {found.hint}")
 
 
 def callbacks_beside(guard: Any, arguments: dict[str, Any]) -> list[Any]:

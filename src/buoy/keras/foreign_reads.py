@@ -5,28 +5,37 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from buoy.keras.pipeline_reading import is_reshuffling, nodes_of
+from buoy.keras.pipeline_reading import is_cache, is_reshuffling, nodes_of
 
 _watched: list[tuple[Sequence[Any], Callable[[], bool]]] = []
 _listening: list[_Again] = []
 _own = threading.local()
 
 
-@contextmanager
-def ours() -> Iterator[None]:
+def ours() -> AbstractContextManager[None]:
     """Iterators made within it are counted elsewhere."""
-    before = getattr(_own, "depth", 0)
-    _own.depth = before + 1
+    return _within("depth")
+
+
+def by_data() -> AbstractContextManager[None]:
+    """Iterators made within it are no reading by a callback: data that is trained or validated on makes them."""
+    return _within("data")
+
+
+@contextmanager
+def _within(what: str) -> Iterator[None]:
+    before = getattr(_own, what, 0)
+    setattr(_own, what, before + 1)
     try:
         yield
     finally:
-        _own.depth = before
+        setattr(_own, what, before)
 
 
 @contextmanager
@@ -54,8 +63,12 @@ class _Again:
 
     def reads(self, nodes: list[Any]) -> None:
         """A pipeline of these nodes is gone through."""
-        shuffles = [node for node in nodes if is_reshuffling(node)]
-        if self._is_told or any(id(node) in self._trained for node in shuffles):
+        if self._is_told or getattr(_own, "data", False):
+            return
+        # What was cached keeps its order, and a new process shuffles it as the first time.
+        cached = {id(above) for node in nodes if is_cache(node) for above in nodes_of(node)}
+        shuffles = [node for node in nodes if is_reshuffling(node) and id(node) not in cached]
+        if any(id(node) in self._trained for node in shuffles):
             return
         now = self._step()
         if any(self._read.setdefault(node, now) != now for node in shuffles):

@@ -280,7 +280,8 @@ class GuardedFit:
             return
         if "rng_before" in self._checkpoint.names:
             self._rng_before = self._stored("rng_before")
-        self._load_state()
+        for words in self._load_state():
+            say(words)
         self._resume_inside = position.batch > 0
         if not self._nothing_to_train(stored):
             memory.drop_rows_to_come(self._callbacks, stored["callbacks"], position.epoch)
@@ -303,13 +304,15 @@ class GuardedFit:
             return f"epoch {position.epoch + 1}, at its end"
         return f"epoch {position.epoch + 1}, batch {position.batch + 1}"
 
-    def _load_state(self) -> None:
+    def _load_state(self) -> list[str]:
+        """Returns what begins anew, in words."""
         assert self._checkpoint is not None
         names = [
             name for name in self._checkpoint.names if name == "model" or name.startswith(("optim", "metr"))
         ]
-        self._holdings.load({name: self._stored(name) for name in names})
+        anew = self._holdings.load({name: self._stored(name) for name in names})
         self._frozen.load(self._stored("training").get("frozen", []))
+        return anew
 
     def _remind(self) -> list[str]:
         """Callbacks and random generators, as they were; returns what found no owner, in words."""

@@ -17,6 +17,9 @@ _MOST_OPTIMIZERS = 100
 """Nobody keeps more; a layer's vocabulary need not be walked at each checkpoint."""
 _MOST_VARIABLES = 1000
 """In one list or dict of a layer, for the same reason."""
+_NO_VARIABLES = frozenset((int, float, bool, str, bytes, type(None)))
+_KEPT = "kept "
+"""Begins the names of variables in lists and dicts of layers."""
 
 
 class OtherModel(BuoyError):  # noqa: N818 - says what happened
@@ -83,10 +86,11 @@ class Holdings:
             if id(getattr(variable, "_value", None)) in names
         }
 
-    def load(self, stored: Mapping[str, Mapping[str, Any]]) -> None:
+    def load(self, stored: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """All of it, or nothing and an error that names what does not fit.
 
-        Optimizers that a training step of its own has not built yet get theirs when it does.
+        Optimizers that a training step of its own has not built yet get theirs when it does. Returns what begins anew,
+        in words: older checkpoints have no variables out of containers, and a container may be filled in training.
         """
         others = self._other_optimizers()
         late = {name: each for name, each in others.items() if not each.built}
@@ -97,12 +101,22 @@ class Holdings:
             here["model"] = {
                 name: each for name, each in here["model"].items() if not name.startswith("loss ")
             }
+        saved = stored.get("model", {})
+        alone = {name for name in here["model"].keys() ^ saved.keys() if name.startswith(_KEPT)}
+        here_only = alone - saved.keys()
+        here["model"] = {name: each for name, each in here["model"].items() if name not in alone}
+        stored = {**stored, "model": {name: each for name, each in saved.items() if name not in alone}}
         check_all(here, stored)
         for name, variables in here.items():
             state.assign(variables, stored[name])
         for name, optimizer in late.items():
             if name in stored:
                 load_when_built(optimizer, stored[name], partial(_load_one, name, optimizer, stored[name]))
+        where = {
+            "not in the checkpoint": here_only,
+            "in the checkpoint and not here yet": alone - here_only,
+        }
+        return [f"{_listed(names)} begin anew: {words}" for words, names in where.items() if names]
 
     def _is_built(self) -> bool:
         model = self._model
@@ -149,10 +163,11 @@ class Holdings:
                 else:  # `_self_...` are TensorFlow's own books of all that a layer holds
                     held = [] if name.startswith("_self_") else list(_plain(name, value))
                 for place, each in held:
-                    if id(each) in raw:
+                    if place != name and id(each) in raw:
                         continue
+                    mark = _KEPT if place != name else ""
                     for inner, variable in state.state_of(each).items():
-                        found[f"{names[layer.name]}.{place}/{inner}"] = variable
+                        found[f"{mark}{names[layer.name]}.{place}/{inner}"] = variable
         for number, loss in enumerate(self._losses()):
             for name, value in vars(loss).items():
                 if isinstance(value, (tf.Variable, keras.Variable, tf.random.Generator)):
@@ -160,6 +175,11 @@ class Holdings:
                         if id(value) not in counted:
                             found[f"loss {number}.{name}/{inner}"] = variable
         return found
+
+
+def _listed(names: set[str]) -> str:
+    shown = [name.removeprefix(_KEPT) for name in sorted(names)]
+    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
 
 
 def _is_container(item: tuple[str, Any]) -> bool:
@@ -189,7 +209,8 @@ def _plain(place: str, value: Any, depth: int = 2) -> Iterator[tuple[str, Any]]:
     else:
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
-            yield from _plain(f"{place}.{key}", item, depth - 1)
+            if type(item) not in _NO_VARIABLES:  # first: asking TensorFlow takes long, a million times
+                yield from _plain(f"{place}.{key}", item, depth - 1)
 
 
 def _are_others(value: Any, counted: set[int]) -> bool:

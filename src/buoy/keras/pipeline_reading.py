@@ -36,7 +36,7 @@ def examine(dataset: Any) -> Exactness:
             "how often the pipeline shuffles in one epoch depends on its data (a repeated shuffle is cut by take)",
             "shuffle after repeat and take, or leave take out and give fit(steps_per_epoch=...)",
         )
-    if any(_is_cache(node) and any(map(_has_seeds, nodes_of(node))) for node in nodes):
+    if any(is_cache(node) and any(map(_has_seeds, nodes_of(node))) for node in nodes):
         return Exactness(
             APPROXIMATE,
             "the pipeline caches what it has shuffled: a new process shuffles the cache anew",
@@ -172,7 +172,8 @@ def _has_seeds(node: Any) -> bool:
     return hasattr(node, "_seed") and hasattr(node, "_seed2")
 
 
-def _is_cache(node: Any) -> bool:
+def is_cache(node: Any) -> bool:
+    """Whether it keeps what its first pass gave."""
     return type(node).__name__ == "CacheDataset"
 
 
