@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -107,7 +108,11 @@ def test_smaller_pieces_are_not_called_exact_with_batch_norm() -> None:
     assert "BatchNorm" in change.note
 
 
-def test_the_objects_of_this_process_stay_as_they_are(tmp_path: Path) -> None:
+def test_the_objects_of_this_process_stay_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # others make files in the machine's own
+
     class OnlyHere(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -122,14 +127,12 @@ def test_the_objects_of_this_process_stay_as_they_are(tmp_path: Path) -> None:
     torch.nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
     optimizer.step()
     before = model.layer.weight.detach().clone()
-    files = set(os.listdir("/tmp"))
-
     plan = buoy.plan(model, batch, optimizer, on=["colab-t4", "this"])
 
     assert plan.fits and plan.batch == 8 and plan.facts["optimizer"] == "AdamW"
     assert torch.equal(before, model.layer.weight) and model.layer.weight.grad is not None
     assert len(optimizer.state) == 2
-    assert not [name for name in set(os.listdir("/tmp")) - files if name.startswith("buoy-plan")]
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("buoy-plan")]
 
 
 def test_objects_of_this_process_that_read_values_are_stepped_for_real() -> None:
@@ -171,19 +174,21 @@ def test_nonsense_is_refused_and_what_never_ends_is_ended() -> None:
     assert time.monotonic() - begun < 60
 
 
-def test_bad_builds_are_named_and_leave_nothing_behind() -> None:
+def test_bad_builds_are_named_and_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     words = {
         "raising": "KeyError: 'no such flag'", "prompting": "asks for input", "forking": "returned nonsense",
         "custom_operation": "planner_tests.doubled",
     }  # fmt: skip
-    files = set(os.listdir("/tmp"))
     with Workshop(timeout=60) as workshop:
         for name, expected in words.items():
             with pytest.raises(buoy.BuoyError) as error:
                 workshop.trace(parse_source(f"{BUILDS}:{name}"))
             assert expected in str(error.value), name
         assert workshop.trace(parse_source(f"{BUILDS}:on_cuda")).facts["parameters"] == 650
-    assert not [name for name in set(os.listdir("/tmp")) - files if name.startswith("buoy-plan")]
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("buoy-plan")]
 
 
 def test_the_next_smaller_sibling_is_named_and_traced() -> None:
