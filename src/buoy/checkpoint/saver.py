@@ -229,9 +229,11 @@ class Saver:
         plain: list[Job] = []
         for name, (start, end) in layout.places.items():
             tensor, room = encoded.tensors[name], memory[start:end]
-            if tensor.address is not None and end > start:
+            if not room:
+                continue
+            if tensor.address is not None:
                 plain.append((room, tensor.address))
-            elif end > start:
+            else:
                 tensor.copy_into(room)
         copy_all(plain)
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from itertools import count
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,7 +16,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 from buoy.keras.data import Feed
-from buoy.keras.foreign_reads import by_data, ours
+from buoy.keras.foreign_reads import ours
 
 
 class Position:
@@ -200,17 +199,6 @@ class _Source:
         return self._make()
 
 
-def _heard_once(source: Any) -> _Source:
-    """One walk is one reading of it: at the end of a pass Keras makes an iterator that nobody reads."""
-    made = count()
-
-    def make() -> Any:
-        with by_data() if next(made) else nullcontext():
-            return iter(source)
-
-    return _Source(make)
-
-
 def teach_epochs() -> None:
     """Let Keras's epoch iterator ask us about our data; once per process, and of no effect on any other data."""
     original = EpochIterator._enumerate_iterator
@@ -234,9 +222,6 @@ def teach_epochs() -> None:
         if validation is not None:
             source = validation.begin(type(self)._get_iterator(self))
             self._get_iterator = lambda: source
-        elif hasattr(adapter, "_dataset"):
-            heard = _heard_once(type(self)._get_iterator(self))
-            self._get_iterator = lambda: heard
         return steps
 
     enumerate_iterator._knows_buoy = True  # type: ignore[attr-defined]
