@@ -4,19 +4,26 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 N      ?= 1
+AS     ?= 65534
+TESTS  ?=
 
-.PHONY: setup demo test lint bench deaths kills recovery pairs clean
+.PHONY: setup demo test test-plain lint bench deaths healthy kills recovery fuzz pairs measure clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    set up, then watch a training die and hear why, and the same one guarded live on"
 	@echo "make test    set up, then lint and every test (about 25 minutes on 2 cores)"
+	@echo "make test-plain  the demo and every test without privileges: as an ordinary user, or as root (AS=0);"
+	@echo "             TESTS=tests/machine for some of them"
 	@echo "make bench   the figures of docs/benchmarks.md, as tables and bench/results/*.json"
 	@echo "make deaths  the death suite: N times every kind (make deaths N=20)"
+	@echo "make healthy  slow, greedy and silent trainings that are well: N times every shape, no false alarm (make healthy N=5)"
 	@echo "make kills   checkpoints under SIGKILL, power loss, full disks and flipped bits (make kills N=1000)"
 	@echo "make recovery  every allocation of a training step fails once, in some 30 models (under 10 minutes)"
+	@echo "make fuzz    damaged and forged run folders, checkpoints, mirrors, notebooks for every verb (make fuzz N=5000)"
 	@echo "make pairs   every rule of buoy check: its bad example does what the rule says, the mended one does not"
 	@echo "make lint    ruff and mypy --strict"
+	@echo "make measure the shape of the code in figures: files, walks through them, borrowed private names"
 
 setup: $(STAMP)
 
@@ -39,6 +46,11 @@ lint: setup
 test: setup lint
 	$(BIN)/python -m pytest
 
+# As most people run it: no capabilities, control groups read-only, no kernel log. What is skipped says why.
+test-plain: setup
+	$(BIN)/python scripts/ordinary_user.py --uid $(AS) -- $(BIN)/buoy demo
+	$(BIN)/python scripts/ordinary_user.py --uid $(AS) -- $(BIN)/python -m pytest -rs $(TESTS)
+
 bench: setup
 	$(BIN)/python -m bench
 
@@ -48,12 +60,21 @@ pairs: setup
 deaths: setup
 	$(BIN)/python -m tests.deaths --repeat $(N)
 
+healthy: setup
+	$(BIN)/python -m tests.healthy --repeat $(N)
+
 kills: setup
 	$(BIN)/python -m tests.kills --number $(N)
+
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --number $(N)
 
 recovery: setup
 	$(BIN)/python -m tests.recovery
 	$(BIN)/python -m tests.keras_step
+
+measure: setup
+	$(BIN)/python scripts/measure.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

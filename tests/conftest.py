@@ -10,6 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import die_as_usual, wait_until
+
+
+def pytest_configure() -> None:
+    """However they were started."""
+    die_as_usual()
+
 
 @pytest.fixture(autouse=True)
 def nothing_is_recorded_after_a_test() -> Iterator[None]:
@@ -59,4 +66,75 @@ def make_session() -> Iterator[Callable[[int], Path]]:
 
     yield make
     for group in groups:
+        wait_until(lambda group=group: _is_removed(group), "the end of all in the session")
+
+
+def _is_removed(group: Path) -> bool:
+    """A recorder outlives what it recorded by a moment."""
+    try:
         group.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+class MountedDrive:
+    """A drive as Google's is: FUSE, one owner for all files, no modes, no links (`tests/drive.py`)."""
+
+    def __init__(self, mount: Path, uid: int, hangs_at: str) -> None:
+        self.path = mount
+        command = [sys.executable, "-m", "tests.drive", str(mount), str(uid), hangs_at]
+        self._server = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
+        )
+        assert self._server.stdout is not None
+        with self._server.stdout as told:
+            self.answer = told.readline().strip()
+
+    def unmount(self) -> None:
+        """Leave the bare mount point; whoever hung gets an error."""
+        subprocess.run(["umount", "-l", str(self.path)], check=False, capture_output=True)
+        self._server.kill()
+        self._server.wait()
+
+
+@pytest.fixture
+def make_drive(tmp_path: Path) -> Iterator[Callable[..., MountedDrive]]:
+    """Mounts a drive; skips in words where that is not allowed."""
+    drives: list[MountedDrive] = []
+
+    def make(uid: int = 0, hangs_at: str = "") -> MountedDrive:
+        mount = tmp_path / f"drive{len(drives)}"
+        mount.mkdir()
+        if not os.access("/dev/fuse", os.W_OK):
+            pytest.skip("there is no /dev/fuse to mount a drive with")
+        drive = MountedDrive(mount, uid, hangs_at)
+        drives.append(drive)
+        if drive.answer != "mounted":
+            pytest.skip(f"cannot mount a drive here: {drive.answer}")
+        return drive
+
+    yield make
+    for drive in drives:
+        drive.unmount()
+
+
+@pytest.fixture
+def make_quota() -> Iterator[Callable[[float], Path]]:
+    """Makes a CPU cgroup (v1) that may use so many cores; skips in words where that is not allowed."""
+    groups: list[Path] = []
+
+    def make(cores: float) -> Path:
+        group = Path("/sys/fs/cgroup/cpu") / f"buoy-test-{os.getpid()}-{len(groups)}"
+        try:
+            group.mkdir()
+        except OSError as error:
+            pytest.skip(f"no CPU cgroup (v1) can be made here: {error.strerror}")
+        groups.append(group)
+        (group / "cpu.cfs_period_us").write_text("100000")
+        (group / "cpu.cfs_quota_us").write_text(str(int(cores * 100_000)))
+        return group
+
+    yield make
+    for group in groups:
+        wait_until(lambda group=group: _is_removed(group), "the end of all under the quota")

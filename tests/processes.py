@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -43,6 +44,13 @@ def start_python(folder: Path, code: str, *options: str, **more: Any) -> subproc
         code,
     ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+
+
+def die_as_usual() -> None:
+    """Tests that `nohup` started, or a script with `&`, would hand their ignored signals on to what must die."""
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def wait_until(condition: Callable[[], Any], what: str) -> Any:

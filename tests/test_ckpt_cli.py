@@ -15,7 +15,7 @@ import pytest
 from buoy.checkpoint.store import Entry, Store
 from buoy.cli import main
 from buoy.view.checkpoints import listed
-from tests.checkpoint.ground import save
+from tests.checkpoint.ground import forge, save
 from tests.processes import buoy
 
 MAKE = """
@@ -219,7 +219,7 @@ with kept(sys.argv[1]) as keeper:
         (["show", "--yes"], "--yes is for `buoy ckpt prune`"),
         (["prune", "--to", "x"], "--to is for `buoy ckpt restore`"),
         (["export", "-o", "w.weights.h5", "--only", "model"], "a .weights.h5 file holds the model"),
-        (["shwo"], "buoy ckpt --help"),
+        (["shwo"], "did you mean `show`?"),
         (["prune", "--keep", "0", "--yes"], "--keep 0"),
         (["prune", "--keep", "many", "--yes"], "--keep"),
         (["prune", "--keep", "1"], "add `--yes`"),
@@ -379,3 +379,60 @@ def test_nothing_is_restored_under_a_training_that_writes_there(run: Path, tmp_p
 
     assert done.returncode == 2 and "another process writes the checkpoints" in done.stderr
     assert Store(tmp_path / "busy").list() == []
+
+
+BAD = "\x1b]0;owned\x07\x9b31m\n::error::owned"
+"""A title for the window, a colour, and a line that a CI service obeys."""
+
+
+@pytest.mark.parametrize("action", ["list", "show", "verify", "export", "prune", "restore"])
+def test_what_a_checkpoint_says_gives_a_terminal_no_orders(action: str, run: Path, tmp_path: Path) -> None:
+    folder = run / "checkpoints" / "step-000000300"
+    values = json.loads((folder / "values.json").read_bytes())
+    about = {"step": 300, "reason": BAD, "pin": BAD, "time": 1.79e9, "metrics": {BAD: 1.0}}
+    forge(folder, {**values, BAD: 3}, about=about, versions={BAD: BAD})
+    (run / "mirror.json").write_text(
+        json.dumps({"home": BAD, "newest": 3, "trouble": BAD, "newest_safe": 1.0})
+    )
+    named = tmp_path / f"a{BAD.replace('/', '')}"
+    run.rename(named)
+    for words in (
+        [action, str(named)],
+        [action, str(tmp_path / f"{BAD}-not-there")],
+        [action, str(named), BAD],
+    ):
+        done = ckpt(*words, *(["-o", str(tmp_path / f"{BAD}.safetensors")] if action == "export" else []))
+        told = done.stdout + done.stderr
+
+        assert "Traceback" not in told
+        assert not [sign for sign in told if not sign.isprintable() and sign != "\n"], ascii(told)
+        assert not [line for line in told.splitlines() if line.strip().startswith("::")], told
+
+
+def test_a_manifest_of_another_step_is_damage(run: Path, tmp_path: Path) -> None:
+    for step, said in ((300, 10**30), (200, 7)):
+        forge(run / "checkpoints" / f"step-{step:09d}", step=said)
+
+    listed = ckpt("list", run).stdout
+    verified = ckpt("verify", run)
+    restored = ckpt("restore", run, "--to", tmp_path / "back")
+
+    assert "1 complete" in listed and "2 damaged" in listed
+    assert "step 300: damaged: manifest.json: no step number" in verified.stdout
+    assert "step 200: damaged: manifest.json: it is of step 7" in verified.stdout
+    assert restored.returncode == 0 and "step 100 is in" in restored.stdout
+    assert "step 200 in the mirror is damaged (manifest.json: it is of step 7)" in restored.stderr
+
+
+def test_figures_that_no_number_can_hold_are_not_available(run: Path) -> None:
+    huge = {"$": "int", "v": "f" * 5000}
+    nan = {"$": "float", "v": "7ff8000000000000"}
+    metrics = {"huge": huge, "nan": nan, "text": "x", "set": {"$": "set", "v": [1]}}
+    forge(run / "checkpoints" / "step-000000300",
+          about={"step": 300, "reason": huge, "time": huge, "epoch": huge, "metrics": metrics})  # fmt: skip
+
+    assert "huge=n/a nan=nan text=n/a" in ckpt("list", run).stdout
+    assert "nan=nan" in ckpt("show", run).stdout
+    for action in ("list", "show", "verify"):
+        json.loads(ckpt(action, run, "--format", "json").stdout, parse_constant=pytest.fail)
+    assert "Traceback" not in buoy("runs", str(run.parent)).stderr

@@ -28,6 +28,25 @@ def test_a_mistyped_verb_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]
     assert "unknown command" in shown.err and "did you mean `buoy why`?" in shown.err
 
 
+@pytest.mark.parametrize(
+    ("line", "near"),
+    [
+        ("why --atempt 1", "`--attempt`"),
+        ("run --restrat=3 train.py", "`--restart`"),
+        ("check --fromat json", "`--format`"),
+        ("why --format jsno", "`json`"),
+        ("ckpt lsit", "`list`"),
+        ("train.py", "`buoy run train.py`"),
+    ],
+)
+def test_a_mistyped_option_choice_or_action_gets_the_nearest_one(
+    line: str, near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line.split()) in (2, 125)
+
+    assert f"hint: did you mean {near}?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_with_its_usage(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
+import buoy
 from buoy.cli import main
+from buoy.cli.explain import _sections
+from buoy.cli.explain import page as explained
+from buoy.lint import rules
+from buoy.verdict.going_on import FINISHED, LEFT, NOT_BEGUN, UNSAVED
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOR_NEWCOMERS = ["README.md", "docs/start.md", "docs/questions/pytorch-crashes.md"]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-COMMAND = re.compile(r"(?<![\w./-])buoy (check|demo|report|ckpt|notebook|plan|run|runs|top|why)\b([^`\n#]*)")
+COMMAND = re.compile(
+    r"(?<![\w./-])buoy (check|demo|explain|report|ckpt|notebook|plan|run|runs|top|why)\b([^`\n#]*)"
+)
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+PUBLIC = {*buoy.__all__, "Guard"}
+STORIES = {FINISHED, LEFT, NOT_BEGUN, UNSAVED}
+CAUSES = STORIES | {
+    path.stem.replace("_", "-")  # a file each
+    for path in (ROOT / "src" / "buoy" / "verdict" / "causes").glob("*.py")
+    if path.stem not in ("__init__", "common")
+}
+EXPLAIN = re.compile(r"`buoy explain ([^`]+)`")
 
 THEIRS = """
 import torch
@@ -29,6 +48,19 @@ scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
 loss_fn = nn.CrossEntropyLoss()
 validate = lambda model: 0.5
 """
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `pip install` would put on a machine."""
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], cwd=ROOT, check=True
+    )
+    (built,) = folder.glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        archive.extractall(folder / "installed")
+    return folder / "installed"
 
 
 def named(page: Path) -> str:
@@ -61,7 +93,8 @@ def test_commands_have_the_options_that_pages_name(capsys: pytest.CaptureFixture
     wrong = []
     for page in PAGES:
         for verb, rest in COMMAND.findall(page.read_text()):
-            ours = rest.partition(" -- ")[0]  # what follows is the person's own command
+            # What follows is the person's own command.
+            ours = re.split(r" -- | \w+\.py" if verb == "run" else " -- ", rest)[0]
             words = [verb, *re.findall(r"^ (\w+)", ours)] if verb in ("ckpt", "runs") else [verb]
             for option in re.findall(r"(?<=\s)--[a-z][a-z-]*", ours):
                 key = " ".join(words)
@@ -96,3 +129,84 @@ def test_code_for_newcomers_runs_as_written(tmp_path: Path) -> None:
     steps = done.stdout.split()
     assert len(steps) == len(blocks) == 4
     assert sorted(steps) == ["0", "40", "40", "40"]  # one block only opens a run; ten epochs of four batches
+
+
+def texts(path: Path) -> list[str]:
+    """Every string of a module that a person may read: no docstring, unless it is that of a public name."""
+    tree = ast.parse(path.read_text())
+    private = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            private.add(id(node.value))
+    for node in tree.body:
+        if (
+            isinstance(node, ast.FunctionDef | ast.ClassDef)
+            and node.name in PUBLIC
+            and ast.get_docstring(node)
+        ):
+            private.discard(id(node.body[0].value))  # type: ignore[attr-defined]
+    return [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in private
+    ]
+
+
+def test_no_message_names_a_file_that_only_a_checkout_has() -> None:
+    named_files = [
+        f"{path.relative_to(ROOT)}: {text[:100]}"
+        for path in SOURCES
+        for text in texts(path)
+        if "docs/" in text
+    ]
+
+    assert named_files == []
+
+
+def test_what_messages_and_pages_say_to_explain_can_be_explained() -> None:
+    for path in [*SOURCES, *PAGES]:
+        for topic in EXPLAIN.findall(path.read_text()):
+            assert "{" in topic or "\\" in topic or explained(topic), f"{path}: buoy explain {topic}"
+
+
+@pytest.mark.parametrize("cause", sorted(CAUSES))
+def test_every_cause_of_death_has_a_section_and_its_evidence(cause: str) -> None:
+    """The four that are no end of a process have their evidence in words, not in the table."""
+    text = explained(cause)
+
+    assert "What to do: " in text and ("## Evidence" in text) == (cause not in STORIES)
+
+
+def test_every_section_is_about_a_cause_and_no_two_topics_have_one_name() -> None:
+    names = [rules.rule(code).name for code in rules.all_codes()]
+    guides = [path.stem for path in (ROOT / "docs").glob("*.md")]
+
+    assert set(_sections()) == CAUSES
+    assert len({*names, *CAUSES, *guides}) == len(names) + len(CAUSES) + len(guides)
+
+
+@pytest.mark.parametrize("topic", ["BY401", "by401", "kept-graph", "kernel-oom", "checkpoints"])
+def test_the_wheel_explains_without_a_checkout(topic: str, wheel: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "buoy", "explain", topic],
+        cwd=wheel, env={**os.environ, "PYTHONPATH": str(wheel)}, capture_output=True, text=True,
+    )  # fmt: skip
+
+    assert done.stdout.startswith("# ") and done.stderr == "" and "<!--" not in done.stdout
+    assert str(wheel) in subprocess.run(
+        [sys.executable, "-c", "import buoy.cli.explain as e; print(e._folder())"],
+        cwd=wheel, env={**os.environ, "PYTHONPATH": str(wheel)}, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+
+
+def test_a_topic_that_is_not_there_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "kernel-omm"]) == 2
+
+    assert "did you mean `buoy explain kernel-oom`?" in capsys.readouterr().err
+
+
+def test_without_a_topic_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain"]) == 0
+
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in [*rules.all_codes(), *CAUSES, "checkpoints"])

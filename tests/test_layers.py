@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "buoy"
 
 # From the ground up. A module may import from its own line and from the lines before it.
 LAYERS = [
-    {"errors", "units"},
+    {"errors", "text", "units"},
     {"machine"},
     {"flight"},
     {"checkpoint", "microbatch", "estimate"},

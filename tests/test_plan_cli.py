@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from buoy.cli import main
+from buoy.planner.plan import parse_source
 
 pytest.importorskip("torch")
 
@@ -116,6 +117,39 @@ def test_wrong_input_is_an_error_in_words(
 ) -> None:
     assert main(["plan", *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("written", ["train.py:biuld", "train:biuld"])
+def test_a_name_that_the_file_does_not_have_is_an_error_before_anything_runs(
+    written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("open('ran', 'w').close()\ndef build(): pass\n")
+
+    assert main(["plan", written]) == 2
+    shown = capsys.readouterr().err
+    assert "has no function `biuld`" in shown and "did you mean `train.py:build`?" in shown
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def build(): pass",
+        "from elsewhere import build",
+        "from elsewhere import *",
+        "import torch as build",
+        "try:\n    import x\nexcept ImportError:\n    build = lambda: None",
+        "this does not parse",
+    ],
+)
+def test_a_name_that_a_file_may_have_is_looked_for_by_running_it(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(source)
+
+    assert parse_source("train.py:build").source == {"build": "train.py:build"}
 
 
 def test_a_script_without_a_step_says_why(tmp_path: Path) -> None:

@@ -10,6 +10,11 @@ cell of a notebook costs a few milliseconds and no third-party module.
 
 from __future__ import annotations
 
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 - from source, where no pip has looked; this file is plain enough
+    raise ImportError("buoy needs Python 3.11 or newer, and this is {}.{}.{}".format(*sys.version_info))
+
 TYPE_CHECKING = False  # as typing has it, without its import
 if TYPE_CHECKING:
     from buoy.checkpoint.retention import Keep

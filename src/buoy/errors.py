@@ -22,7 +22,10 @@ except buoy.BuoyError as error:
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from enum import IntEnum
+
+from buoy.text import joined
 
 
 class ExitCode(IntEnum):
@@ -44,6 +47,22 @@ class ExitCode(IntEnum):
     """`run`: the command was found but cannot be executed."""
     NOT_FOUND = 127
     """`run`: the command was not found."""
+
+
+def this_system() -> str:
+    """What people call the system we run on.
+
+    >>> this_system()
+    'Linux'
+    """
+    return {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
+
+
+def need_linux(what: str) -> None:
+    """Say in one sentence what does not work elsewhere; `what` is like `recording needs`."""
+    if sys.platform != "linux":
+        raise UsageError(f"{what} Linux, and this is {this_system()}",
+                         hint="`buoy check`, `plan`, `why`, `report` and `ckpt` work here")  # fmt: skip
 
 
 def in_notebook() -> bool:
@@ -75,13 +94,16 @@ class BuoyError(Exception):
         received: str | None = None,
         expected: str | None = None,
         hint: str | None = None,
+        details: Sequence[str] = (),
         exit_code: int | None = None,
     ) -> None:
+        """`details`: what was received, in several lines."""
         super().__init__(message)
         self.message = message
         self.received = received
         self.expected = expected
         self.hint = hint
+        self.details = list(details)
         if exit_code is not None:
             self.exit_code = exit_code
 
@@ -90,7 +112,9 @@ class BuoyError(Exception):
         for label, text in (("received", self.received), ("expected", self.expected), ("hint", self.hint)):
             if text is not None:
                 lines.append(f"  {label}: {text}")
-        return "\n".join(lines)
+            if label == "received":
+                lines += [f"    {line}" for line in self.details]
+        return joined(lines)
 
 
 class UsageError(BuoyError):

@@ -9,8 +9,10 @@ from importlib import import_module
 from inspect import signature
 from typing import Any
 
+import buoy.training  # noqa: F401 - the first of ours: it says in one sentence that it needs Linux
 from buoy.checkpoint.retention import Keep
 from buoy.errors import UsageError
+from buoy.flight.last_words import leave_out_ours
 from buoy.planner.model import Plan
 from buoy.planner.rehearsal import is_rehearsal
 from buoy.torch.lightning_state import TrainerState, find_library, to_epoch_start
@@ -265,7 +267,11 @@ class _Fit:
             if stopping and trainer.received_sigterm:
                 raise import_module(f"{_LIBRARY}.utilities.exceptions").SIGTERMException
         guarding.stepped()
-        original(fetcher)
+        try:
+            original(fetcher)
+        except BaseException as error:
+            leave_out_ours(error)
+            raise
 
 
 def _refuse(trainer: Any, module: Any) -> None:

@@ -15,8 +15,10 @@ from typing import Any
 
 import transformers
 
+import buoy.training  # noqa: F401 - the first of ours: it says in one sentence that it needs Linux
 from buoy.checkpoint.retention import Keep
 from buoy.errors import UsageError
+from buoy.flight.last_words import leave_out_ours
 from buoy.planner.model import Plan
 from buoy.planner.rehearsal import is_rehearsal
 from buoy.torch.loader import ResumableLoader
@@ -313,7 +315,11 @@ def _teach_trainer() -> None:
     ) -> Any:
         guards = [each for each in self.callback_handler.callbacks if isinstance(each, Guard)]
         if not guards:
-            return original(self, resume_from_checkpoint, trial, *args, **kwargs)
+            try:
+                return original(self, resume_from_checkpoint, trial, *args, **kwargs)
+            except BaseException as error:
+                leave_out_ours(error)
+                raise
         if len(guards) > 1:
             raise UsageError(
                 "one training has one guard",
@@ -322,7 +328,11 @@ def _teach_trainer() -> None:
                 hint="a second home for checkpoints is `mirror=`",
             )
         arguments = {"resume_from_checkpoint": resume_from_checkpoint, "trial": trial, **kwargs}
-        return guards[0].run_train(self, original, arguments)
+        try:
+            return guards[0].run_train(self, original, arguments)
+        except BaseException as error:
+            leave_out_ours(error)
+            raise
 
     @functools.wraps(skip)
     def skip_first_batches(dataloader: Any, *args: Any, **kwargs: Any) -> Any:

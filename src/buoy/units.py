@@ -5,6 +5,8 @@ from __future__ import annotations
 from buoy.errors import UsageError
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_LARGEST = 1e18
+"""No quantity of a machine is larger: what says so (or is no number at all) comes from damage."""
 _BYTE_FACTORS = {
     "": 1, "b": 1,
     "k": 1 << 10, "kib": 1 << 10, "kb": 1000,
@@ -27,10 +29,10 @@ _SECONDS = {
 def format_bytes(count: float | None) -> str:
     """Bytes for people; unknown is `n/a`, never 0.
 
-    >>> format_bytes(13609422848), format_bytes(512), format_bytes(None)
-    ('12.7 GiB', '512 B', 'n/a')
+    >>> format_bytes(13609422848), format_bytes(512), format_bytes(None), format_bytes(float("nan"))
+    ('12.7 GiB', '512 B', 'n/a', 'n/a')
     """
-    if count is None:
+    if count is None or not -_LARGEST < count < _LARGEST:
         return "n/a"
     size = float(count)
     for unit in _BYTE_UNITS:
@@ -60,7 +62,7 @@ def format_duration(seconds: float | None) -> str:
     >>> format_duration(0.25), format_duration(75), format_duration(43200), format_duration(None)
     ('0.25 s', '1 min 15 s', '12 h', 'n/a')
     """
-    if seconds is None:
+    if seconds is None or not -_LARGEST < seconds < _LARGEST:
         return "n/a"
     if seconds < 0:
         return "-" + format_duration(-seconds)
@@ -96,7 +98,9 @@ def format_share(used: float | None, limit: float | None) -> str:
     ('12.0 GiB of 16.0 GiB (75 %)', '1.0 GiB of n/a')
     """
     text = f"{format_bytes(used)} of {format_bytes(limit)}"
-    return f"{text} ({100 * used / limit:.0f} %)" if used is not None and limit else text
+    return (
+        f"{text} ({100 * used / limit:.0f} %)" if used is not None and limit and "n/a" not in text else text
+    )
 
 
 def _split_number(text: str) -> tuple[float | None, str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
 import re
 import shutil
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from buoy.checkpoint.manifest import SCHEMA, seal
 from buoy.checkpoint.store import DamagedCheckpoint, NewerCheckpoint, Store
 from tests.checkpoint.ground import ROOT, contents, save, state
 
+WHILE_LOADED = "it has changed while it was loaded"
 FILES = ("state.safetensors", "values.json", "manifest.json")
 
 
@@ -223,9 +226,66 @@ def test_a_handed_out_tensor_may_be_written_to_without_touching_the_file(pristin
     opened = store.open(store.list()[0])
     before = (pristine / "state.safetensors").read_bytes()
 
-    opened.tensors["model/bias"].memory[:] = bytes(301)
+    opened.tensors["model/bias"].read()[:] = bytes(301)
 
     assert (pristine / "state.safetensors").read_bytes() == before
+
+
+def flip_its_last_bit(path: Path) -> None:
+    with open(path, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 1]))
+
+
+@pytest.mark.parametrize("change", [flip_its_last_bit, lambda path: os.truncate(path, 5000)])
+def test_what_changes_after_it_was_verified_is_not_handed_out(
+    hurt: Path, change: Callable[[Path], None]
+) -> None:
+    """A drive's client that syncs: the bytes would be loaded without a word, a file cut short be a SIGBUS."""
+    store = Store(hurt.parents[1])
+    opened = store.open(store.list()[0])
+    change(hurt / "state.safetensors")
+    child = os.fork()
+    if child == 0:  # in a process of its own, which a SIGBUS may end
+        try:
+            contents(opened)
+            os._exit(1)
+        except DamagedCheckpoint as error:
+            os._exit(0 if (error.file, error.what) == ("state.safetensors", WHILE_LOADED) else 2)
+    _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_what_is_removed_meanwhile_is_handed_out_all_the_same(hurt: Path) -> None:
+    store = Store(hurt.parents[1])
+    opened = store.open(store.list()[0])
+    shutil.rmtree(hurt)
+
+    assert contents(opened) == state(4, 400)
+
+
+@pytest.mark.parametrize(
+    ("at", "pieces"), [(1, 2), (2, 2)], ids=["the end of the header", "the end of a tensor"]
+)
+def test_a_tensor_that_does_not_begin_a_piece_of_its_own_is_refused(hurt: Path, at: int, pieces: int) -> None:
+    """It could not be verified by itself."""
+    import zlib
+
+    data = (hurt / "state.safetensors").read_bytes()
+    files = json.loads((hurt / "manifest.json").read_bytes())["files"]
+    lengths = [length for length, _ in files["state.safetensors"]["pieces"]]
+    lengths[at - 1 : at + pieces - 1] = [sum(lengths[at - 1 : at + pieces - 1])]
+    ends = [sum(lengths[:count]) for count in range(len(lengths) + 1)]
+    spans = itertools.pairwise(ends)
+    files["state.safetensors"]["pieces"] = [
+        [end - start, zlib.crc32(data[start:end])] for start, end in spans
+    ]
+    reseal(hurt, files=files)
+
+    assert complaint(hurt).what == "lies elsewhere than its checksums"
 
 
 def test_the_reader_of_the_documentation_works_and_finds_damage(pristine: Path, hurt: Path) -> None:

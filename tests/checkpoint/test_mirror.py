@@ -21,7 +21,8 @@ from buoy.checkpoint.reader import read_manifest
 from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.store import Store
 from buoy.errors import UsageError
-from tests.processes import buoy, read, wait_until
+from tests.conftest import MountedDrive
+from tests.processes import alive, buoy, read, wait_until
 
 HEAD = """
 import os, signal, subprocess, sys, time
@@ -32,9 +33,10 @@ Mirror.retry_seconds, Mirror.patience = 0.2, 3.0
 """
 
 
-def start(folder: Path, mirror: object, code: str) -> subprocess.Popen[str]:
+def start(folder: Path, mirror: object, code: str, **options: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", HEAD + code, str(folder), str(mirror)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.Popen(command, text=True, **options)
 
 
 def train(folder: Path, mirror: object, code: str) -> tuple[str, str]:
@@ -174,23 +176,66 @@ train(sys.argv[1], mirror=sys.argv[2], steps=100, save=20, size=200_000, pause=0
     assert not list(drive.rglob("*.part"))  # half a file helps nobody there
 
 
-def test_a_drive_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
-    for step in range(10, 160, 10):
-        place = tmp_path / "drive" / "run" / "checkpoints" / f"step-{step:09d}"
-        place.mkdir(parents=True)
-        os.mkfifo(place / f"{STATE}.part")  # opening it blocks for ever, as a dead network drive does
+def test_a_drive_that_hangs_holds_nobody_up_nor_who_reads_the_trainings_output(
+    tmp_path: Path, make_drive: Callable[..., MountedDrive]
+) -> None:
+    """`python train.py 2>&1 | tee log` ends with the training: no helper that hangs has its streams."""
+    drive = make_drive(hangs_at=f"{STATE}.part")
     code = """
 import buoy.checkpoint.mirror as mirror
 mirror._LOOK_SECONDS, mirror._SILENCE, module._LOOK_SECONDS, Mirror.patience = 0.1, 0.5, 0.1, 0.5
 train(sys.argv[1], mirror=sys.argv[2], steps=150, save=10, pause=0.01)
 """
-    out, err = train(tmp_path / "run", tmp_path / "drive", code)
+    out, _ = start(tmp_path / "run", drive.path, code, stderr=subprocess.STDOUT).communicate(timeout=60)
     hung = int(status(tmp_path / "run")["pid"])
+
+    assert out.endswith("the copying goes on in the background\nfinished\n")
+    assert out.count("takes no checkpoint: it has not answered for") == 1
+    assert alive(hung)
     os.kill(hung, signal.SIGKILL)
 
-    assert out.endswith("finished\n")
-    assert err.count("takes no checkpoint: it has not answered for") == 1
-    assert "the copying goes on in the background" in err
+
+def test_a_drive_without_modes_and_owners_is_a_mirror_as_any_other(
+    tmp_path: Path, make_drive: Callable[..., MountedDrive]
+) -> None:
+    """Google Drive's mount, and vfat: no links, one owner for all files, who may be another than this user."""
+    drive = make_drive(uid=54321)
+    out, err = train(tmp_path / "run", drive.path, PLAIN)
+    copies = drive.path / "run"
+    shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+    assert out.endswith("finished\n"), err
+    assert f"step 45 is handed to Drive (which uploads it by itself) in the mirror {drive.path}" in err
+    assert (copies / "attempts" / "0001" / "attempt.json").exists()
+    assert train(tmp_path / "run", drive.path, PLAIN)[0].startswith("from 45\n")
+
+
+def test_a_drive_that_reports_room_and_has_none_once_loses_no_copy(
+    tmp_path: Path, make_drive: Callable[..., MountedDrive]
+) -> None:
+    drive = make_drive()
+    code = """
+module._LOOK_SECONDS = 0.1
+import buoy.checkpoint.mirror as mirror
+mirror._LOOK_SECONDS = 0.1
+def each(step):
+    if step in (25, 35): sys.stdin.readline()
+train(sys.argv[1], mirror=sys.argv[2], steps=40, save=10, keep=2, each=each)
+"""
+    training = start(tmp_path / "run", drive.path, code, stdin=subprocess.PIPE)
+    assert training.stdin is not None and training.stdout is not None
+    copies = drive.path / "run"
+    wait_until(lambda: steps(copies) == [20, 10], "two copies")
+    (drive.path / "full").touch()
+    training.stdin.write("\n")
+    training.stdin.flush()
+    wait_until(lambda: status(tmp_path / "run").get("trouble"), "the trouble")
+    kept = steps(copies)
+    (drive.path / "full").unlink()
+    out, err = training.communicate("\n", timeout=60)
+
+    assert kept == [20, 10] and status(tmp_path / "run")["trouble"] is None
+    assert out.endswith("finished\n") and steps(copies)[0] == 40, err
 
 
 def test_a_mirror_process_that_is_killed_is_started_again_three_times_and_then_the_truth_is_said(

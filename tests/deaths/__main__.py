@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
@@ -18,6 +20,7 @@ from tests.deaths.kind import Kind
 from tests.deaths.kinds import ALL
 from tests.deaths.report import passed, summarise, tables
 from tests.deaths.trial import Outcome, run_trial
+from tests.processes import die_as_usual
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "deaths.json"
 
@@ -42,9 +45,10 @@ def main() -> int:
     trials = [kind for kind in kinds if kind.name not in skipped] * arguments.repeat
     random.Random(arguments.seed).shuffle(trials)
     print(f"{len(trials)} deaths of {len(kinds) - len(skipped)} kinds, seed {arguments.seed}", flush=True)
-    _die_as_usual()
-    outcomes = _campaign(trials, arguments.jobs, arguments.keep)
-    summary = summarise(outcomes, skipped, arguments.seed)
+    die_as_usual()
+    with _load(arguments.load):
+        outcomes = _campaign(trials, arguments.jobs, arguments.keep)
+    summary = {**summarise(outcomes, skipped, arguments.seed), "load": arguments.load}
     print("\n" + tables(summary))
     if not arguments.only:
         _write(summary, arguments.output)
@@ -53,11 +57,19 @@ def main() -> int:
     return 0 if passed(summary) else 1
 
 
-def _die_as_usual() -> None:
-    """A campaign started by nohup, or with `&` from a script, would hand its ignored signals on to what must die."""
-    for number in (signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+_BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(10_000))"
+
+
+@contextmanager
+def _load(count: int) -> Iterator[None]:
+    """So many processes beside the campaign that compute without end; they leave with it, however it ends."""
+    busy = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
 
 
 def _first(reasons: dict[str, str | None], kind: Kind) -> str | None:
@@ -108,6 +120,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 31), help="order of the trials")
     parser.add_argument(
         "--jobs", type=int, default=1, help="trials at the same time (times then mean little)"
+    )
+    parser.add_argument(
+        "--load", type=int, default=0, metavar="N", help="let N processes compute beside the campaign"
     )
     parser.add_argument(
         "--keep", action="store_true", help="keep the recordings, and say where those in doubt are"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -21,6 +24,17 @@ def cue(scene: Scene) -> None:
     scene.wait_ready()
     scene.wait_sidecar()
     scene.say()
+
+
+def followed(act: Act) -> Act:
+    """Let the recorder see the child processes first: a training's workers live for more than an instant."""
+
+    def acted(scene: Scene) -> None:
+        scene.wait_ready()
+        scene.wait_followed()
+        act(scene)
+
+    return acted
 
 
 def send(*signals: int, pause: float = 0.15, to: str = "main") -> Act:
@@ -84,6 +98,37 @@ def stop_then_kill(scene: Scene) -> None:
     scene.wait_sidecar()
     scene.kill(signal.SIGSTOP)
     _judge_hang(scene)
+
+
+def starve(percent: int) -> Act:
+    """Allow it this much of a core until the recorder has something to say, ask why, then kill it."""
+
+    def act(scene: Scene) -> None:
+        scene.wait_ready()
+        scene.wait_sidecar()
+        scene.ground.starve(percent, scene.main)
+        scene.say()
+        _judge_hang(scene)
+
+    return act
+
+
+def crowd_out(scene: Scene) -> None:
+    """Let other programs take every CPU, and this one what they leave; ask why, then kill it."""
+    scene.wait_ready()
+    scene.wait_sidecar()
+    busy = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(busy) for _ in range(os.cpu_count() or 1)]
+    try:
+        for other in others:
+            os.setpriority(os.PRIO_PROCESS, other.pid, -10)
+        os.setpriority(os.PRIO_PROCESS, scene.main, 19)
+        scene.say()
+        _judge_hang(scene)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 def _judge_hang(scene: Scene) -> None:
@@ -181,7 +226,7 @@ def judge_from_outside_then_kill(scene: Scene) -> None:
     scene.wait_ready()
     time.sleep(0.5)
     scene.alive_verdict = judge_folder(scene.attempt_folder())
-    scene.kill(signal.SIGKILL, scene.pid_seen_from_here(scene.main))
+    scene.kill(signal.SIGKILL)
 
 
 def lose_the_machine(scene: Scene) -> None:
@@ -196,6 +241,21 @@ def lose_the_machine(scene: Scene) -> None:
     path.write_text(
         json.dumps({**found, "boot_id": "00000000-0000-4000-8000-000000000000", "pid1_start": 1.0})
     )
+
+
+def lose_samples(act: Act, keep: float) -> Act:
+    """Let it die, then copy its recording as a sync that broke off would: with this share of the samples, or none."""
+
+    def acted(scene: Scene) -> None:
+        act(scene)
+        scene.wait_end()
+        attempt = scene.attempt_folder()
+        (attempt / "verdict.json").unlink()
+        for path in attempt.glob("samples-*.jsonl"):
+            data = path.read_bytes()
+            path.write_bytes(data[: int(len(data) * keep)]) if keep else path.unlink()
+
+    return acted
 
 
 def limit_processes(scene: Scene) -> None:

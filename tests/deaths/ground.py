@@ -23,8 +23,8 @@ def missing(need: str) -> str | None:
     """Why this machine cannot offer `need`, in words; None when it can."""
     if need in ("memory-cgroup", "nested-cgroup", "other-cgroup"):
         return _no_group("memory")
-    if need == "pids-cgroup":
-        return _no_group("pids")
+    if need in ("pids-cgroup", "cpu-cgroup"):
+        return _no_group(need.removesuffix("-cgroup"))
     if need in ("disk", "small-shm"):
         return _fails("this machine does not let us mount a small tmpfs", _SMALL_SHM, "true")
     if need == "pid-namespace":
@@ -92,6 +92,7 @@ class Ground:
         self.memory: Path | None = None
         self.other: Path | None = None
         self.pids: Path | None = None
+        self.cpu: Path | None = None
         self._groups: list[Path] = []
         self._disk: Path | None = None
 
@@ -115,6 +116,8 @@ class Ground:
             self.other = self._group("memory", f"{self.folder.name}-other", 64)
         if "pids-cgroup" in kind.needs:
             self.pids = self._group("pids", self.folder.name, None)
+        if kind.starved:
+            self.cpu = self._group("cpu", self.folder.name, None)
         if "disk" in kind.needs:
             disk = self.folder / "disk"
             disk.mkdir()
@@ -135,7 +138,7 @@ class Ground:
     def prefix(self) -> tuple[list[str], dict[str, str]]:
         """Words to put before a command, and variables it needs, so that it stands on this ground."""
         words: list[str] = []
-        groups = [str(group) for group in (self.memory, self.pids) if group]
+        groups = [str(group) for group in (self.memory, self.pids, self.cpu) if group]
         if groups:
             words += _JOIN
         if "small-shm" in self.kind.needs:
@@ -156,6 +159,14 @@ class Ground:
         assert self.pids is not None
         now = int((self.pids / "pids.current").read_text())
         (self.pids / "pids.max").write_text(str(now + more))
+
+    def starve(self, percent: int, pid: int | None = None) -> None:
+        """From now on the whole trial together, or this process alone, gets so much of one core."""
+        group = self.cpu or self._group("cpu", self.folder.name, None)
+        (group / "cpu.cfs_period_us").write_text("100000")
+        (group / "cpu.cfs_quota_us").write_text(str(percent * 1000))
+        if pid is not None:
+            (group / "cgroup.procs").write_text(str(pid))
 
     def oom_kills(self) -> int:
         """How many processes of the trial's group the kernel killed for memory."""

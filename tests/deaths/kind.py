@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -101,12 +101,14 @@ class Kind:
     memory: int | None = None
     """Limit in MiB of the memory group that holds everything of the trial, as a container would."""
     needs: tuple[str, ...] = ()
-    """Of `nested-cgroup`, `other-cgroup`, `pids-cgroup`, `disk`, `small-shm`, `pid-namespace`, `x86`, or the
-    name of an installed package."""
+    """Of `nested-cgroup`, `other-cgroup`, `pids-cgroup`, `cpu-cgroup`, `disk`, `small-shm`, `pid-namespace`, `x86`, or
+    the name of an installed package."""
     options: tuple[str, ...] = ()
     """Further options of `buoy run`."""
     environment: tuple[tuple[str, str], ...] = ()
     run_folder: str = "{stage}/run"
+    starved: bool = False
+    """Whether everything of the trial shares a twentieth of a core, from when the recorder is at work."""
     below: bool = False
     """Whether what is launched starts the process that is recorded: a server its kernel."""
     seconds: float = 30.0
@@ -114,4 +116,15 @@ class Kind:
 
     def requirements(self) -> tuple[str, ...]:
         """Everything the machine must offer."""
-        return (*(("memory-cgroup",) if self.memory else ()), *self.needs)
+        groups = (*(("memory-cgroup",) if self.memory else ()), *(("cpu-cgroup",) if self.starved else ()))
+        return (*groups, *self.needs)
+
+
+def with_starved(*kinds: Kind) -> tuple[Kind, ...]:
+    """These kinds, and each of them once more on a twentieth of a core."""
+    return (*kinds, *map(_starved, kinds))
+
+
+def _starved(kind: Kind) -> Kind:
+    name = f"{kind.name.removesuffix(f'-{kind.launch}')}-starved-{kind.launch}"
+    return replace(kind, name=name, starved=True, seconds=kind.seconds + 90.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from buoy.flight.beacon import SIZE, Beacon, parse, read_beacon
+from buoy.flight.recorder import Recorder
 
 
 def test_steps_phases_epochs_and_cells_are_read_back(tmp_path: Path) -> None:
@@ -99,3 +101,39 @@ def test_another_training_begins_with_its_own_count_and_has_done_no_step_yet(tmp
     assert before is not None and begun is not None and stepped is not None
     assert (begun.step, begun.step_t) == (40, before.step_t)
     assert stepped.step == 41
+
+
+def test_after_a_training_is_over_no_step_is_expected() -> None:
+    """What comes then (a test, an upload, a plan) is as unknown as what came before the first step."""
+    recorder = Recorder(None)
+    recorder.trains("runs/cats", 0)
+    recorder.step()
+    trains = recorder.beacon.read().phase
+    recorder.trained("runs/cats", 1, True)
+    over = recorder.beacon.read().phase
+    recorder.step()
+
+    assert (trains, over, recorder.beacon.read().phase) == ("train", "start", "train")
+
+
+def test_a_batch_that_was_handed_out_is_seen_before_the_next_step(tmp_path: Path) -> None:
+    beacon = Beacon(str(tmp_path / "beacon"))
+    beacon.step()
+    beacon.waited(0.25)
+
+    reading = read_beacon(str(tmp_path / "beacon"))
+    assert reading is not None and (reading.step, reading.data_wait) == (1, 0.25)
+
+
+@pytest.mark.parametrize(
+    "note", ["[" * 1400 + "]" * 1400, '{"a":' * 500 + "1" + "}" * 500, '{"kind": NaN}', "{"]
+)
+def test_a_note_that_nobody_wrote_is_read_all_the_same(note: str, tmp_path: Path) -> None:
+    beacon = Beacon(str(tmp_path / "beacon"))
+    beacon.step(7)
+    beacon._text(1024, 3068, note)
+
+    read = read_beacon(str(tmp_path / "beacon"))
+
+    assert read is not None and read.step == 7
+    json.dumps(read.note, allow_nan=False)

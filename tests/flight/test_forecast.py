@@ -129,6 +129,32 @@ def test_without_counted_steps_the_growth_is_fitted_over_time() -> None:
     assert 0.85 < dict(seen)[alarms(seen)[0]].share < 0.95
 
 
+@pytest.mark.parametrize(
+    ("own_part", "whose"), [(0.0, "others"), (0.2, "others"), (0.8, "training"), (1.0, "training")]
+)
+def test_growth_is_the_trainings_only_as_far_as_its_own_processes_grow(own_part: float, whose: str) -> None:
+    """0.8 GiB a minute in all; the rest of it belongs to another program in the same session."""
+    forecast, rng = Forecast("RAM", LIMIT), random.Random(7)
+    for i in range(1200):
+        used = LIMIT * (0.2 + 0.8 * i / 1200 + rng.gauss(0, 0.002))
+        own = LIMIT * (0.1 + own_part * 0.8 * i / 1200 + rng.gauss(0, 0.002))
+        forecast.feed(i * 0.5, 1 + 2 * i, used, own)
+        outlook = forecast.news()
+        if outlook is not None:
+            break
+
+    assert outlook is not None and outlook.whose == whose
+    line = sentence(outlook)
+    each = own_part * 0.8 * LIMIT / 2400
+    if whose == "training":
+        assert outlook.per_step == pytest.approx(each, rel=0.1)
+        assert "per step" in line
+    else:
+        assert outlook.per_step is None and outlook.at_step is None
+        assert "per step" not in line and "Not the training grows" in line
+    assert len(line) <= 200
+
+
 def test_exhaustion_after_the_session_has_ended_is_no_alarm() -> None:
     forecast = Forecast("RAM", LIMIT)
     forecast.horizon = 10.0

@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from buoy.flight.log import FIELDS, EventLog, LineFile, SampleLog, read_lines, read_samples
+from buoy.flight.log import FIELDS, EventLog, LineFile, SampleLog, read_samples
+from buoy.machine.records import read_lines
 
 
 def sample(t: float, **values: object) -> list[object]:
@@ -33,7 +34,7 @@ def test_a_day_at_full_rate_is_bounded_and_keeps_the_last_ten_minutes(tmp_path: 
     size = sum(path.stat().st_size for path in tmp_path.iterdir())
     minutes = (tmp_path / "minutes.jsonl").stat().st_size
 
-    kept = read_samples(str(tmp_path))
+    kept = list(read_samples(str(tmp_path)))
     assert kept[-1]["t"] - kept[0]["t"] >= 600
     assert len([one for one in kept if one["t"] > end - 600]) >= 5990
     assert (size - minutes) + 8 * minutes < 20e6, "8 x 3 h of minutes and the segments must fit in 20 MB"
@@ -52,8 +53,8 @@ def test_a_torn_last_line_and_foreign_lines_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"kind": "a"}\nnot json\n\xff\xfe\n[1]\n{"kind": "b"}\n{"kind": "torn')
 
-    assert read_lines(str(path)) == [{"kind": "a"}, [1], {"kind": "b"}]
-    assert read_lines(str(tmp_path / "missing")) == []
+    assert list(read_lines(str(path))) == [{"kind": "a"}, [1], {"kind": "b"}]
+    assert list(read_lines(str(tmp_path / "missing"))) == []
 
 
 def test_every_truncation_of_a_log_can_be_read(tmp_path: Path) -> None:
@@ -66,7 +67,7 @@ def test_every_truncation_of_a_log_can_be_read(tmp_path: Path) -> None:
         path.write_bytes(whole[:length])
         lines = whole[:length].count(b"\n")
 
-        assert len(read_samples(str(tmp_path))) in (max(0, lines - 1), lines)
+        assert len(list(read_samples(str(tmp_path)))) in (max(0, lines - 1), lines)
 
 
 def test_events_from_two_writers_do_not_mix(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_events_from_two_writers_do_not_mix(tmp_path: Path) -> None:
         first.add("one", number=number)
         second.add("two", number=number)
 
-    assert len(read_lines(str(tmp_path / "events.jsonl"))) == 100
+    assert len(list(read_lines(str(tmp_path / "events.jsonl")))) == 100
 
 
 def test_a_full_disk_loses_no_line_that_fits_later(make_disk: Callable[[str], Path]) -> None:

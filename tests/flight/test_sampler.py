@@ -125,3 +125,27 @@ def test_what_buoy_starts_beside_a_training_is_known_as_its_own(tmp_path: Path) 
         training.kill()
         other.wait()
         training.communicate()
+
+
+def test_a_dead_child_that_nobody_collects_is_met_once(tmp_path: Path) -> None:
+    """It stays listed as a child until its parent waits for it; a new child that gets its number would be met."""
+    sampler = Sampler(os.getpid(), str(tmp_path), str(tmp_path))
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        sampler.sample(time.monotonic())
+        met = child.pid in sampler.children
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        sampler.forget(child.pid)
+        sampler._slow_due = 0.0
+        sampler.sample(time.monotonic())
+        sampler.sample(time.monotonic())
+
+        assert met
+        assert child.pid not in sampler.children
+    finally:
+        child.communicate()
+    sampler._slow_due = 0.0
+    sampler.sample(time.monotonic())
+
+    assert not sampler._zombies

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from buoy.flight.slowdown import Finding, SlowdownWatch, sentence
+from buoy.machine.threads import Look
 
 
 class Training:
@@ -81,6 +88,61 @@ def test_a_training_that_always_faults_is_compared_with_itself() -> None:
     assert kinds(training.live(300, step_seconds=0.5, major_faults=150)) == ["slow"]
 
 
+def test_thrashing_of_a_run_that_always_faults_a_little_is_told() -> None:
+    """114 steps a second with 180 faults; then 6 with 1,500: by the second that is no tenfold, by the step 150-fold."""
+    training = Training()
+    training.live(120, step_seconds=1 / 114, major_faults=180, refaults=10)
+
+    assert kinds(training.live(60, step_seconds=1 / 6, major_faults=1500, refaults=1500)) == ["thrashing"]
+
+
+def test_faults_that_slow_it_down_by_half_are_a_known_cause() -> None:
+    training = Training()
+    training.live(120, major_faults=1, refaults=0)
+
+    assert kinds(training.live(300, step_seconds=0.25, major_faults=8000, refaults=8000)) == ["thrashing"]
+
+
+def test_reading_more_of_a_mapped_file_is_not_thrashing() -> None:
+    """Pages that come for the first time: the faults are there, and nothing was thrown out."""
+    training = Training()
+    training.live(120, major_faults=1, refaults=0)
+
+    assert kinds(training.live(300, step_seconds=0.5, major_faults=500, refaults=0)) == ["slow"]
+
+
+def test_steps_with_more_to_do_are_not_slow_and_become_the_usual_ones() -> None:
+    """After a learning-rate finder, or with a larger batch: the CPU time of a step grows with its duration."""
+    training = Training()
+    training.live(120, step_seconds=0.1, cpu_seconds=1.0)
+
+    assert training.live(300, step_seconds=1.0, cpu_seconds=1.0) == []
+    assert kinds(training.live(300, step_seconds=5.0, cpu_seconds=0.2)) == ["slow"]
+
+
+def test_slow_for_want_of_a_cpu_is_a_known_cause(make_quota: Callable[[float], Path]) -> None:
+    """The looks are at a real process that gets a tenth of a core."""
+    quota = make_quota(0.1)
+    program = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        (quota / "cgroup.procs").write_text(str(program.pid))
+
+        def look() -> Look:
+            time.sleep(0.5)
+            return Look(time.monotonic(), [program.pid], program.pid)
+
+        training = Training()
+        training.watch = SlowdownWatch(2.0, look)
+        training.live(120, cpu_seconds=1.0)
+        found = training.live(120, step_seconds=1.0, cpu_seconds=0.1)
+    finally:
+        program.kill()
+        program.wait()
+
+    assert kinds(found) == ["crowded"]
+    assert found[0].alarm == "bottleneck" and "it waits for a CPU" in sentence(found[0])
+
+
 def test_a_short_slow_spell_is_not_told() -> None:
     training = Training()
     training.live(120)
@@ -138,7 +200,9 @@ def test_readings_that_are_missing_are_not_taken_for_zero_or_a_finding() -> None
     assert [watch.feed(float(t), 10 * t, "train") for t in range(300)] == [[]] * 300
 
 
-@pytest.mark.parametrize("kind", ["thrashing", "slow", "data", "gpu-idle", "io", "steal", "throttled"])
+@pytest.mark.parametrize(
+    "kind", ["thrashing", "crowded", "slow", "data", "gpu-idle", "io", "steal", "throttled"]
+)
 def test_every_line_is_short_and_ends_with_what_to_do(kind: str) -> None:
     line = sentence(Finding(kind, 0.987, 1234.5, 12.3456, 123_456.0, 12.0))
 

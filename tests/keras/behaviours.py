@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from contextlib import redirect_stderr, redirect_stdout
@@ -18,6 +19,7 @@ from buoy.checkpoint.store import Store
 from buoy.keras import held
 from buoy.keras.pipeline_reading import examine
 from buoy.keras.state import to_tensor, write_weights_h5
+from tests.checkpoint.ground import forge
 
 X = numpy.random.default_rng(0).normal(size=(40, 5)).astype("float32")
 Y = X.sum(1, keepdims=True)
@@ -621,6 +623,27 @@ def a_shuffled_validation_set_is_evaluated_in_the_same_order(folder: str) -> Non
 
     assert "resuming after step 8" in said
     assert same.history == history.history
+
+
+def what_fits_its_checksums_and_is_not_what_a_guard_saves_is_refused_in_words(folder: str) -> None:
+    def expect_refusal() -> None:
+        try:
+            fit(folder)
+        except buoy.BuoyError as error:
+            assert error.hint, error
+            return
+        raise AssertionError("something else was taken for what a Guard saves")
+
+    interrupt(folder, 7)
+    (newest,) = [entry.folder for entry in Store(folder).list()][:1]
+    values = json.loads((Path(newest) / "values.json").read_bytes())
+    for place in ("position", "seed"):
+        odd = {**values, "training": {**values["training"], place: [[]]}}
+        forge(Path(newest), odd)
+        expect_refusal()
+    for name in ("model", "rng", "micro_batch"):
+        forge(Path(newest), {**values, name: 7})
+        expect_refusal()
 
 
 def main(name: str, folder: str) -> None:

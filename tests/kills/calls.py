@@ -18,6 +18,7 @@ from typing import Any
 from buoy.checkpoint import commit
 from buoy.checkpoint.layout import PAGE, lay_out
 from buoy.checkpoint.state import encode, encode_all
+from buoy.machine import files
 from tests.checkpoint.ground import about, as_tensor, open_saver, save, state, writers
 from tests.kills.kind import Tally, go_on, judge
 
@@ -67,13 +68,13 @@ def save_here(folder: Path, step: int, calls: Any) -> None:
     request = {"checkpoints": str(folder / "checkpoints"), "name": f"step-{step:09d}", "size": layout.size,
                "ends": layout.ends,
                "fields": {"step": step, "about": encode("about", about(step), as_tensor).tree}}  # fmt: skip
-    commit.os = calls
+    commit.os = files.os = calls
     try:
         commit.write_checkpoint(
             request, image, json.dumps(encoded.tree).encode(), lambda size, began: 1 << 20
         )
     finally:
-        commit.os = os
+        commit.os = files.os = os
 
 
 def killed_at_each_call(number: int, chance: random.Random, folder: Path) -> Tally:

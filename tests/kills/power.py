@@ -49,64 +49,59 @@ class Disk:
         real = getattr(os, name)
         note = {"mkdir": self._mkdir, "open": self._opened, "write": self._write, "pwrite": self._pwrite,
                 "ftruncate": self._truncate, "fsync": self._fsync, "rename": self._rename, "replace": self._rename,
-                "close": self._close,
-                "unlink": self._unlink, "rmdir": self._unlink, "truncate": self._truncate_path}.get(name)  # fmt: skip
+                "close": self._close, "unlink": self._unlink, "rmdir": self._unlink}.get(name)  # fmt: skip
         if note is None:
             return real
 
         def called(*arguments: Any, **options: Any) -> Any:
+            paths = [self._whole(each, options) if isinstance(each, str) else each for each in arguments]
             result = real(*arguments, **options)
-            note(result, *arguments)
+            note(result, *paths)
             return result
 
         return called
 
-    def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """`os.makedirs`, which makes its folders where no recorder sees it."""
-        made = []
-        while not os.path.isdir(path):
-            made.append(path)
-            path = os.path.dirname(path)
-        for folder in reversed(made):
-            os.mkdir(folder)
-            self._mkdir(None, folder)
+    def _whole(self, path: str, options: dict[str, Any]) -> str:
+        """A path that may be one in an open folder."""
+        folder = options.get("dir_fd", options.get("src_dir_fd"))
+        return path if folder is None else os.path.join(self._open[folder], path)
 
-    def file(self, path: str, mode: str) -> Any:
-        """`open`, for files that are written in one go or appended to."""
-        if "r" in mode:
-            return open(path, mode)
-        self.events += [] if os.path.exists(path) else [("create", path)]
-        self.events += [("truncate", path, 0)] if "w" in mode else []
-        return _File(self, path, mode)
+    def fdopen(self, descriptor: int, *mode: str) -> Any:
+        """`os.fdopen`, whose file closes the descriptor where no recorder sees it."""
+        del self._open[descriptor]
+        return os.fdopen(descriptor, *mode)
+
+    def _add(self, event: tuple[Any, ...]) -> None:
+        if (event[1] + os.sep).startswith(self.root + os.sep):  # the rest is on another disk
+            self.events.append(event)
 
     def _mkdir(self, _: Any, path: str, *rest: Any) -> None:
-        self.events.append(("mkdir", path))
+        self._add(("mkdir", path))
 
     def _opened(self, descriptor: int, path: str, flags: int, *rest: Any) -> None:
         self._open[descriptor] = path
         if flags & os.O_CREAT:
-            self.events.append(("create", path))
+            self._add(("create", path))
+        if flags & os.O_TRUNC:
+            self._add(("truncate", path, 0))
 
     def _write(self, done: int, descriptor: int, data: Any) -> None:
-        self.events.append(("append", self._open[descriptor], bytes(data[:done])))
+        self._add(("append", self._open[descriptor], bytes(data[:done])))
 
     def _pwrite(self, done: int, descriptor: int, data: Any, at: int) -> None:
-        self.events.append(("write", self._open[descriptor], at, bytes(data[:done])))
+        self._add(("write", self._open[descriptor], at, bytes(data[:done])))
 
     def _truncate(self, _: Any, descriptor: int, size: int) -> None:
-        self.events.append(("truncate", self._open[descriptor], size))
-
-    def _truncate_path(self, _: Any, path: str, size: int) -> None:
-        self.events.append(("truncate", path, size))
+        self._add(("truncate", self._open[descriptor], size))
 
     def _fsync(self, _: Any, descriptor: int) -> None:
-        self.events.append(("fsync", self._open[descriptor]))
+        self._add(("fsync", self._open[descriptor]))
 
     def _rename(self, _: Any, old: str, new: str) -> None:
-        self.events.append(("rename", old, new))
+        self._add(("rename", old, new))
 
     def _unlink(self, _: Any, path: str) -> None:
-        self.events.append(("unlink", path))
+        self._add(("unlink", path))
 
     def _close(self, _: Any, descriptor: int) -> None:
         self._open.pop(descriptor, None)
@@ -153,36 +148,6 @@ class Disk:
                 _change_data(inodes[inode], sizes, inode, event)
         _settle(inodes, chance)
         _build(inodes, 0, target, set())
-
-
-class _File:
-    """A written file whose calls are noted."""
-
-    def __init__(self, disk: Disk, path: str, mode: str) -> None:
-        self._disk, self._path = disk, path
-        self._file = open(path, mode, buffering=0)  # noqa: SIM115 - closed as this one is
-        disk._open[self._file.fileno()] = path
-
-    def __enter__(self) -> _File:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._disk._close(None, self._file.fileno())
-        self._file.close()
-
-    def write(self, data: bytes) -> None:
-        done = self._file.write(data)
-        self._disk._write(done, self._file.fileno(), data)
-
-    def truncate(self, size: int) -> None:
-        self._file.truncate(size)
-        self._disk._truncate(None, self._file.fileno(), size)
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def fileno(self) -> int:
-        return self._file.fileno()
 
 
 def _change_data(inode: Inode, sizes: dict[int, int], number: int, event: tuple[Any, ...]) -> None:

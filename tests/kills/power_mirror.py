@@ -7,11 +7,12 @@ import random
 import shutil
 from pathlib import Path
 
-from buoy.checkpoint import commit, home_folder
+from buoy.checkpoint import home_folder
 from buoy.checkpoint.copies import survey
 from buoy.checkpoint.home_folder import FolderHome
 from buoy.checkpoint.passed_over import HALF
 from buoy.checkpoint.store import DamagedCheckpoint, Store
+from buoy.machine import files, shared_folder
 from tests.checkpoint.ground import save
 from tests.checkpoint.test_mirror_damage import work
 from tests.kills.calls import SIZE
@@ -61,13 +62,11 @@ def _record(folder: Path, emptied: bool) -> tuple[Path, Disk, int]:
             super().write(name, file, data)
             copied[0] = len(disk.events)
 
-    home_folder.os = commit.os = disk  # type: ignore[assignment]
-    home_folder.open = disk.file  # type: ignore[attr-defined]
+    home_folder.os = files.os = shared_folder.os = disk  # type: ignore[assignment]
     try:
         work(run, after, Noted, keep=2)
     finally:
-        home_folder.os = commit.os = os
-        del home_folder.open  # type: ignore[attr-defined]
+        home_folder.os = files.os = shared_folder.os = os
     return before, disk, copied[0]
 
 

@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-from buoy.checkpoint import commit
 from buoy.checkpoint import store as store_room
 from buoy.checkpoint.store import DamagedCheckpoint, Store
 from buoy.machine import disk as real_disk
+from buoy.machine import files
 from tests.checkpoint.ground import save
 from tests.kills.calls import SIZE, save_here
 from tests.kills.kind import Tally, equal, go_on, must_bite
@@ -52,12 +52,12 @@ def _record(folder: Path, emptied: bool) -> tuple[Path, Disk, int]:
     saved = len(disk.events)
     store = Store(after)
     oldest = store.list()[-1]
-    store_room.os = commit.os = disk  # type: ignore[assignment]
+    store_room.os = files.os = disk  # type: ignore[assignment]
     store_room.disk = SimpleNamespace(is_remote=lambda path: emptied)  # type: ignore[assignment]
     try:
         store.remove(oldest)
     finally:
-        store_room.os = commit.os = os
+        store_room.os = files.os = os
         store_room.disk = real_disk
     return before, disk, saved
 

@@ -171,3 +171,21 @@ def test_the_same_file_gives_the_same_words_in_every_process() -> None:
         seen.add(done.stdout)
 
     assert len(seen) == 1 and "BY206" in seen.pop()
+
+
+@pytest.mark.parametrize("name", ["a\x1b[31m\x07.py", "a\n::error::owned.py", "caf\udce9.py", "\u202ecod.py"])
+def test_names_and_code_give_a_terminal_and_a_ci_log_no_orders(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text("import numpy as np\nprint(missing, '\x1b[31m'); value = np.float(3)\n")
+    for style in ("full", "concise", "github", "json", "sarif"):
+        execute([".", "--format", style])
+        told = capsys.readouterr()
+        for text in (told.out, told.err):
+            assert not [sign for sign in text if not sign.isprintable() and sign != "\n"], ascii(text)
+            assert style == "github" or not re.search(r"^\s*::", text, re.MULTILINE)
+        if style in ("json", "sarif"):
+            assert json.loads(told.out)
+    execute([".", "--diff"])
+    assert not re.search(r"^\s*::", capsys.readouterr().out, re.MULTILINE)

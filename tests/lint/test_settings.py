@@ -52,7 +52,7 @@ def test_exit_codes(folder: Path) -> None:
         (["-", "--fix"], "`-` with --fix"),
         (["-", "--diff"], "`-` with --diff"),
         (["-", "good.py"], "checked alone"),
-        (["--form", "json"], "buoy check --help"),
+        (["--form", "json"], "did you mean `--format`?"),
         (["--select", "BY1", "nowhere.py"], "no such file or folder"),
     ],
 )

@@ -8,7 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from buoy.machine import cgroup, clock, colab, disk, gpu, host, kernel_log, limits, platforms, procfs
+from buoy.machine import (
+    cgroup,
+    clock,
+    colab,
+    disk,
+    gpu,
+    host,
+    kernel_log,
+    limits,
+    platforms,
+    procfs,
+    threads,
+)
 
 Tree = Callable[[str], str]
 TREES = ["kubernetes", "namespace", "desktop", "colab", "kaggle", "hybrid"]
@@ -22,7 +34,7 @@ def read_everything(root: str) -> None:
     procfs.cpu_limits(700, root)
     procfs.io_bytes(700, root)
     procfs.handles_signal(700, 15, root)
-    procfs.thread_states(700, root)
+    threads.Activity(threads.Look(1.0, [700], 700, root), threads.Look(2.0, [700], 700, root))
     procfs.zombie_status(700, root)
     procfs.process_memory([700], root)
     reader = procfs.ProcessReader(700, root)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from buoy.machine import procfs
+from buoy.machine import cgroup, procfs
+from buoy.machine.threads import Activity, Look, threads_of
 
 Tree = Callable[[str], str]
 GONE = 2**22 + 1  # above the largest pid Linux gives
@@ -72,7 +73,7 @@ def test_a_process_that_is_gone_reads_as_none(python: Callable[..., subprocess.P
     assert procfs.descendants(GONE) == []
     assert procfs.cpu_limits(GONE) == (None, None)
     assert procfs.io_bytes(GONE) is None
-    assert procfs.thread_states(GONE) == []
+    assert threads_of(GONE) == []
     assert procfs.handles_signal(GONE, signal.SIGTERM) is False
 
 
@@ -126,10 +127,12 @@ def test_a_zero_status_is_believed_only_where_we_may_look(tree: Tree) -> None:
     root = tree("kubernetes")
     stat = Path(root, "proc/700/stat")
     stat.write_text(stat.read_text().replace(") S ", ") Z "))
-    assert procfs.zombie_status(700, root) == 0
-
-    Path(root, "proc/700/io").unlink()
     assert procfs.zombie_status(700, root) is None
+
+    link = Path(root, "proc/700/ns/pid")
+    link.parent.mkdir()
+    link.symlink_to("pid:[4026531836]")
+    assert procfs.zombie_status(700, root) == 0
 
 
 def test_a_pidfd_of_a_living_process_has_no_status() -> None:
@@ -237,12 +240,29 @@ def test_threads_are_listed_with_what_they_wait_for(python: Callable[..., subpro
         "import sys, threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start();"
         "print(flush=True); sys.stdin.readline()"
     )
-    states = procfs.thread_states(child.pid)
+    threads = threads_of(child.pid)
 
-    assert len(states) == 2
-    assert states[0]["tid"] == child.pid
-    assert {state["state"] for state in states} <= {"S", "R", "D"}
-    assert len(procfs.thread_states(child.pid, most=1)) == 1
+    assert len(threads) == 2
+    assert threads[0].tid == child.pid
+    assert {thread.state for thread in threads} <= {"S", "R", "D"}
+    assert threads[0].ran and threads[0].slices
+    assert len(threads_of(child.pid, most=1)) == 1
+
+
+def test_a_thread_without_a_cpu_is_known_by_its_delay_under_either_version_of_cgroups(tree: Tree) -> None:
+    """A container of version 2 on a kernel that is not ours; the numbers are those of a real one at 1 % of a core."""
+    root = tree("kubernetes")
+    before = Look(10.0, [700], 700, root)
+    schedstat = Path(root) / "proc/700/task/700/schedstat"
+    schedstat.write_text("535377852 2007399082 51\n")
+    after = Activity(before, Look(11.1, [700], 700, root))
+    schedstat.write_text("524286831 918502702 45\n")
+    throttled = Activity(before, Look(11.1, [700], 700, root))
+    group = cgroup.find(700, root)
+
+    assert after.delayed == pytest.approx(0.99, abs=0.01) and after.cores == pytest.approx(0.01, abs=0.002)
+    assert throttled.delayed == 1.0  # it has not run at all, and is not counted until it does: its state is R
+    assert group is not None and group.cpu_quota() == 1.5
 
 
 def test_a_file_kept_open_shows_each_new_content(tmp_path: Path) -> None:

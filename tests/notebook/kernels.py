@@ -14,6 +14,9 @@ manager = pytest.importorskip("jupyter_client.manager", reason="jupyter_client i
 kernelspec = pytest.importorskip("jupyter_client.kernelspec")
 pytest.importorskip("ipykernel", reason="ipykernel is not installed")
 
+PATIENCE = 240
+"""Seconds without a message: TensorFlow alone takes a minute to import where ten others wait for each core."""
+
 
 class Kernel:
     """One kernel; `run` gives what the cell displayed, as a front end would get it."""
@@ -27,7 +30,7 @@ class Kernel:
         self._manager.start_kernel(cwd=str(cwd), env={**os.environ, **environment})
         self._client: Any = self._manager.client()
         self._client.start_channels()
-        self._client.wait_for_ready(timeout=60)
+        self._client.wait_for_ready(timeout=PATIENCE)
 
     @property
     def pid(self) -> int:
@@ -40,7 +43,20 @@ class Kernel:
     def run(self, code: str) -> list[dict[str, Any]]:
         """Run a cell to its end: the messages a front end would show, with their kind."""
         sent = self._client.execute(code)
-        return shown_by(sent, lambda: self._client.get_iopub_msg(timeout=60))
+        return shown_by(sent, lambda: self._client.get_iopub_msg(timeout=PATIENCE))
+
+    def shown_until(self, code: str, enough: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+        """Send a cell that takes long: what it shows, up to the first message that is enough, or to its end."""
+        sent = self._client.execute(code)
+        last: list[dict[str, Any]] = []
+
+        def receive() -> dict[str, Any]:
+            if last and enough(last[0]):
+                return {**last[0], "msg_type": "status", "content": {"execution_state": "idle"}}
+            last[:] = [self._client.get_iopub_msg(timeout=PATIENCE)]
+            return last[0]
+
+        return shown_by(sent, receive)
 
     def end(self) -> None:
         self._client.stop_channels()

@@ -37,6 +37,9 @@ def test_the_card_the_live_card_and_the_magics_work_in_ipython_7(old_python: str
         "import time\nfrom buoy.flight.recorder import current\n"
         "for _ in range(25):\n    current().step(); time.sleep(0.1)"
     )
+    stuck = kernel.run(
+        "current().event('warning', alarm='ram-level', text='RAM is full', values={})\ntime.sleep(7)"
+    )
     top = html(kernel.run("%buoy top"))
     interrupted = traceback_of(kernel.run(INTERRUPTED))
     os.kill(kernel.pid, signal.SIGKILL)
@@ -49,6 +52,8 @@ def test_the_card_the_live_card_and_the_magics_work_in_ipython_7(old_python: str
     assert versions[0]["text"] == "7.34.0 6.17.1\n"
     assert shown[0]["kind"] == "display_data"
     assert {item["kind"] for item in shown[1:]} == {"update_display_data"}
+    assert [item["kind"] for item in stuck][:2] == ["display_data", "update_display_data"]
+    assert "RAM is full" in html(stuck)
     assert "step 25" in top
     assert "my last line" in interrupted and "signals.py" not in interrupted
     assert "<b>killed</b>" in card

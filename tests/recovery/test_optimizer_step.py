@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -29,6 +29,9 @@ class Guard:
 
     def has_room(self, parameter: torch.Tensor, need: int) -> bool:
         return self.room
+
+    def limited(self, parameter: torch.Tensor) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def recovered(self, what: str) -> None:
         self.recoveries += 1

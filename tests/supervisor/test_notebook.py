@@ -44,10 +44,22 @@ def test_a_killed_kernel_is_judged_with_the_cell_it_was_in(kernel: Kernel, tmp_p
 def test_a_kernel_between_two_cells_is_no_hang_but_a_cell_that_blocks_is(
     kernel: Kernel, tmp_path: Path
 ) -> None:
-    kernel.run("import buoy, time; watch = buoy.watch('runs/nb'); watch.step()")
+    kernel.run("import buoy, threading; watch = buoy.watch('runs/nb'); watch.step()")
     time.sleep(4.0)
     before = [found["kind"] for found in events(tmp_path / "runs/nb")]
-    kernel.start("time.sleep(20)")
+    kernel.start("watch.step(); lock = threading.Lock(); lock.acquire(); lock.acquire()")
 
     assert "hang" not in before
-    assert wait_until(lambda: event(tmp_path / "runs/nb", "hang"), "the hang")["idle"] is True
+    assert wait_until(lambda: event(tmp_path / "runs/nb", "hang"), "the hang")["state"] == "blocked"
+
+
+def test_a_cell_without_a_step_is_no_hang_though_the_kernel_has_trained(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    """A plan, a plot, a download: after a run that is finished, nobody knows how long such a cell takes."""
+    kernel.run("import buoy, time; watch = buoy.watch('runs/nb'); watch.step(); watch.step()")
+    kernel.run("time.sleep(16)")
+    found = events(tmp_path / "runs/nb")
+
+    assert [hang["is_quiet"] for hang in found if hang["kind"] == "hang"] == [True]
+    assert not [event for event in found if event["kind"] == "warning"]

@@ -67,6 +67,32 @@ def test_a_script_whose_steps_cannot_be_counted_is_restarted_as_often_as_asked(t
     assert "buoy run --restart" not in done.stderr  # who asked for it need not be told of it
 
 
+def test_a_script_that_crashes_twice_at_the_same_place_is_not_started_a_third_time(tmp_path: Path) -> None:
+    code = "import ctypes\ndef read(at):\n    ctypes.string_at(at)\nread(0)"
+
+    done = run_python(tmp_path / "run", code, "--restart", "3")
+    assert done.returncode == 139
+    assert len(list((tmp_path / "run" / "attempts").iterdir())) == 2
+    assert (
+        "not restarted: it died twice in the same way (native-crash) at the same place, <string>:3"
+        in done.stderr
+    )
+
+
+def test_a_script_that_crashes_elsewhere_each_time_is_restarted_as_often_as_asked(tmp_path: Path) -> None:
+    code = (
+        "import ctypes, os, pathlib\n"
+        f"count = pathlib.Path({str(tmp_path / 'count')!r})\n"
+        "count.write_text((count.read_text() if count.exists() else '') + 'x')\n"
+        "def first(): ctypes.string_at(0)\n\n"
+        "def second(): ctypes.string_at(0)\n"
+        "(first, second)[len(count.read_text()) % 2]()"
+    )
+
+    run_python(tmp_path / "run", code, "--restart", "2")
+    assert len(list((tmp_path / "run" / "attempts").iterdir())) == 3
+
+
 IN_A_RUN_OF_ITS_OWN = """
 import os
 from buoy.training.keeper import Keeper

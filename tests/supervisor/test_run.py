@@ -53,7 +53,7 @@ def test_a_death_is_explained_on_stderr_in_at_most_six_lines(tmp_path: Path) -> 
     done = run_python(tmp_path / "run", "print('out'); raise ValueError('bad value')")
 
     assert done.stdout == "out\n"
-    said = done.stderr.partition("ValueError: bad value\n")[2]
+    said = done.stderr.partition("ValueError: bad value\n\n")[2]
     assert "python-exception" in said and len(said.splitlines()) <= 6
 
 
@@ -62,12 +62,14 @@ def test_a_death_is_explained_on_stderr_in_at_most_six_lines(tmp_path: Path) -> 
     [
         ([], 125, "no command to run"),
         (["--", "no-such-program-anywhere"], 127, "command not found"),
-        (["--", "train.py"], 127, "`buoy run -- python train.py`?"),
+        (["--", "train.py"], 127, "no such script"),
+        (["train.py"], 127, "no such script"),
+        (["python", "-u", "train.py"], 127, "no such script"),
+        ([sys.executable, "-X", "dev", "train.py", "-m", "x"], 127, "no such script"),
         (["--time-limit", "soon", "--", "true"], 125, "cannot read a duration"),
         (["--restart", "-1", "--", "true"], 125, "a negative number of restarts"),
         (["--restart", "many", "--", "true"], 125, "invalid int value"),
-        (["true"], 125, "hint: the command goes after `--`: `buoy run -- true`"),
-        (["--restart", "2", "python", "train.py"], 125, "`buoy run --restart 2 -- python train.py`"),
+        (["--restrat", "2", "true"], 125, "hint: did you mean `--restart`?"),
         (["--time-limit", "0", "--", "true"], 125, "a time limit of nothing"),
         (["--time-limit", "12", "--", "true"], 125, "`12h`, or `12s` for seconds"),
         (["--run", "", "--", "true"], 125, "an empty run folder"),
@@ -84,12 +86,50 @@ def test_what_cannot_be_started_is_told_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_not_executable_is_126(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("print(1)")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train.py"],
+        ["--", "train.py"],
+        ["./train.py"],
+        ["python", "train.py"],
+        ["--", "python", "train.py"],
+        ["-m", "train"],
+        ["--", sys.executable, "-u", "train.py"],
+    ],
+)
+def test_a_script_runs_however_it_is_spelt(tmp_path: Path, words: list[str]) -> None:
+    """What comes before it is ours, what comes after it is its own. No `python` on PATH: then it is ours."""
+    (tmp_path / "train.py").write_text("import sys; print(sys.argv[1:], sys.executable)")
+    (tmp_path / "train.py").chmod(0o755)  # as all files are on a mounted drive: no program, all the same
 
-    done = buoy("run", "--run", str(tmp_path / "run"), "--", str(script))
-    assert done.returncode == 126 and f"`buoy run -- python {script}`" in done.stderr
+    options = ["--run", "there", *words, "--restart", "2", "--", "--help"]
+    done = buoy("run", *options, cwd=tmp_path, env={**os.environ, "PATH": ""})
+    assert (done.stdout, done.returncode) == (f"['--restart', '2', '--', '--help'] {sys.executable}\n", 0)
+    assert (tmp_path / "there" / "attempts" / "0001").is_dir()
+
+
+def test_a_script_that_is_a_program_starts_as_its_first_line_says(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("#!/bin/echo\n")
+    (tmp_path / "train.py").chmod(0o755)
+
+    assert buoy("run", "./train.py", cwd=tmp_path).stdout == "./train.py\n"
+    assert buoy("run", "train.py", cwd=tmp_path).stdout == ""  # Python's: one line of comment
+
+
+def test_a_mistyped_script_leaves_no_run_and_gets_the_nearest_name(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("pass")
+
+    done = buoy("run", "python", "trian.py", cwd=tmp_path)
+    assert done.returncode == 127 and "did you mean `train.py`?" in done.stderr
+    assert "no run found" in buoy("why", cwd=tmp_path).stderr
+
+
+def test_the_verdict_starts_on_its_own_line_after_a_progress_bar(tmp_path: Path) -> None:
+    code = "import os, sys; sys.stderr.write('\\r 50%|#####     | 5/10'); sys.stderr.flush(); os.kill(os.getpid(), 9)"
+
+    said = run_python(tmp_path / "run", code).stderr.splitlines()
+    assert any(line.startswith("run #1: killed") for line in said), said
 
 
 @pytest.mark.parametrize(
@@ -321,3 +361,21 @@ def test_a_store_as_mirror_is_refused_in_words(tmp_path: Path) -> None:
 
     assert done.returncode == 125
     assert "buoy.Run(" in done.stderr
+
+
+@pytest.mark.parametrize("reaped", [False, True])
+def test_the_death_of_a_child_is_written_once_with_its_name(tmp_path: Path, reaped: bool) -> None:
+    """Also of one that nobody collects: the kernel lists it as a child for as long."""
+    code = (
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        "time.sleep(0.8)\n"
+        "child.kill()\n"
+        f"{reaped} and child.wait()\n"
+        "time.sleep(2.5)\n"
+    )
+    run_python(tmp_path / "run", code)
+    deaths = [found for found in events(tmp_path / "run") if found["kind"] == "process-death"]
+
+    assert [(death["name"], death["status"]) for death in deaths] == [("sleep 60", 9)]
+    assert deaths[0]["since"] < deaths[0]["t"]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from buoy.flight.attempt import new_attempt, write_json
+from buoy.flight.attempt import new_attempt
+from buoy.machine.records import write_json
 from buoy.supervisor.sidecar import Sidecar
 from tests.processes import event, events
 

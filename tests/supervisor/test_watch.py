@@ -7,9 +7,19 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
+from tests.conftest import MountedDrive
 from tests.processes import alive, attempt, event, read, run_python, wait_until
+
+_JOINED = (
+    "buoy.watch('r'); from buoy.training.recording import *; record(Store('other'), sys.argv[1], None, print)"
+)
+"""A recording that ran already, as a notebook's, is copied to the mirror of a run that joins it."""
 
 
 def python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -134,6 +144,35 @@ def test_the_mirror_gets_the_tail_and_the_verdict(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "r")
     told = subprocess.run([sys.executable, "-m", "buoy", "why", str(copy)], capture_output=True, text=True)
     assert told.returncode == 0 and "ZeroDivisionError" in told.stdout
+
+
+@pytest.mark.parametrize("begins", ["buoy.watch('r', mirror=sys.argv[1])", _JOINED])
+def test_the_log_leaves_nothing_where_its_mirror_was_mounted(
+    begins: str, tmp_path: Path, make_drive: Callable[..., MountedDrive]
+) -> None:
+    """`drive.mount` refuses a folder that is not empty."""
+    drive = make_drive()
+    code = f"import buoy, sys; {begins}; print('go', flush=True); sys.stdin.readline(); 1/0"
+    training = subprocess.Popen(
+        [sys.executable, "-c", code, str(drive.path)],
+        cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    wait_until((attempt(drive.path / "r") / "events.jsonl").exists, "the first copy")
+    drive.unmount()
+    training.communicate("\n", timeout=60)
+    wait_until((attempt(tmp_path / "r") / "verdict.json").exists, "the verdict")
+    wait_until(lambda: not _sidecars(tmp_path / "r"), "the last copy")
+
+    assert os.listdir(drive.path) == []
+
+
+def _sidecars(run: Path) -> list[str]:
+    """The processes that Python was given this attempt for: a sidecar, and what it has forked to copy."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found += [path.parent.name] if f"{attempt(run)}\0".encode() in path.read_bytes() else []
+    return found
 
 
 def test_a_store_as_the_logs_mirror_is_refused_and_no_folder_of_its_name_is_made(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from buoy.checkpoint.schedule import Cost
 from buoy.flight.attempt import new_attempt
 from buoy.flight.log import EventLog
@@ -55,8 +57,10 @@ def test_what_is_dear_to_save_is_not_saved_every_second(tmp_path: Path) -> None:
     assert min(later - earlier for earlier, later in pairwise(saved)) >= 20
 
 
-def test_a_disk_that_fills_is_no_reason_to_write_more_and_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize("alarm", ["disk", "ram-level"])
+def test_a_disk_that_fills_or_ram_that_just_stands_there_is_one_save(tmp_path: Path, alarm: str) -> None:
+    """More writes fill the disk; and nobody has said when that RAM will be full."""
     attempt = new_attempt(str(tmp_path / "run"))
-    EventLog(attempt.folder).add("warning", alarm="disk", text="it fills", values={"seconds": 80.0})
+    EventLog(attempt.folder).add("warning", alarm=alarm, text="it fills", values={"seconds": 80.0})
 
     assert _saves(Alarms(SimpleNamespace(attempt=attempt)), Cost(0.01, 0.0, 0.2), 300) == [0]  # type: ignore[arg-type]

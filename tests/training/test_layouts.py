@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import buoy
+from buoy.checkpoint import store
 from buoy.flight import recorder
 
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -162,3 +164,114 @@ def test_a_model_with_an_expanded_buffer_goes_on(tmp_path: Path) -> None:
         means.append(model.mean.clone())
     assert torch.equal(*weights)
     assert torch.equal(*means)
+
+
+class Remembering(nn.Module):
+    """Loads in a way of its own and keeps what it is given, as torchmetrics' metrics do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(3))
+
+    def _load_from_state_dict(self, state: dict[str, torch.Tensor], prefix: str, *rest: object) -> None:
+        self.seen = state.pop(f"{prefix}seen")
+
+
+def every_kind() -> nn.Module:
+    """Ways in which modules take what `load_state_dict` gives them."""
+    tied = nn.Linear(4, 4)
+    old = nn.utils.spectral_norm(nn.Linear(4, 4))  # has a hook before it is loaded
+    new = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    parts = [tied, nn.LSTM(4, 4, 2), nn.MultiheadAttention(4, 2), nn.BatchNorm1d(4), old, new, Remembering(),
+             nn.Conv2d(2, 4, 3).to(memory_format=torch.channels_last), nn.Linear(4, 4).half()]  # fmt: skip
+    whole = nn.Sequential(*parts, nn.Linear(4, 4))  # type: ignore[arg-type]
+    whole[-1].weight = tied.weight
+    whole.scale = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+    whole.register_buffer("none", torch.zeros(0, 2))
+    whole.register_buffer("count", torch.tensor(7))
+    whole.register_buffer("turned", torch.randn(2, 3).t())
+    return whole
+
+
+def test_every_kind_of_module_gets_the_numbers_that_were_saved(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    saved = every_kind()
+    saved[6].seen += 5  # type: ignore[index, operator]
+    with buoy.Run(tmp_path) as run:
+        run.track(model=saved)
+        run.save()
+    loaded = every_kind()
+    with buoy.Run(tmp_path) as run:
+        run.track(model=loaded)
+
+    expected, found = saved.state_dict(), loaded.state_dict()
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value) and type(found[name]) is torch.Tensor, name
+        assert found[name].is_contiguous() == value.is_contiguous(), name
+    loaded[6].seen[0] = 9.0  # type: ignore[index]
+    assert loaded[6].seen.tolist() == [9.0, 5.0, 5.0], "what it keeps is its own"  # type: ignore[index]
+
+
+def test_a_checkpoint_that_changes_while_it_is_loaded_is_named_and_the_next_start_uses_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def track(steps: int) -> list[float]:
+        model = nn.Linear(1, 1, bias=False)
+        with torch.no_grad():
+            model.weight.fill_(0.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+        run = buoy.Run(tmp_path, save=1)
+        try:
+            run.track(model=model, optimizer=optimizer)
+            before = [run.step, *model.weight.flatten().tolist()]
+            for _ in run.epochs(1):
+                for x in run.batches([torch.ones(1, 1)] * 9):
+                    if run.step >= steps:
+                        return before
+                    model(x).sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            return before
+        finally:
+            run.finish()
+
+    def verified_and_then_changed(folder: str, *rest: Any) -> Any:
+        found = opened(folder, *rest)
+        with open(f"{folder}/state.safetensors", "r+b") as file:
+            file.seek(-1, 2)
+            file.write(b"x")
+        return found
+
+    track(3)
+    opened = store.open_checkpoint
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "open_checkpoint", verified_and_then_changed)
+        with pytest.raises(buoy.BuoyError) as refused:
+            track(3)
+
+    assert "it has changed while it was loaded" in str(refused.value) and "nothing" not in str(refused.value)
+    assert track(2) == [2, -2.5]
+
+
+def test_a_model_is_loaded_with_memory_for_one_of_its_tensors(tmp_path: Path) -> None:
+    """A checkpoint may be as large as half the machine's memory."""
+
+    def memory(field: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
+
+    def model() -> nn.Module:
+        return nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(16)))
+
+    with buoy.Run(tmp_path) as run:
+        run.track(model=model())
+        run.save()
+    again = model()
+    with buoy.Run(tmp_path) as run:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before = memory("VmRSS")
+        run.track(model=again)
+        taken = memory("VmHWM") - before
+
+    assert taken < 16 << 20, "of 64 MiB"

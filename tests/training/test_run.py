@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections import deque
@@ -17,6 +18,7 @@ import buoy
 from buoy.checkpoint.state import CannotSave
 from buoy.checkpoint.values import CannotTrack
 from buoy.flight import recorder
+from tests.checkpoint.ground import forge
 from tests.processes import buoy as command
 from tests.processes import event
 
@@ -413,3 +415,44 @@ def test_a_loader_built_for_each_epoch_is_let_go() -> None:
     gc.collect()
 
     assert [reference() for reference in built] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (["buoy"], 7),
+        (["buoy", "ranks"], None),
+        (["buoy", "ranks", 0], "x"),
+        (["buoy", "ranks", 0, "position"], {"epoch": []}),
+        (["buoy", "ranks", 0, "buffers"], "x"),
+        (["buoy", "ranks", 0, "rng"], [1]),
+        (["model"], 3),
+        (["optimizer"], True),
+        (["optimizer", "param_groups"], "x"),
+        (["optimizer", "param_groups", 0], {"params": {}}),
+        (["optimizer", "param_groups", 0, "lr"], "fast"),
+        (["counters"], {"$": "tuple", "v": 3}),
+    ],
+    ids=str,
+)
+def test_what_fits_its_checksums_and_is_not_what_a_run_saves_is_refused_in_words(
+    path: list[Any], value: object, tmp_path: Path
+) -> None:
+    train(tmp_path, nn.Linear(4, 1), counters={"seen": 3})
+    (folder,) = (tmp_path / "checkpoints").glob("step-*")
+    values = json.loads((folder / "values.json").read_bytes())
+    owner = values
+    for key in path[:-1]:
+        owner = owner[key]
+    owner[path[-1]] = value
+    forge(folder, values)
+    before = sorted((path.name, path.read_bytes()) for path in folder.iterdir())
+
+    with pytest.raises(buoy.BuoyError) as refused:
+        train(tmp_path, nn.Linear(4, 1), epochs=2, counters={"seen": 0})
+
+    assert refused.value.received and refused.value.hint
+    assert (
+        sorted((path.name, path.read_bytes()) for path in folder.iterdir() if path.name != "damaged")
+        == before
+    )

@@ -91,14 +91,25 @@ class Attempt:
         self.process(PID)
 
     def process(
-        self, pid: int, note: dict[str, Any] | None = None, step: int = 120, **texts: tuple[str, float]
+        self,
+        pid: int,
+        note: dict[str, Any] | None = None,
+        step: int = 120,
+        fatal: tuple[int, int, int] | None = None,
+        **texts: tuple[str, float],
     ) -> None:
-        """An instrumented process; texts are `SIGTERM=(text, seconds before the death)`."""
+        """An instrumented process; texts are `SIGTERM=(text, seconds before the death)`.
+
+        `fatal`: signal, si_code and si_pid (or si_addr) of what the kernel told it last.
+        """
         folder = self.folder / f"process-{pid}"
         folder.mkdir(exist_ok=True)
         page = bytearray(4096)
         page[:8] = b"BUOYBCN1"
         struct.pack_into("<QdddqQd", page, 64, step, DIED_T - 0.5, 0.5, 0.0, 2, 1, DIED_T)
+        if fatal is not None:
+            number, code, origin = fatal
+            struct.pack_into("<iiiiQ", page, 256, number, 0, code, 0, origin)
         if note is not None:
             words = json.dumps(note).encode()
             struct.pack_into("<I", page, 1024, len(words))

@@ -161,3 +161,40 @@ def test_without_a_record_of_who_the_training_was_nobody_is_said_to_have_ended_f
 
     assert verdict.cause.id == "python-exception" and verdict.cause.claim.grade != "certain"
     assert "ended first" not in render(verdict)
+
+
+def test_samples_that_were_not_copied_are_missed_and_no_story_is_made_of_the_rest(attempt: Attempt) -> None:
+    """Without them the readings from after the death would look like an allocation out of nowhere."""
+    attempt.oom_killed()
+    attempt.death["cgroup"]["used"] = 5 << 20
+    folder = attempt.write()
+    lines = (folder / "samples-0001.jsonl").read_text().splitlines(keepends=True)
+    whole = render(judge(load(str(folder))))
+    told = []
+    for rest in (lines[:-6], lines[:1], []):
+        (folder / "samples-0001.jsonl").write_text("".join(rest))
+        told.append(render(judge(load(str(folder)))))
+
+    assert "samples are missing" not in whole
+    assert "the newest is from 0.7 s before the end" in " ".join(told[0].split())
+    for text in told:
+        assert "samples are missing from this folder" in text
+        assert "sudden allocation" not in text and "memory last seen" not in text
+    assert "there is none" in told[1] and "there is none" in told[2]
+
+
+def test_a_kill_that_was_counted_is_only_possibly_this_one_without_the_samples(attempt: Attempt) -> None:
+    """They would tell whether it had been counted long before."""
+    attempt.oom_killed(named=False)
+    attempt.death["processes"][0]["rss"] = attempt.death["cgroup"]["limit"]
+    folder = attempt.write()
+    (folder / "samples-0001.jsonl").unlink()
+    verdict = judge(load(str(folder)))
+
+    assert (verdict.cause.id, verdict.cause.claim.grade) == ("kernel-oom", "possible")
+
+
+def test_a_recorder_that_never_took_a_sample_misses_none(attempt: Attempt) -> None:
+    attempt.samples, attempt.death["last"] = [], None
+
+    assert "samples are missing" not in render(attempt.verdict())

@@ -6,6 +6,7 @@ import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from folders import GIB, PID, Attempt, exited, note
@@ -247,6 +248,36 @@ def test_a_full_file_in_shared_memory_is_told_from_a_full_disk(attempt: Attempt)
     assert said(attempt) == ("shm-full", "certain")
 
 
+FULL = ("builtins.OSError", "[Errno 28] No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("room", "cause"),
+    [
+        ({"shm_free": 0}, ("shm-full", "likely")),
+        (
+            {"shm_free": 0, "chain": [{"type": FULL[0], "message": FULL[1], "errno": 28}]},
+            ("shm-full", "likely"),
+        ),
+        ({"shm_free": 0, "disk_free": 0, "on_shm": True}, ("shm-full", "certain")),
+        ({"shm_free": 0, "disk_free": 0}, ("disk-full", "certain")),
+        ({"shm_free": 0, "filename": "/data/x.bin"}, ("disk-full", "likely")),
+        ({"shm_free": 0, "inodes_free": 0}, ("disk-full", "certain")),
+        ({"shm_free": 1 << 30}, ("disk-full", "likely")),
+    ],
+)
+def test_a_write_that_names_no_file_is_told_apart_by_what_is_full(
+    attempt: Attempt, room: dict[str, Any], cause: tuple[str, str]
+) -> None:
+    kind, message = ("builtins.RuntimeError", "could not save") if "chain" in room else FULL
+    attempt.raises(
+        kind, message, ("builtins.OSError",)[: kind == FULL[0]], errno=28 if kind == FULL[0] else None, **room
+    )
+
+    assert said(attempt) == cause
+    assert ("ls -lhS /dev/shm" in " ".join(attempt.verdict().cause.next)) is (cause[0] == "shm-full")
+
+
 def test_disk_full_says_which_file_and_how_much_is_free(attempt: Attempt) -> None:
     attempt.raises(
         "builtins.OSError", "[Errno 28] No space", OS, errno=28, filename="/data/ck/last.pt", disk_free=4096
@@ -317,11 +348,15 @@ def test_code_0_in_the_middle_of_a_cell_is_no_good_end(
         assert verdict.cause.next[0].startswith("go on from step 100")
 
 
-def test_an_orderly_exit_with_unknown_code_is_only_likely_a_good_one(attempt: Attempt) -> None:
-    attempt.process(PID, {"kind": "exit"})
+@pytest.mark.parametrize(("finished", "grade"), [(True, "likely"), (False, "possible"), (None, "possible")])
+def test_an_orderly_exit_with_unknown_code_is_a_good_one_if_the_script_came_to_its_end(
+    attempt: Attempt, finished: bool | None, grade: str
+) -> None:
+    attempt.process(PID, {"kind": "exit", "finished": finished})
     attempt.death["status"] = {"raw": None, "source": None}
 
-    assert said(attempt) == ("clean-exit", "likely")
+    assert said(attempt) == ("clean-exit", grade)
+    assert ("may have failed" in attempt.verdict().cause.claim.text) is (grade == "possible")
 
 
 @pytest.mark.parametrize("code", [1, 3, 7, 255])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
 from folders import DIED_T, DIED_WALL, GIB, Attempt
 
+from buoy.flight.log import FIELDS, SampleLog
 from buoy.verdict.trend import bytes_per_second, bytes_per_step
 
 MIB = 1 << 20
@@ -52,6 +54,7 @@ def test_without_steps_growth_is_told_by_the_second(attempt: Attempt) -> None:
 
     assert bytes_per_second(attempt.evidence(), LIMIT) == pytest.approx(40 * MIB, rel=0.05)
     assert "about 40.0 MiB a second" in verdict.cause.next[0]
+    assert "kept for ever" not in str(verdict)  # an import, or one array that is filled, looks the same
     assert not any("first step" in step for step in verdict.cause.next)
 
 
@@ -141,3 +144,56 @@ def test_a_short_end_must_grow_much_and_evenly(attempt: Attempt, used: Callable[
     grows(attempt, used)
 
     assert bytes_per_step(attempt.evidence(), LIMIT) is None
+
+
+def recorded(attempt: Attempt, used: Callable[[float], float], seconds: float, pace: float) -> None:
+    """The whole attempt as the recorder writes it: minutes, and the last ten at full rate. MiB held, steps a second."""
+    attempt.write()
+    for path in attempt.folder.glob("samples-*"):
+        path.unlink()
+    log = SampleLog(str(attempt.folder))
+    for n in range(int(5 * seconds)):
+        t = DIED_T - seconds + 0.1 + n / 5
+        row = {
+            **attempt.samples[0],
+            "t": t,
+            "wall": t,
+            "step": 1 + int(pace * n / 5),
+            "tree_rss": int(used(n / 5) * MIB),
+        }
+        log.add([row.get(name) for name in FIELDS])
+    log.flush()
+    attempt.samples = []
+
+
+@pytest.mark.parametrize("seconds", [60.0, 560.0, 3600.0])
+@pytest.mark.parametrize("breath", [0.0, 300.0])
+def test_a_leak_by_the_step_is_seen_at_any_pace_and_under_what_a_step_takes_and_gives_back(
+    attempt: Attempt, seconds: float, breath: float
+) -> None:
+    """0.8 MiB a step until 2 GiB are full; the readings fall anywhere within a step."""
+    pace = 1500 / 0.8 / seconds
+    chance = random.Random(7)
+    recorded(attempt, lambda t: 250 + 0.8 * pace * t + breath * chance.random(), seconds, pace)
+    attempt.oom_killed()
+
+    assert bytes_per_step(attempt.evidence(), LIMIT) == pytest.approx(0.8 * MIB, rel=0.1)
+    advice = " ".join(attempt.verdict().cause.next)
+    assert "kept for ever" in advice and "halve" not in advice
+
+
+def test_what_only_breathes_does_not_leak(attempt: Attempt) -> None:
+    chance = random.Random(7)
+    recorded(attempt, lambda t: 1200 + 600 * chance.random(), 600.0, 4.0)
+
+    assert bytes_per_step(attempt.evidence(), LIMIT) is None
+
+
+def test_other_programs_that_grew_are_not_the_training(attempt: Attempt) -> None:
+    warns(attempt, before=2.5, seconds=3.0)
+    attempt.events[-1]["values"].update(whose="others", per_step=None, per_second=6 * MIB)
+    attempt.oom_killed()
+    advice = " ".join(attempt.verdict().cause.next)
+
+    assert "other programs grew, about 6.0 MiB a second, and not the training" in advice
+    assert "kept for ever" not in advice

@@ -222,27 +222,76 @@ def test_a_process_younger_than_the_attempt_is_another(attempt: Attempt) -> None
 def hang(attempt: Attempt, stack: str = "", **values: object) -> None:
     attempt.alive()
     attempt.process(os.getpid(), stacks=(stack, 0.0))
-    attempt.event(
-        "hang", **{"step": 120, "age": 45.0, "cpu_share": 0.0, "threads": [], "idle": True, **values}
-    )
+    usual = {
+        "step": 120,
+        "age": 45.0,
+        "cpu_share": 0.0,
+        "threads": [],
+        "state": "blocked",
+        "is_certain": True,
+    }
+    attempt.event("hang", **{**usual, "phase": "train", "is_quiet": False, **values})
 
 
 RECV = 'Thread 0x1 (most recent call first):\n  File "/usr/lib/python3.11/socket.py", line 7 in recv\n'
 
 
-def test_a_hang_is_certain_and_its_reason_likely(attempt: Attempt) -> None:
-    hang(attempt, RECV + '  File "/home/me/train.py", line 9 in fetch\n')
+def test_a_hang_that_the_threads_prove_is_certain_and_its_reason_likely(attempt: Attempt) -> None:
+    hang(
+        attempt,
+        RECV + '  File "/home/me/train.py", line 9 in fetch\n',
+        waits="waits for a lock or another thread",
+    )
     verdict = attempt.verdict()
 
     assert said(attempt) == ("hang", "certain")
     assert "step 120" in verdict.cause.claim.text
     assert verdict.cause.actor.grade == "likely"
-    assert "train.py:9" in verdict.cause.actor.text
+    assert "waits for a lock or another thread, in /home/me/train.py:9" in verdict.cause.actor.text
+
+
+@pytest.mark.parametrize(
+    ("values", "cause", "grade", "words"),
+    [
+        ({"is_certain": False, "waits": "waits for the network"}, "hang", "likely", "It seems to hang"),
+        ({"is_certain": False, "state": "waiting"}, "hang", "possible", "It may hang, or wait"),
+        ({"state": "starved", "delayed": 0.97, "quota": 0.01}, "starved", "certain", "It is starved of CPU"),
+        ({"state": "network", "network": 200e3}, "waiting", "certain", "It waits for the network (195.3 KiB come"),
+        ({"is_certain": False, "state": "disk", "waits": "is writing to /drive/model.pt"}, "waiting", "likely",
+         "It waits for a disk"),
+        ({"is_certain": False, "state": "sleep"}, "waiting", "likely", "It sleeps"),
+    ],
+)  # fmt: skip
+def test_what_is_not_proven_to_hang_is_called_what_it_is(
+    attempt: Attempt, values: dict[str, object], cause: str, grade: str, words: str
+) -> None:
+    hang(attempt, **values)
+    verdict = attempt.verdict()
+
+    assert said(attempt) == (cause, grade)
+    assert verdict.cause.claim.text.startswith(words)
+    assert verdict.ran_for is not None and verdict.ran_for < 100.0  # it lives
+
+
+def test_one_that_has_not_taken_a_step_is_still_starting(attempt: Attempt) -> None:
+    """What it waits for is said, and that it hangs is not."""
+    hang(attempt, step=0, phase="start", state="network", network=200e3, is_quiet=True)
+    verdict = attempt.verdict()
+
+    assert said(attempt) == ("still-running", "certain")
+    assert "still starting" in verdict.cause.claim.text
+    assert "195.3 KiB come and go each second" in verdict.cause.claim.evidence[0].text
+
+
+def test_a_hang_that_an_older_buoy_recorded_is_no_proof(attempt: Attempt) -> None:
+    hang(attempt, idle=True, state=None, is_certain=None)
+
+    assert said(attempt) == ("hang", "likely")
 
 
 def test_a_busy_hang_may_be_computing(attempt: Attempt) -> None:
     """It may as well be at a long evaluation: that no step came is certain, that it hangs is not."""
-    hang(attempt, RECV.replace("recv", "work"), cpu_share=0.38, idle=False)
+    hang(attempt, RECV.replace("recv", "work"), cpu_share=0.38, state="busy", is_certain=False)
     cause = attempt.verdict().cause
 
     assert (cause.id, cause.claim.grade) == ("hang", "possible")
@@ -254,7 +303,7 @@ def test_a_busy_hang_may_be_computing(attempt: Attempt) -> None:
 
 
 def test_what_computed_without_a_step_is_not_said_to_have_hung(attempt: Attempt) -> None:
-    attempt.event("hang", 5.0, step=120, age=45.0, cpu_share=0.9, threads=[], idle=False)
+    attempt.event("hang", 5.0, step=120, age=45.0, cpu_share=0.9, threads=[], state="busy")
 
     assert "no step had come since step 120" in attempt.verdict().cause.cascade[0].text
 
@@ -272,7 +321,14 @@ def test_a_hanging_cell_is_interrupted_before_its_kernel_is_ended(attempt: Attem
 
 @pytest.mark.parametrize(
     ("values", "step", "word"),
-    [({}, 120, "hangs"), ({"idle": False}, 120, "may hang"), ({}, 121, "running")],
+    [
+        ({}, 120, "hangs"),
+        ({"state": "busy", "is_certain": False}, 120, "may hang"),
+        ({"state": "starved"}, 120, "starved"),
+        ({"state": "disk", "is_certain": False}, 120, "waits"),
+        ({"state": "network", "is_quiet": True}, 120, "running"),
+        ({}, 121, "running"),
+    ],
 )
 def test_the_lists_of_runs_say_that_it_hangs(
     attempt: Attempt, values: dict[str, object], step: int, word: str
@@ -291,7 +347,7 @@ def test_the_lists_of_runs_say_that_it_hangs(
 
 
 def test_a_stopped_process_is_told_from_a_deadlock(attempt: Attempt) -> None:
-    hang(attempt, threads=[{"tid": 1, "state": "T", "wchan": ""}])
+    hang(attempt, state="stopped", threads=[{"tid": 1, "state": "T", "wchan": ""}])
 
     assert "SIGSTOP" in attempt.verdict().cause.actor.text
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import time
+
 import pytest
-from folders import CHILD, PID, Attempt, counters, exited, note, oom_line
+from folders import CHILD, DIED_T, PID, Attempt, counters, exited, note, oom_line
 
 from buoy.verdict.lost_child import lost_child
 
@@ -288,3 +291,187 @@ def test_a_child_killed_by_hand_is_not_called_oom_after_a_clean_exit(attempt: At
 
     assert "signal 9" in attempt.verdict().cause.cascade[0].text
     assert "OOM" not in attempt.verdict().cause.cascade[0].text
+
+
+RESET = ("builtins.ConnectionResetError", "[Errno 104] Connection reset by peer", ("builtins.OSError",))
+IN_MULTIPROCESSING = {
+    "file": "/usr/lib/python3.11/multiprocessing/connection.py",
+    "line": 378,
+    "function": "_recv",
+}
+
+
+def resets(attempt: Attempt, raised: float, **more: object) -> None:
+    """A line broke so many seconds before the process had left."""
+    attempt.raises(RESET[0], RESET[1], RESET[2], t=DIED_T - raised, **more)
+
+
+def test_a_childs_death_is_as_old_as_it_was_when_the_exception_came(attempt: Attempt) -> None:
+    """The parent took two minutes to leave."""
+    resets(attempt, raised=120.0)
+    attempt.child_death(9, before=121.0, kernel_log=[oom_line(CHILD)])
+    verdict = attempt.verdict()
+
+    assert said(attempt) == ("worker-killed", "likely")
+    assert "was killed by the kernel's OOM killer" in claim(attempt)
+    assert "1 s before the exception" in verdict.cause.cascade[0].text
+    assert "line" not in verdict.cause.next[0]
+
+
+def test_a_named_worker_is_meant_however_long_its_parent_took_to_leave(attempt: Attempt) -> None:
+    words = f"DataLoader worker (pid {CHILD}) is killed by signal: Killed. "
+    attempt.raises("builtins.RuntimeError", words, RUNTIME, t=DIED_T - 300.0)
+    attempt.child_death(9, before=300.1)
+
+    assert said(attempt) == ("worker-killed", "certain")
+
+
+@pytest.mark.parametrize(("status", "words"), [(9, "SIGKILL"), (11, "signal 11 (SIGSEGV)")])
+def test_a_pipe_that_is_read_late_broke_with_the_worker(attempt: Attempt, status: int, words: str) -> None:
+    resets(attempt, raised=0.1, inner=IN_MULTIPROCESSING)
+    attempt.child_death(status, before=3000.0)
+
+    assert said(attempt) == ("worker-killed", "likely")
+    assert words in claim(attempt)
+
+
+def test_a_socket_that_breaks_long_after_a_child_is_told_with_that_child(attempt: Attempt) -> None:
+    """It may have led anywhere: neither the line nor the child is blamed for certain."""
+    resets(attempt, raised=0.1)
+    attempt.child_death(9, before=3000.0, kernel_log=[oom_line(CHILD)])
+    verdict = attempt.verdict()
+
+    assert said(attempt) == ("python-exception", "likely")
+    assert (
+        f"(pid {CHILD}) was killed by the kernel's OOM killer 50 min before" in verdict.cause.cascade[0].text
+    )
+    assert f"first find out why pt_data_worker (pid {CHILD}) died" in verdict.cause.next[0]
+
+
+def test_a_pipe_to_a_process_that_nobody_followed_is_no_certain_fault_of_the_line(attempt: Attempt) -> None:
+    resets(attempt, raised=0.1, inner=IN_MULTIPROCESSING)
+    assert said(attempt) == ("python-exception", "likely")
+    assert "the process at the other end of that pipe was gone" in attempt.verdict().cause.next[0]
+
+    attempt.death["counters"] = counters((3, 4), (7, 8))
+    attempt.death["kernel_log"]["lines"] = [oom_line(CHILD)]
+    assert said(attempt) == ("worker-killed", "likely")
+
+
+def test_a_child_that_was_seen_dead_only_after_the_exception_may_have_died_before_it(
+    attempt: Attempt,
+) -> None:
+    """A starved recorder notices late, and says since when it had not looked."""
+    resets(attempt, raised=2.0)
+    attempt.child_death(9, before=0.5, since=DIED_T - 3.0)
+    assert said(attempt) == ("worker-killed", "likely")
+
+    attempt.events[-1]["since"] = DIED_T - 1.0  # it lived then: the parent ended it on its way out
+    assert said(attempt) == ("python-exception", "likely")
+
+
+def test_a_worker_that_the_chain_of_an_exception_names_is_likely_meant(attempt: Attempt) -> None:
+    inner = {
+        "type": "builtins.RuntimeError",
+        "message": f"DataLoader worker (pid {CHILD}) is killed by signal: Killed.",
+    }
+    attempt.raises("builtins.KeyError", "'batch'", chain=[inner])
+    attempt.child_death(9)
+
+    assert said(attempt) == ("worker-killed", "likely")
+
+
+def test_no_violent_death_is_dropped_from_any_story(attempt: Attempt) -> None:
+    attempt.raises("builtins.KeyError", "'label'")
+    for number in range(5):
+        attempt.child_death(11, before=400.0 - number, pid=CHILD - number)
+    attempt.child_death(15, before=1.0, pid=CHILD - 7)
+    attempt.child_death(9, before=1.0, pid=CHILD - 8, role="buoy's own")
+    story = " / ".join(item.text for item in attempt.verdict().cause.cascade)
+
+    assert said(attempt) == ("python-exception", "certain")
+    assert f"pid {CHILD - 4}" in story and f"pid {CHILD - 3}" in story
+    assert "3 more child processes had died of signals before" in story
+    assert f"pid {CHILD - 7}" not in story and f"pid {CHILD - 8}" not in story
+
+
+def test_thousands_of_children_without_a_status_are_judged_in_time(attempt: Attempt) -> None:
+    """An old kernel tells nobody how a collected child ended; one kill among them was counted."""
+    attempt.raises("builtins.KeyError", "'label'")
+    for number in range(8000):
+        counted = counters((3, 3 + (number > 4000)), (7, 7 + (number > 4000)))
+        attempt.child_death(None, before=500.0 - number / 20, pid=CHILD - number, counters=counted)
+    begun = time.process_time()
+    verdict = attempt.verdict()
+
+    assert time.process_time() - begun < 20
+    assert "OOM killer" in verdict.cause.cascade[0].text
+
+
+def wrapped(attempt: Attempt, command: str, status: int) -> None:
+    """A command that buoy cannot look into ended, and had started the training."""
+    attempt.attempt["command"] = command.split()
+    shutil.rmtree(attempt.folder / f"process-{PID}")
+    attempt.death["status"]["raw"] = status
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("make train", 2), ("setsid -w python train.py", 9), ("unshare -pf python train.py", 1)],
+)
+def test_a_wrapper_that_answers_with_a_code_of_its_own_is_told_with_its_commands_end(
+    attempt: Attempt, command: str, code: int
+) -> None:
+    wrapped(attempt, command, exited(code))
+    attempt.child_death(9, before=0.3, name="python train.py", kernel_log=[oom_line(CHILD)])
+
+    assert said(attempt) == ("worker-killed", "likely")
+    program = command.split()[0]
+    assert f"OOM killer; `{program}`, which had started it, then ended with exit code {code}" in claim(
+        attempt
+    )
+    assert "num_workers" not in " ".join(attempt.verdict().cause.next)
+
+
+def test_a_code_long_after_a_childs_end_is_the_wrappers_own_with_that_end_in_its_story(
+    attempt: Attempt,
+) -> None:
+    wrapped(attempt, "make all", exited(2))
+    attempt.child_death(11, before=200.0)
+    verdict = attempt.verdict()
+
+    assert said(attempt) == ("exit-code", "certain")
+    assert "was ended by signal 11 (SIGSEGV) 3 min 20 s before the end" in verdict.cause.cascade[0].text
+    assert "first find out why" in verdict.cause.next[0]
+
+
+@pytest.mark.parametrize("code", [247, 137, 1])
+def test_a_python_launcher_passes_on_that_its_command_was_killed_for_memory(
+    attempt: Attempt, code: int
+) -> None:
+    attempt.attempt["command"] = ["python", "launch.py"]
+    attempt.process(PID, {"kind": "exit"})
+    attempt.death["status"]["raw"] = exited(code)
+    attempt.child_death(9, before=0.3, name="python train.py", kernel_log=[oom_line(CHILD)])
+
+    assert said(attempt) == ("worker-killed", "likely")
+    assert "`python launch.py`, which had started it" in claim(attempt)
+
+
+def test_a_python_that_kills_its_own_child_and_leaves_with_a_code_chose_both(attempt: Attempt) -> None:
+    attempt.process(PID, {"kind": "exit"})
+    attempt.death["status"]["raw"] = exited(3)
+    attempt.child_death(9, before=0.3, name="tensorboard")
+
+    assert said(attempt) == ("exit-code", "certain")
+
+
+def test_a_wrapper_that_ends_itself_by_its_commands_signal_was_not_killed(attempt: Attempt) -> None:
+    wrapped(attempt, "timeout 300 python train.py", 9)
+    attempt.child_death(9, before=0.1, name="python train.py", kernel_log=[oom_line(CHILD)])
+    assert said(attempt) == ("worker-killed", "likely")
+    assert "OOM killer; `timeout` then ended itself by the same signal" in claim(attempt)
+
+    attempt.attempt["command"] = ["bash", "train.sh"]  # a shell does no such thing: both were killed
+    attempt.events[-1]["kernel_log"] = []
+    assert said(attempt) == ("killed", "certain")

@@ -176,6 +176,7 @@ def test_a_kill_that_an_older_sample_had_counted_is_not_this_one(attempt: Attemp
     attempt.death["counters"] = counters((3, 4), (7, 8))
     holds_most(attempt)
     attempt.samples = [{**attempt.samples[0], "t": DIED_T - 30 + n, "oom_kills": 4} for n in range(30)]
+    attempt.death["last"] = 1.0
 
     assert said(attempt) == ("killed", "likely")
 
@@ -185,6 +186,7 @@ def test_a_count_that_rose_while_the_process_was_vanishing_is_still_this_one(att
     holds_most(attempt)
     rows = [{**attempt.samples[0], "t": DIED_T - 10 + n, "oom_kills": 3} for n in range(9)]
     attempt.samples = [*rows, {**rows[0], "t": DIED_T - 0.2, "oom_kills": 4}]
+    attempt.death["last"] = 0.2
 
     assert said(attempt) == ("kernel-oom", "likely")
 

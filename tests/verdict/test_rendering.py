@@ -17,8 +17,17 @@ from buoy.view.verdict import CONCISE_LINES, FULL_LINES, render, terminal_width
 
 DOCS = Path(__file__).parents[2] / "docs" / "verdicts.md"
 LONG = "/a/very/long/folder/" * 8 + "file.py"
+STALLS = {"starved": "starved", "waiting": "network"}
+"""What `hang` also names: the cause, and the state of the threads that makes it so."""
 CAUSES = sorted(
-    module.replace("_", "-") for module in causes.__dict__ if hasattr(causes.__dict__[module], "judge")
+    [
+        *STALLS,
+        *(
+            module.replace("_", "-")
+            for module in causes.__dict__
+            if hasattr(causes.__dict__[module], "judge")
+        ),
+    ]
 )
 
 
@@ -76,11 +85,14 @@ def staged(attempt: Attempt, cause: str) -> Verdict:
         attempt.death = None
     if cause == "machine-lost":
         attempt.attempt["boot_id"] = "00000000-0000-0000-0000-000000000000"
-    if cause in ("still-running", "hang", "thrashing"):
+    if cause in ("still-running", "hang", "thrashing", *STALLS):
         attempt.alive()
+        kind = "warning" if cause == "thrashing" else "hang" if cause in STALLS else cause
         attempt.events = [
-            e for e in attempt.events if e["kind"] == ("warning" if cause == "thrashing" else cause)
-        ]
+            {**event, "state": STALLS.get(cause, "blocked"), "waits": "is writing to " + LONG, "network": 1e9,
+             "delayed": 0.97, "quota": 0.0123}
+            for event in attempt.events if event["kind"] == kind
+        ]  # fmt: skip
     if cause == "unknown":
         attempt.death["status"] = {"raw": None, "source": None}
         attempt.events = attempt.events[:1]

@@ -150,6 +150,43 @@ def test_a_fault_that_the_kernel_logged_is_certain(attempt: Attempt) -> None:
     assert said(ends(attempt, 11)) == ("native-crash", "certain")
 
 
+@pytest.mark.parametrize(("number", "code"), [(11, 1), (11, 128), (8, 1), (4, 2)])
+def test_a_fault_of_which_the_kernel_told_the_process_is_certain(
+    attempt: Attempt, number: int, code: int
+) -> None:
+    attempt.process(PID, fatal=(number, code, 0), fault=(SEGFAULT, 0.0))
+    assert said(ends(attempt, number)) == ("native-crash", "certain")
+    assert attempt.verdict().cause.actor is None
+
+    assert said(ends(attempt, None)) == ("native-crash", "likely")
+    assert said(ends(attempt, 9)) == ("killed", "certain")  # it survived that one
+
+
+def test_a_process_that_aborted_itself_is_certain(attempt: Attempt) -> None:
+    attempt.process(PID, fatal=(6, -6, PID))
+
+    assert said(ends(attempt, 6)) == ("native-crash", "certain")
+
+
+@pytest.mark.parametrize("number", [4, 6, 7, 8, 11])
+def test_a_signal_that_another_process_sent_is_no_crash(attempt: Attempt, number: int) -> None:
+    attempt.process(PID, fatal=(number, 0, 4711), fault=(SEGFAULT, 0.0))
+    verdict = ends(attempt, number).verdict()
+    assert said(attempt) == ("other-signal", "certain")
+    assert "sent by pid 4711" in verdict.cause.actor.text and verdict.cause.actor.grade == "certain"
+
+    if number == 11:  # as its stack says
+        assert said(ends(attempt, None)) == ("other-signal", "likely")
+    attempt.process(PID, fatal=(number, 0, 0))
+    assert "outside of its container" in ends(attempt, number).verdict().cause.actor.text
+
+
+def test_a_crash_that_a_library_handled_and_raised_again_stays_likely(attempt: Attempt) -> None:
+    attempt.process(PID, fatal=(11, -6, PID), fault=(SEGFAULT, 0.0))
+
+    assert said(ends(attempt, 11)) == ("native-crash", "likely")
+
+
 def test_another_process_that_faulted_proves_nothing(attempt: Attempt) -> None:
     line = "python3[77]: segfault at 0 ip 00007f sp 00007f error 4 in libc.so.6[7f+1]"
     attempt.death["kernel_log"]["lines"] = [{"t": DIED_T, "text": line}]
@@ -204,6 +241,31 @@ def test_the_soft_cpu_limit(attempt: Attempt) -> None:
     assert said(ends(attempt, 24)) == ("cpu-limit", "certain")
 
 
+@pytest.mark.parametrize(
+    ("exact", "cause"),
+    [(48.0, ("cpu-limit", "likely")), (35.0, ("killed", "likely")), (9.0, ("killed", "certain"))],
+)
+def test_a_process_that_the_hard_cpu_limit_may_have_killed_was_killed_by_nobody_for_certain(
+    attempt: Attempt, exact: float, cause: tuple[str, str]
+) -> None:
+    """As a real kernel does it: killed at a limit of 60 s with 48 s used by the exact count."""
+    attempt.death["cpu"] = {"used": exact, "soft_limit": 60, "hard_limit": 60, "soft_before": 60}
+    attempt.exit = {"pid": PID, "t": DIED_T, "status": 9, "rusage": {"utime": exact, "stime": 0.0}}
+
+    assert said(ends(attempt, 9)) == cause
+
+
+def test_a_soft_cpu_limit_that_rose_by_a_second_was_reached(attempt: Attempt) -> None:
+    """The kernel raises it when it sends SIGXCPU; it counts whole ticks, and is ahead of what a process used."""
+    attempt.death["cpu"] = {"used": 1.7, "soft_limit": 3, "hard_limit": None, "soft_before": 2}
+    attempt.exit = {"pid": PID, "t": DIED_T, "status": 24, "rusage": {"utime": 1.6, "stime": 0.1}}
+    assert said(ends(attempt, 24)) == ("cpu-limit", "certain")
+    assert "its limit of 2 s of CPU time" in attempt.verdict().cause.claim.text
+
+    attempt.death["cpu"]["soft_before"] = 3  # it was read too late for that
+    assert said(attempt) == ("cpu-limit", "likely")
+
+
 def test_sigxcpu_far_below_the_limit_was_sent_by_somebody(attempt: Attempt) -> None:
     attempt.death["cpu"] = {"used": 3.0, "soft_limit": 60, "hard_limit": 90}
 
@@ -217,12 +279,12 @@ def test_the_cpu_time_of_children_is_not_held_against_the_limit(attempt: Attempt
     assert said(attempt) == ("killed", "certain")
 
 
-def test_a_kill_shortly_before_the_cpu_limit_is_not_the_limit(attempt: Attempt) -> None:
+def test_a_kill_shortly_before_the_cpu_limit_may_be_the_limit(attempt: Attempt) -> None:
     attempt.death["cpu"] = {"used": 59.0, "soft_limit": 60, "hard_limit": 60}
     assert said(attempt) == ("cpu-limit", "likely")
 
     attempt.exit = {"t": DIED_T, "pid": PID, "status": 9, "rusage": {"utime": 59.0, "stime": 0.1}}
-    assert said(attempt) == ("killed", "certain")
+    assert said(attempt) == ("cpu-limit", "likely")
 
 
 def test_the_soft_cpu_limit_is_known_after_the_kernel_has_raised_it(attempt: Attempt) -> None:
@@ -243,8 +305,15 @@ def test_the_session_may_have_begun_before_the_attempt(attempt: Attempt) -> None
     assert said(attempt) == ("time-limit", "likely")
 
 
-@pytest.mark.parametrize("limit", [60.0, 43200.0])
-def test_a_limit_far_away_or_long_passed_is_no_reason(attempt: Attempt, limit: float) -> None:
+def test_what_a_scheduler_killed_half_a_minute_after_it_asked_was_at_its_limit(attempt: Attempt) -> None:
+    attempt.attempt.update(time_limit=570.0, time_limit_source="given")
+    attempt.process(PID, SIGTERM=("Current thread\n", 30.0))
+
+    assert said(attempt) == ("time-limit", "likely")
+
+
+@pytest.mark.parametrize("limit", [60.0, 551.0, 590.0, 43200.0])
+def test_a_limit_far_away_or_passed_is_no_reason(attempt: Attempt, limit: float) -> None:
     attempt.attempt["time_limit"] = limit
 
     assert said(attempt)[0] == "killed"
@@ -261,12 +330,30 @@ def test_sigxfsz_alone_is_likely(attempt: Attempt) -> None:
     assert said(ends(attempt, 25)) == ("file-size-limit", "likely")
 
 
-def test_a_kill_while_it_hung_stays_a_kill_and_says_that_it_hung(attempt: Attempt) -> None:
-    attempt.event("hang", before=60, step=120, age=40.0, cpu_share=0.0, threads=[], idle=True, phase="train")
+@pytest.mark.parametrize(
+    ("state", "is_certain", "words"),
+    [
+        ("blocked", True, "it had hung since step 120, for 1 min 40 s"),
+        ("blocked", False, "it had hung since step 120, for 1 min 40 s"),
+        ("starved", True, "it had been starved of CPU: no step since step 120, for 1 min 40 s"),
+        ("network", True, "it had waited for the network: no step since step 120, for 1 min 40 s"),
+    ],
+)
+def test_a_kill_while_it_stood_still_stays_a_kill_and_says_so(
+    attempt: Attempt, state: str, is_certain: bool, words: str
+) -> None:
+    attempt.event("hang", before=60, step=120, age=40.0, state=state, is_certain=is_certain, phase="train")
     verdict = attempt.verdict()
 
     assert said(attempt) == ("killed", "certain")
-    assert verdict.cause.cascade[0].text == "it had hung since step 120, for 1 min 40 s"
+    assert verdict.cause.cascade[0].text == words
+    assert verdict.cause.cascade[0].grade == ("certain" if is_certain else "likely")
+
+
+def test_a_kill_before_the_first_step_was_no_hang(attempt: Attempt) -> None:
+    attempt.event("hang", before=60, step=0, age=40.0, state="sleep", is_certain=False, is_quiet=True)
+
+    assert attempt.verdict().cause.cascade == ()
 
 
 def test_a_hang_that_was_over_is_not_mentioned(attempt: Attempt) -> None:
@@ -347,7 +434,7 @@ def test_a_crash_that_a_shell_passed_on_is_told_with_its_line_and_stack(attempt:
         assert "num_workers" not in " ".join(each.cause.next)
         assert (each.where.file, each.where.line) == ("/home/me/train.py", 12)
     assert any("train.py:12" in reading.text for reading in verdict.cause.claim.evidence)
-    assert "died at the end" in verdict.cause.cascade[0].text
+    assert "died just before the end" in verdict.cause.cascade[0].text
 
 
 def test_what_timeout_ended_is_advised_about_its_time(attempt: Attempt) -> None:

@@ -7,8 +7,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from buoy.flight.attempt import new_attempt, write_json
+from buoy.flight.attempt import new_attempt
 from buoy.flight.log import FIELDS, SampleLog
+from buoy.machine.records import write_json
 
 GIB = 1 << 30
 WALL = 1_790_000_000.0
@@ -52,7 +53,7 @@ def make_attempt(
             _sample(start + moment, wall + moment, step, used, limit, int((90 - 40 * share) * GIB), share)
         )
         moment += 0.1 if fine else every
-    log.flush_minute()
+    log.flush()
     events = [{"kind": "start", "t": start, "wall": wall}]
     events += [
         {"kind": "save", "t": start + at, "wall": wall + at, "what": "buoy", "step": first_step + int(at * 4)}

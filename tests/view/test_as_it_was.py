@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from buoy.flight.attempt import Attempt, new_attempt, write_json
+from buoy.flight.attempt import Attempt, new_attempt
 from buoy.flight.log import FIELDS, SampleLog
+from buoy.machine.records import write_json
 from buoy.verdict.model import Cause, Claim, Reading, Verdict, Where
 from buoy.verdict.traces import Frame
 from buoy.view.card import verdict_card

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +16,11 @@ import pytest
 
 from buoy.checkpoint.store import Store
 from buoy.cli import main
-from buoy.flight.attempt import find_attempt, new_attempt, point_to, write_json
+from buoy.flight.attempt import find_attempt, new_attempt, point_to
 from buoy.flight.log import FIELDS, SampleLog
 from buoy.machine import host
-from buoy.view import history, report
+from buoy.machine.records import write_json
+from buoy.view import history, report, runs
 from buoy.view.now import lines, state
 from tests.view.folders import make_attempt
 
@@ -230,3 +233,92 @@ def test_a_damaged_death_record_is_called_that_and_top_says_what_why_says(
     assert "no death record" not in told
     assert shown("top", str(tmp_path / "cats"), "--once").startswith(f"cats #1: {status}")
     assert in_the_list(shown, tmp_path)["status"] == status
+
+
+READERS = (
+    ("why", "cats"), ("why", "cats", "--format", "json"), ("top", "cats", "--once"), ("runs", "."),
+    ("report", "cats", "-o", "page.html"), ("ckpt", "list", "cats"),
+)  # fmt: skip
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _endless(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("damage", [_pipe, _endless])
+def test_what_is_no_file_is_not_read_and_holds_nobody_up(
+    damage: Callable[[Path], None], tmp_path: Path
+) -> None:
+    folder = make_attempt(tmp_path / "cats", 30.0)
+    notes = folder / "process-4242"
+    notes.mkdir()
+    for name in ("beacon", "fault.txt", "cells"):
+        (notes / name).touch()
+    (tmp_path / "cats" / "micro-batches.jsonl").touch()
+    for path in [path for path in (tmp_path / "cats").rglob("*") if path.is_file()]:
+        damage(path)
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+    code = limited + "import sys; from buoy.cli import main; sys.exit(main(sys.argv[1:]))"
+    for words in READERS:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+
+        assert done.returncode in (0, 1, 2) and "Traceback" not in done.stderr, (words, done.stderr)
+
+
+def test_numbers_that_no_clock_or_disk_can_tell_are_as_good_as_none(tmp_path: Path, shown: Shown) -> None:
+    folder = make_attempt(tmp_path / "cats", 30.0)
+    about = json.loads((folder / "attempt.json").read_text())
+    odd = {
+        "wall": 1e300,
+        "t": float("nan"),
+        "limits": {"ram": float("inf"), "disk": 10**400},
+        "cwd": "\ud800",
+    }
+    (folder / "attempt.json").write_text(json.dumps({**about, **odd, "hostname": "a\u0000b"}))
+    (samples,) = folder.glob("samples-*")
+    header, *rows = samples.read_text().splitlines()
+    odd_rows = [f"[{','.join([value] * len(FIELDS))}]" for value in ("NaN", "1e999", '"x"', "[]", "-1e308")]
+    samples.write_text("\n".join([header, *rows, *odd_rows]) + "\n")
+    with open(folder / "events.jsonl", "a") as file:
+        for value in (float("nan"), 1e300, 10**30, [], {"a": []}, "²"):
+            file.write(json.dumps({"kind": "training", "run": value, "step": value, "t": value}) + "\n")
+            file.write(json.dumps({"kind": "save", "what": "buoy", "path": value, "step": value}) + "\n")
+
+    for words in (("why", "--format", "json"), ("top", "--format", "json"), ("report", "--format", "json")):
+        json.loads(shown(words[0], str(tmp_path / "cats"), *words[1:]), parse_constant=pytest.fail)
+    page = tmp_path / "page.html"
+    assert "wrote" in shown("report", str(tmp_path / "cats"), "-o", str(page))
+    page.read_text(encoding="utf-8")
+
+
+def test_a_folder_with_an_odd_name_is_no_attempt(tmp_path: Path, shown: Shown) -> None:
+    make_attempt(tmp_path / "cats", 30.0)
+    for name in ("²", "٣", "9" * 30):
+        (tmp_path / "cats" / "attempts" / name).mkdir()
+    (tmp_path / "cats" / "attempts" / "0001" / "process-²").mkdir()
+
+    assert in_the_list(shown, tmp_path)["attempts"] == 1
+    assert "cats #1" in shown("why", str(tmp_path / "cats"), "--format", "concise")
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(
+    tmp_path: Path, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_attempt(tmp_path / "cats", 30.0)
+    make_attempt(tmp_path / "dogs", 30.0)
+    (tmp_path / "loop").symlink_to("loop")
+    really = runs.describe
+    monkeypatch.setattr(runs, "describe", lambda run: really(run) if "dogs" in run else [][0])
+
+    told = shown("runs", str(tmp_path))
+
+    assert f"{tmp_path / 'dogs'} " in told
+    assert "cats: this run cannot be read (IndexError: list index out of range); please report it" in told

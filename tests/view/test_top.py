@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -18,6 +19,8 @@ import pytest
 
 from buoy.cli.top import _frame
 from buoy.flight.attempt import find_attempt
+from buoy.flight.log import FIELDS, SampleLog
+from buoy.view.now import lines as top_lines
 from buoy.view.now import state
 from tests.processes import PATIENCE, buoy
 from tests.view.folders import add_events, make_attempt
@@ -116,3 +119,25 @@ def test_names_with_control_characters_reach_no_terminal_as_they_are(tmp_path: P
 
     shown = "".join(each.stdout + each.stderr for each in told)
     assert "owned" in shown and "\x1b" not in shown and "\nbuoy: all is well" not in shown
+
+
+def test_of_a_run_that_died_the_peak_is_shown_and_not_what_was_left_after_it(tmp_path: Path) -> None:
+    """The child of a shell fills the memory and is killed; the shell lives long enough for one more reading."""
+    folder = make_attempt(tmp_path / "cats", 120.0, limit=12 << 30)
+    lines = (folder / "samples-0001.jsonl").read_text().splitlines()
+    used = FIELDS.index("cgroup_used")
+    rows = [json.loads(line) for line in lines[1:]]
+    log = SampleLog(str(folder))
+    for n in range(30):
+        after = [*rows[-1]]
+        after[0], after[1], after[used] = (
+            after[0] + 0.1 * (n + 1),
+            after[1] + 0.1 * (n + 1),
+            int(0.45 * (12 << 30)),
+        )
+        log.add(after)
+    log.flush()
+    now = state(find_attempt(str(tmp_path / "cats")))
+
+    assert now["resources"][0]["used"] == pytest.approx(12 << 30, rel=0.01)
+    assert re.search(r"RAM .* 100 %  at its peak", "\n".join(top_lines(now)))

@@ -13,6 +13,10 @@ from buoy.units import format_bytes
 _RESERVE_SHARE = 0.05
 _RESERVE_MOST = 2 << 30
 """Left free for everything else: the flight log, the user's own files."""
+_BLOCKS = 1 << 20
+_FEW_FILES = 8
+PASSING = 2
+"""So often a disk is taken at its word that it has room, when a write finds none; then for one with a quota."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,23 @@ def free(folder: str) -> int | None:
     """Bytes free for new files here, without any reserve."""
     space = disk.space(_existing(folder))
     return None if space is None else space.free
+
+
+def reported_room(folder: str, size: int) -> int | None:
+    """Bytes free here where these are enough for a file of this size, which a write found no room for.
+
+    So it was a quota that nobody sees, or an error that passes, as a network drive's.
+    """
+    left = disk.files_left(_existing(folder))
+    if left is not None and left < _FEW_FILES:
+        return None
+    found = free(folder)
+    return found if found is not None and is_enough(found, size) else None
+
+
+def is_enough(free: int, size: int) -> bool:
+    """Whether a file of this size fits into so many bytes, with what its file system needs beside it."""
+    return free >= size + size // 50 + _BLOCKS
 
 
 @dataclass(frozen=True, slots=True)

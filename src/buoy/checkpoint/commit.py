@@ -15,6 +15,7 @@ import zlib
 
 from buoy.checkpoint.manifest import MANIFEST, PIECE_BYTES, SCHEMA, STATE, VALUES, seal
 from buoy.checkpoint.pace import FIRST_BITE
+from buoy.machine import files, system
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # these cost the writer time and memory, and it never looks at types
@@ -24,8 +25,6 @@ if TYPE_CHECKING:  # these cost the writer time and memory, and it never looks a
 _PAGE = 4096
 _MOST_UNSYNCED = 64 << 20
 _NO_DIRECT_IO = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
-_NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _MOST_SAME_STEP = 1000
 
 
@@ -55,7 +54,7 @@ class Part:
         self.bytes = 0
         if os.path.lexists(self._folder):
             self.drop()  # a process of the same number died over the same step
-        os.mkdir(self._folder)
+        os.mkdir(self._folder, files.FOLDER_MODE)
 
     def write_image(
         self, image: memoryview, size: int, ends: Sequence[int], rest: Callable[[int, float], int]
@@ -95,13 +94,13 @@ class Part:
         """`state.safetensors` part by part, each gone from memory before the next is asked for."""
         pieces: list[tuple[int, int]] = []
         unsynced = 0
-        descriptor = os.open(os.path.join(self._folder, STATE), _NEW, 0o644)
+        descriptor = files.open_new(os.path.join(self._folder, STATE))
         try:
             for part in parts:
                 for start in range(0, len(part), PIECE_BYTES):
                     piece = part[start : start + PIECE_BYTES]
                     pieces.append((len(piece), zlib.crc32(piece)))
-                    _write_all(descriptor, piece)
+                    files.write_all(descriptor, piece)
                     unsynced += len(piece)
                     # Whoever streams has no memory for the disk's backlog either.
                     if unsynced >= _MOST_UNSYNCED:
@@ -116,7 +115,7 @@ class Part:
 
     def write_values(self, data: bytes) -> None:
         """`values.json`."""
-        _write_file(os.path.join(self._folder, VALUES), data)
+        files.write_new(os.path.join(self._folder, VALUES), data, sync=True)
         spans = cut([len(data)])
         self._note(VALUES, [(end - start, zlib.crc32(data[start:end])) for start, end in spans])
 
@@ -124,18 +123,18 @@ class Part:
         """Put the manifest in, prove it, and make it a checkpoint by one rename; the folder it is now."""
         manifest = seal({"schema": SCHEMA, **fields, "files": self._files})
         path = os.path.join(self._folder, MANIFEST)
-        _write_file(path, manifest)
-        sync_folder(self._folder)
+        files.write_new(path, manifest, sync=True)
+        files.sync_folder(self._folder)
         if _read_back(path, len(manifest)) != manifest:
             raise OSError(errno.EIO, "the manifest did not read back as it was written")
         self.bytes += len(manifest)
         final = self._rename()
-        sync_folder(self._checkpoints)
+        files.sync_folder(self._checkpoints)
         return final
 
     def drop(self) -> None:
         """Take away what was written; nothing else is touched."""
-        remove_folder(self._folder)
+        files.remove_folder(self._folder)
 
     def _note(self, name: str, pieces: list[tuple[int, int]]) -> None:
         size = sum(length for length, _ in pieces)
@@ -186,47 +185,12 @@ def cut(ends: Sequence[int]) -> list[tuple[int, int]]:
     return spans
 
 
-def sync_folder(path: str) -> None:
-    """Make the names in a folder durable, where the file system knows how to."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in _NO_FSYNC:
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def remove_folder(path: str, *, truncate: bool = False) -> None:
-    """Remove a checkpoint's folder and its files, never following a link; what is gone is fine.
-
-    `truncate`: empty the files first, for drives whose trash counts against the quota.
-    """
-    if os.path.islink(path):
-        os.unlink(path)
-        return
-    try:
-        names = os.listdir(path)
-    except FileNotFoundError:
-        return
-    for name in names:
-        file = os.path.join(path, name)
-        if os.path.isdir(file) and not os.path.islink(file):
-            remove_folder(file, truncate=truncate)
-            continue
-        if truncate and not os.path.islink(file):
-            os.truncate(file, 0)
-        os.unlink(file)
-    os.rmdir(path)
-
-
 def remove_leftovers(checkpoints: str) -> None:
     """Remove what dead writers left half-way; only for who holds the run's lock."""
     for name in os.listdir(checkpoints):
         if name.startswith(".step-") and (".part-" in name or ".gone-" in name):
             try:
-                remove_folder(os.path.join(checkpoints, name))
+                files.remove_folder(os.path.join(checkpoints, name))
             except OSError:
                 continue  # it does no harm where it is
 
@@ -234,7 +198,7 @@ def remove_leftovers(checkpoints: str) -> None:
 def _write_image(path: str, image: memoryview, size: int, rest: Callable[[int, float], int]) -> None:
     for flags in (os.O_DIRECT, 0):
         try:
-            descriptor = os.open(path, _NEW | flags, 0o644)
+            descriptor = files.open_new(path, flags=flags)
         except OSError as error:
             if flags and error.errno in _NO_DIRECT_IO:
                 if os.path.exists(path):  # some file systems make the file and then refuse
@@ -271,22 +235,8 @@ def _write_chunks(
         _forget_pages(descriptor)
 
 
-def _write_file(path: str, data: bytes) -> None:
-    descriptor = os.open(path, _NEW, 0o644)
-    try:
-        _write_all(descriptor, memoryview(data))
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write_all(descriptor: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
-
-
 def _read_back(path: str, most: int) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, system.READ)
     try:
         data = b""
         while chunk := os.read(descriptor, most + 1 - len(data)):

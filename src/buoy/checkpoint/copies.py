@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -14,12 +15,12 @@ from buoy.checkpoint.manifest import (
     STATE,
     VALUES,
     NewerCheckpoint,
+    saved_at,
     size_of,
     unseal,
 )
 from buoy.checkpoint.passed_over import HALF, NEWER, Unusable
-from buoy.checkpoint.reader import read_manifest
-from buoy.checkpoint.state import BadTree, decode
+from buoy.checkpoint.reader import decode_about, read_manifest
 from buoy.checkpoint.store import Store
 from buoy.errors import BuoyError
 
@@ -28,15 +29,14 @@ class Copy:
     """A checkpoint, here or in the second home, as retention sees it."""
 
     def __init__(self, name: str, fields: dict[str, Any], size: int) -> None:
-        about = decode(fields["about"], str)
-        if not isinstance(about, dict):
+        about = decode_about(fields)
+        if about is None:
             raise ValueError("nothing about it")
         self.name = name
         self.fields = fields
         self.step = int(fields["step"])
         self.about: dict[str, object] = about
-        saved = about.get("time")
-        self.time = float(saved) if isinstance(saved, int | float) else None
+        self.time = saved_at(about)
         self.bytes = size
         self.complete = True
         self.digest = digest_of(fields)
@@ -68,7 +68,7 @@ def digest_of(fields: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def is_there(folder: str, digests: dict[str, str]) -> bool:
+def is_there(folder: str, digests: dict[str, object]) -> bool:
     """Whether the checkpoint in this folder is the one that a mirror holds under its name (name -> digest)."""
     expected = digests.get(os.path.basename(folder))
     try:
@@ -85,7 +85,7 @@ def local_copies(run: str) -> list[Copy]:
             try:
                 fields, _ = read_manifest(entry.folder)
                 found.append(Copy(os.path.basename(entry.folder), fields, entry.bytes))
-            except (OSError, BuoyError, ValueError, BadTree):
+            except (OSError, BuoyError, ValueError):
                 continue
     return found  # the store lists the newest first
 
@@ -111,6 +111,11 @@ def survey(home: Home) -> tuple[list[Copy], list[Unusable]]:
             looked_at = _look_at(home, name, sizes)
         except FileNotFoundError:
             continue  # removed since it was listed
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ELOOP):
+                raise
+            # A pipe, a device, a link: nothing that a copy could be.
+            looked_at = Unusable(step_of(name), name, f"{MANIFEST}: {error.strerror}")
         if isinstance(looked_at, Copy):
             found.append(looked_at)
         else:
@@ -138,6 +143,8 @@ def _look_at(home: Home, name: str, sizes: dict[str, int]) -> Copy | Unusable:
         return Unusable(step_of(name), name, what, HALF)
     try:
         fields = unseal(home.read(name, MANIFEST, MOST_MANIFEST_BYTES), name)
+        if fields["step"] != step_of(name):
+            return Unusable(step_of(name), name, f"{MANIFEST}: it is of step {fields['step']}")
         for file in (STATE, VALUES):
             if sizes.get(file) != size_of(fields, file):
                 return Unusable(
@@ -148,7 +155,7 @@ def _look_at(home: Home, name: str, sizes: dict[str, int]) -> Copy | Unusable:
         return Unusable(step_of(name), name, f"{MANIFEST}: {error.received}", NEWER)
     except BuoyError as error:
         return Unusable(step_of(name), name, error.received or error.message)
-    except (ValueError, BadTree, RecursionError) as error:
+    except ValueError as error:
         return Unusable(step_of(name), name, f"{MANIFEST}: {error}")
 
 

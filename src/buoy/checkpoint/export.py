@@ -49,7 +49,7 @@ def write_safetensors(
         }
     at = 0
     for key, stored in tensors.items():
-        end = at + len(stored.memory)
+        end = at + stored.nbytes
         header[key] = {"dtype": stored.dtype, "shape": list(stored.shape), "data_offsets": [at, end]}
         at = end
     words = json.dumps(header).encode()
@@ -59,14 +59,17 @@ def write_safetensors(
         with open(beside, "xb") as file:
             file.write(len(words).to_bytes(8, "little") + words)
             for stored in tensors.values():
-                for start in range(0, len(stored.memory), _CHUNK):
-                    progress(file.write(stored.memory[start : start + _CHUNK]))
+                memory = stored.read()
+                for start in range(0, len(memory), _CHUNK):
+                    progress(file.write(memory[start : start + _CHUNK]))
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
-    except OSError as error:
+    except BaseException as error:
         if os.path.exists(beside):
             os.unlink(beside)
+        if not isinstance(error, OSError):
+            raise
         raise UsageError(
             "cannot write the weights",
             received=f"{path}: {error.strerror}",

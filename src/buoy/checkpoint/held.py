@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
+
+from buoy.machine.files import open_regular
 
 
 def is_held(path: str) -> bool | None:
     """Whether some process holds this lock file; None where that cannot be told."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = open_regular(path)
     except FileNotFoundError:
         return False
     except OSError:
         return None
+    try:
+        import fcntl
+    except ImportError:
+        os.close(descriptor)
+        return None  # Windows
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False

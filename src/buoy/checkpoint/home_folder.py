@@ -1,109 +1,123 @@
-"""A second home that is a folder: on another disk, a network share, or mostly a mounted drive."""
+"""A mirror that is a folder: on another disk, a network share, or mostly a mounted drive."""
 
 from __future__ import annotations
 
 import errno
 import os
 import zlib
+from contextlib import suppress
+from typing import IO
 
-from buoy.checkpoint.commit import remove_folder, sync_folder
 from buoy.checkpoint.manifest import MANIFEST
 from buoy.checkpoint.moving import IS_CHECKPOINT, Pieces, Progress, as_written, expect_size, pour
-from buoy.machine import disk
+from buoy.machine import disk, files
+from buoy.machine.shared_folder import SharedFolder
+
+_CHECKPOINTS = "checkpoints"
 
 
 class FolderHome:
-    """A folder on another disk or a mounted drive."""
+    """A folder on another disk or a mounted drive. Others may write beside it: it is a `SharedFolder`."""
 
-    def __init__(self, where: str, run_name: str, mount: str | None = None) -> None:
-        """`mount`: where its file system was mounted when the training began, and must still be."""
+    def __init__(self, where: str, run_name: str, mount: str | None = None, *, anyones: bool = False) -> None:
+        """`mount` and `anyones`: as for a `SharedFolder`."""
         self._where = where
-        self._folder = os.path.join(where, run_name, "checkpoints")
-        self._mount = mount
+        self._tree = SharedFolder(where, run_name, mount, anyones=anyones)
         self._drive = is_drive(where)
 
     def sizes(self) -> dict[str, dict[str, int]]:
         """The files of each checkpoint and their sizes."""
-        self._expect_mounted()
         found: dict[str, dict[str, int]] = {}
         try:
-            names = os.listdir(self._folder)
+            with self._tree.open(_CHECKPOINTS) as folder:
+                names = os.listdir(folder)
         except FileNotFoundError:
             return {}
         for name in filter(IS_CHECKPOINT.fullmatch, names):
             try:
-                with os.scandir(os.path.join(self._folder, name)) as entries:
-                    found[name] = {
-                        entry.name: entry.stat(follow_symlinks=False).st_size
-                        for entry in entries
-                        if entry.is_file(follow_symlinks=False)
-                    }
+                found[name] = self._sizes_of(name)
             except (FileNotFoundError, NotADirectoryError):
                 continue  # removed since it was listed, or nothing of ours
         return found
 
+    def _sizes_of(self, name: str) -> dict[str, int]:
+        with self._tree.open(_CHECKPOINTS, name) as folder, os.scandir(folder) as entries:
+            return {
+                entry.name: entry.stat(follow_symlinks=False).st_size
+                for entry in entries
+                if entry.is_file(follow_symlinks=False)
+            }
+
     def read(self, name: str, file: str, most: int) -> bytes:
         """A small file, whole."""
-        descriptor = os.open(
-            os.path.join(self._folder, name, file), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        )
-        with os.fdopen(descriptor, "rb") as opened:
-            return opened.read(most)
+        with self._tree.open(_CHECKPOINTS, name) as folder:
+            return files.read_bounded(file, most, folder=folder)
 
     def write(self, name: str, file: str, data: bytes) -> None:
         """A small file, whole or not at all, and on the disk with all that was put before it."""
-        target = self._prepare(name, file)
-        folder = os.path.dirname(target)
-        _sync(folder)  # else a power cut could leave this file beside others that have lost their names
-        _write_whole(target, data)
-        _sync(folder)
-        _sync(self._folder)
+        with self._tree.open(_CHECKPOINTS, name, make=True) as folder:
+            _sync(folder)  # else a power cut could leave this file beside others that have lost their names
+            files.write_whole(file, data, sync=True, folder=folder)
+            _sync(folder)
+        with self._tree.open(_CHECKPOINTS) as folder:
+            _sync(folder)
 
     def put(self, source: str, name: str, file: str, pieces: Pieces, progress: Progress) -> None:
         """Copy a local file there; what an interrupted copy left is checked and gone on from."""
-        target = self._prepare(name, file)
-        part = target + ".part"
-        try:
-            with open(source, "rb") as reading, open(part, "ab") as writing:
-                done, rest = _good_start(part, pieces)
-                writing.truncate(done)
-                reading.seek(done)
-                progress(done)
-                for chunk in as_written(reading, rest, file):
-                    writing.write(chunk)
-                    progress(len(chunk))
-                writing.flush()
-                os.fsync(writing.fileno())
-            expect_size(os.stat(part).st_size, os.stat(source).st_size, file)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # a full place is not helped by half a file
-                _unlink_quietly(part, self._drive)
-            raise
-        os.replace(part, target)
+        self._sync_if_first()
+        part = file + ".part"
+        with self._tree.open(_CHECKPOINTS, name, make=True) as folder:
+            try:
+                writing = _open_part(part, folder)
+                try:
+                    with open(source, "rb") as reading:
+                        done, rest = _good_start(writing, pieces)
+                        os.ftruncate(writing, done)
+                        os.lseek(writing, done, os.SEEK_SET)
+                        reading.seek(done)
+                        progress(done)
+                        for chunk in as_written(reading, rest, file):
+                            files.write_all(writing, chunk)
+                            progress(len(chunk))
+                        os.fsync(writing)
+                        expect_size(os.fstat(writing).st_size, os.fstat(reading.fileno()).st_size, file)
+                finally:
+                    os.close(writing)
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):  # a full place is not helped by half a file
+                    with suppress(OSError):
+                        files.remove_file(part, truncate=self._drive, folder=folder)
+                raise
+            files.rename(part, file, folder=folder)
 
     def holds(self, source: str, name: str, file: str, pieces: Pieces) -> bool:
         """Whether every byte there is as the manifest has it."""
-        path = os.path.join(self._folder, name, file)
         try:
-            done, rest = _good_start(path, pieces)
-            return not rest and os.stat(path).st_size == done
+            with self._tree.open(_CHECKPOINTS, name) as folder, _open_there(file, folder) as reading:
+                done, rest = _good_start(reading.fileno(), pieces)
+                return not rest and os.fstat(reading.fileno()).st_size == done
         except FileNotFoundError:
             return False
 
     def get(self, name: str, file: str, target: str, progress: Progress) -> None:
         """Copy a file from there to a new local one."""
-        source = os.open(os.path.join(self._folder, name, file), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(source, "rb") as reading, open(target, "xb") as writing:
+        with (
+            self._tree.open(_CHECKPOINTS, name) as folder,
+            _open_there(file, folder) as reading,
+            os.fdopen(files.open_new(target), "wb") as writing,
+        ):
             pour(reading, writing, progress)
 
     def remove(self, name: str) -> None:
         """Remove one checkpoint: first its manifest by one rename, so that no half of it looks whole."""
-        folder = os.path.join(self._folder, name)
-        manifest = os.path.join(folder, MANIFEST)
-        if os.path.lexists(manifest) and not os.path.islink(folder):
-            os.rename(manifest, manifest + ".gone")
-            _sync(folder)  # else a power cut could bring it back beside half of its files
-        remove_folder(folder, truncate=self._drive)
+        with self._tree.open(_CHECKPOINTS) as above:
+            try:
+                with self._tree.open(_CHECKPOINTS, name) as folder:
+                    files.rename(MANIFEST, MANIFEST + ".gone", folder=folder)
+                    _sync(folder)  # else a power cut could bring it back beside half of its files
+            except FileNotFoundError:
+                pass  # half a copy
+            files.remove_folder(name, truncate=self._drive, folder=above)
 
     def free(self) -> int:
         """Bytes free on the disk."""
@@ -112,36 +126,22 @@ class FolderHome:
 
     def read_beside(self, path: str, most: int) -> bytes | None:
         """A small file of the run that belongs to no checkpoint; None when there is none."""
-        self._expect_mounted()
-        try:
-            with open(os.path.join(os.path.dirname(self._folder), path), "rb") as opened:
-                return opened.read(most)
-        except FileNotFoundError:
-            return None
+        return self._tree.read(path, most)
 
     def write_beside(self, path: str, data: bytes) -> None:
         """The same, written."""
-        self._make(self._folder)
-        _write_whole(os.path.join(os.path.dirname(self._folder), path), data)
+        self._sync_if_first()
+        self._tree.write(path, data, sync=True)
 
-    def _prepare(self, name: str, file: str) -> str:
-        self._make(os.path.join(self._folder, name))
-        return os.path.join(self._folder, name, file)
-
-    def _make(self, folder: str) -> None:
-        self._expect_mounted()
-        is_first = not os.path.isdir(self._folder)
-        os.makedirs(folder, exist_ok=True)
-        if is_first:
-            for above in (os.path.dirname(self._folder), self._where):
-                _sync(above)
-
-    def _expect_mounted(self) -> None:
-        """A drive that was unmounted leaves an empty folder: writing there would fill the machine's own disk."""
-        if self._mount is not None and not os.path.ismount(self._mount):
-            raise OSError(errno.ENOTCONN, "it is no longer mounted")
-        if is_missing_drive(self._where):
-            raise OSError(errno.ENOTCONN, "Google Drive is not mounted")
+    def _sync_if_first(self) -> None:
+        """Make the folders of a new mirror durable by name, once."""
+        try:
+            with self._tree.open(_CHECKPOINTS):
+                pass
+        except FileNotFoundError:
+            with self._tree.open(_CHECKPOINTS, make=True), self._tree.open() as folder:
+                _sync(folder)
+            _sync(self._where)
 
 
 def is_drive(path: str) -> bool:
@@ -154,50 +154,35 @@ def is_drive(path: str) -> bool:
     )
 
 
-def is_missing_drive(path: str) -> bool:
-    """Whether the path means Google Drive in Colab, and it is not mounted."""
-    return os.path.abspath(path).startswith("/content/drive/") and not os.path.ismount("/content/drive")
+def _open_there(file: str, folder: files.Folder) -> IO[bytes]:
+    return os.fdopen(files.open_regular(file, folder=folder), "rb")
 
 
-def mount_point(path: str) -> str:
-    """Where the file system of this path, which need not exist yet, is mounted."""
-    path = os.path.realpath(path)
-    while not os.path.ismount(path):
-        path = os.path.dirname(path)
-    return path
+def _open_part(part: str, folder: files.Folder) -> int:
+    """What an interrupted copy has left, or a new file."""
+    try:
+        return files.open_old(part, os.O_RDWR, folder=folder)
+    except OSError:
+        with suppress(FileNotFoundError):
+            files.remove_file(part, folder=folder)  # a link, a pipe: nothing that we have left there
+        return files.open_new(part, folder=folder)
 
 
-def _good_start(path: str, pieces: Pieces) -> tuple[int, Pieces]:
+def _good_start(descriptor: int, pieces: Pieces) -> tuple[int, Pieces]:
     """How many bytes of a copy are as they should be, and the pieces that are not."""
     done = 0
-    with open(path, "rb") as file:
-        for number, (length, crc) in enumerate(pieces):
-            data = file.read(length)
-            if len(data) != length or zlib.crc32(data) != crc:
-                return done, pieces[number:]
-            done += length
+    for number, (length, crc) in enumerate(pieces):
+        data = b""
+        while len(data) < length and (more := os.pread(descriptor, length - len(data), done + len(data))):
+            data += more
+        if len(data) != length or zlib.crc32(data) != crc:
+            return done, pieces[number:]
+        done += length
     return done, ()
 
 
-def _write_whole(target: str, data: bytes) -> None:
-    with open(target + ".part", "wb") as opened:
-        opened.write(data)
-        opened.flush()
-        os.fsync(opened.fileno())
-    os.replace(target + ".part", target)
-
-
-def _sync(folder: str) -> None:
+def _sync(folder: files.Folder) -> None:
     try:
-        sync_folder(folder)
+        files.sync_folder(folder)
     except PermissionError:
         pass  # a share that lets nobody open its folders keeps their names by itself
-
-
-def _unlink_quietly(path: str, truncate: bool) -> None:
-    try:
-        if truncate:
-            os.truncate(path, 0)
-        os.unlink(path)
-    except OSError:
-        pass

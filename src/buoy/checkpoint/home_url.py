@@ -21,6 +21,7 @@ from buoy.checkpoint.moving import (
     expect_size,
     pour,
 )
+from buoy.machine import files
 
 _PART = 16 << 20
 """Bytes of one part of an upload, held in memory: S3 takes 10,000 of them."""
@@ -97,7 +98,7 @@ class UrlHome:
         with (
             _as_os_error(),
             self._fs.open(self._path(name, file), "rb") as reading,
-            open(target, "xb") as writing,
+            os.fdopen(files.open_new(target), "wb") as writing,
         ):
             pour(reading, writing, progress)
 

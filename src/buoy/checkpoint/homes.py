@@ -53,6 +53,6 @@ def is_url(where: str) -> bool:
     return "://" in where
 
 
-def open_home(where: str, run_name: str, mount: str | None = None) -> Home:
-    """The home of one run's checkpoints below `where`."""
-    return UrlHome(where, run_name) if is_url(where) else FolderHome(where, run_name, mount)
+def open_home(where: str, run_name: str, mount: str | None = None, *, anyones: bool = False) -> Home:
+    """The home of one run's checkpoints below `where`; `anyones`: also where another user made them."""
+    return UrlHome(where, run_name) if is_url(where) else FolderHome(where, run_name, mount, anyones=anyones)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import time
@@ -13,8 +12,12 @@ from buoy.checkpoint import holders
 from buoy.checkpoint.held import is_held
 from buoy.errors import BuoyError
 from buoy.flight.attempt import is_kernel
-from buoy.machine import host
+from buoy.machine import files, host
+from buoy.machine.files import open_regular
 from buoy.machine.procfs import ProcessReader, read_bytes
+from buoy.machine.records import parse_json
+from buoy.machine.system import read_at
+from buoy.text import whole_number
 from buoy.units import format_duration
 
 NAME = holders.LOCK
@@ -42,15 +45,14 @@ def take(
     A trainer that died may have left a writer that is still finishing its last checkpoint: that is waited for.
     `finished_since` knows the step at which the training was finished after this time, if it was.
     """
-    descriptor = os.open(
-        os.path.join(checkpoints, NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644
-    )
+    descriptor = files.open_old(os.path.join(checkpoints, NAME), os.O_RDWR | os.O_CREAT)
     try:
         _take(descriptor, checkpoints, say, finished_since)
         note = {"pid": os.getpid(), "host": host.hostname(), "boot": host.boot_id(),
                 "start_ticks": _start_ticks(os.getpid()), "since": time.time()}  # fmt: skip
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(note).encode() + b"\n", 0)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        files.write_all(descriptor, json.dumps(note).encode() + b"\n")
     except BaseException:
         os.close(descriptor)
         raise
@@ -69,7 +71,7 @@ def writes_for(trainer: int, checkpoints: str) -> bool:
     if not held:
         return False
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = open_regular(path)
     except OSError:
         return False
     try:
@@ -89,7 +91,7 @@ def _take(
     moved, mark = started, object()
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _flock(descriptor)
             return
         except OSError as error:
             if error.errno in _NO_LOCKS:
@@ -122,6 +124,14 @@ def _take(
         time.sleep(_POLL)
 
 
+def _flock(descriptor: int) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def _without_locks(
     descriptor: int,
     checkpoints: str,
@@ -142,14 +152,14 @@ def _is_being_written(checkpoints: str) -> bool:
     """Whether a writer on this machine is busy with an unfinished checkpoint, which bears its number."""
     for name in os.listdir(checkpoints):
         _, found, pid = name.partition(".part-")
-        if found and pid.isdigit() and _start_ticks(int(pid)) is not None:
+        if found and (number := whole_number(pid)) and _start_ticks(number) is not None:
             return True
     return False
 
 
 def _read_note(descriptor: int) -> dict[str, object]:
     try:
-        note = json.loads(os.pread(descriptor, 4096, 0))
+        note = parse_json(read_at(descriptor, 4096, 0))
     except (OSError, ValueError):
         return {}
     return note if isinstance(note, dict) else {}

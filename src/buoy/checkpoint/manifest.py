@@ -16,10 +16,15 @@ SCHEMA = FAMILY + "1"
 MANIFEST = "manifest.json"
 STATE = "state.safetensors"
 VALUES = "values.json"
-MOST_MANIFEST_BYTES = 64 << 20
+MOST_MANIFEST_BYTES = 16 << 20
+"""Of a checkpoint of some terabytes."""
 PIECE_BYTES = 8 << 20
 """The most bytes under one checksum."""
+MOST = 10**18
+"""No step and no size is larger."""
 
+_LATEST = 4e9
+"""The year 2096."""
 _SEAL = ',\n "crc32": "%08x"\n}\n'
 _SEAL_BYTES = len(_SEAL % 0)
 
@@ -55,8 +60,8 @@ def unseal(data: bytes, folder: str) -> dict[str, object]:
     if seal_line != (_SEAL % zlib.crc32(body)).encode():
         raise DamagedCheckpoint(folder, MANIFEST, "its checksum does not fit" if data else "it is empty")
     try:
-        fields = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        fields = loads(data)
+    except ValueError as error:
         raise DamagedCheckpoint(folder, MANIFEST, f"not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise DamagedCheckpoint(folder, MANIFEST, "not a JSON object")
@@ -72,6 +77,25 @@ def unseal(data: bytes, folder: str) -> dict[str, object]:
         raise DamagedCheckpoint(folder, MANIFEST, "not a checkpoint of buoy", "schema")
     _check_fields(fields, folder)
     return fields
+
+
+def loads(data: bytes) -> object:
+    """JSON as checkpoints have it; ValueError for what is none, such as NaN, or lists in lists without end."""
+    try:
+        return json.loads(data, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _refuse(word: str) -> object:
+    raise ValueError(f"{word} is no number")
+
+
+def saved_at(about: dict[str, object]) -> float | None:
+    """When it was saved, in seconds since 1970; None where no clock can have said so."""
+    time = about.get("time")
+    is_time = isinstance(time, int | float) and not isinstance(time, bool) and 0 <= time < _LATEST
+    return float(time) if is_time else None  # type: ignore[arg-type]
 
 
 def pieces_of(fields: dict[str, object], file: str) -> list[tuple[int, int]]:
@@ -111,4 +135,4 @@ def _is_piece(piece: object) -> bool:
 
 
 def _is_count(number: object) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number >= 0
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < MOST

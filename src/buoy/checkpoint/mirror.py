@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import IO, Any
 
-from buoy.checkpoint.home_folder import FolderHome, mount_point
+from buoy.checkpoint.home_folder import FolderHome
 from buoy.checkpoint.homes import is_url
 from buoy.checkpoint.mirror_place import check, check_is_elsewhere, place_of, shared_disk
 from buoy.checkpoint.mirror_status import STATUS, safety
@@ -34,7 +34,8 @@ from buoy.checkpoint.owner import (
 from buoy.checkpoint.passed_over import PassedOver, Unusable
 from buoy.checkpoint.retention import Keep
 from buoy.errors import BuoyError, UsageError
-from buoy.flight.attempt import read_json
+from buoy.machine import disk
+from buoy.machine.records import read_json
 from buoy.units import format_duration
 
 _WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "mirror_worker.py")
@@ -88,8 +89,7 @@ class Mirror:
         check(self.where)
         if self.log_folder is not None:
             check_is_elsewhere(self.where, self._run, self._name)
-            mount = mount_point(self.where)
-            self._mount = mount if mount != mount_point(self._run) and mount != "/" else None
+            self._mount = disk.mount_apart(self.where, self._run)
         if self.log_folder is not None and name is None:  # a training's, which would write there
             self._refuse_anothers()
 
@@ -375,7 +375,7 @@ class Mirror:
             "the mirror cannot be read",
             received=f"{self.shown}: {words}",
             expected="a folder or a store that answers",
-            hint="look whether it is mounted, or its credentials are set",
+            hint="look whether it is mounted and belongs to this user, or its credentials are set",
         )
 
     def _spawn(self, mode: str, stdout: int, **orders: object) -> subprocess.Popen[bytes]:

@@ -13,7 +13,6 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from buoy.checkpoint.commit import remove_folder, sync_folder
 from buoy.checkpoint.copies import Copy, survey
 from buoy.checkpoint.homes import Home, open_home
 from buoy.checkpoint.manifest import MANIFEST, STATE, VALUES
@@ -21,12 +20,14 @@ from buoy.checkpoint.owner import adopt, claim, owner_there, refuse_anothers
 from buoy.checkpoint.passed_over import Unusable
 from buoy.checkpoint.reader import open_checkpoint
 from buoy.errors import BuoyError
+from buoy.machine import files
 from buoy.units import format_bytes
 
 
 def fetch(orders: dict[str, Any]) -> None:
     """Bring the newest good checkpoint (or the step asked for) back; what cannot be used on the way is named."""
-    home = open_home(str(orders["where"]), str(orders["name"]), orders["mount"])
+    is_told = orders["life"] is None  # by a person, who named the very folder; a training takes nobody else's
+    home = open_home(str(orders["where"]), str(orders["name"]), orders["mount"], anyones=is_told)
     checkpoints = os.path.join(str(orders["run"]), "checkpoints")
     if orders["life"] is not None and not _is_ours(home, orders):
         return
@@ -88,9 +89,10 @@ def _newest_first(copies: list[Copy], unusable: list[Unusable]) -> list[Copy | U
 
 def _bring(home: Home, copy: Copy, checkpoints: str) -> str:
     """The folder that it is now; `DamagedCheckpoint` when a byte is not as it was written."""
-    os.makedirs(checkpoints, exist_ok=True)
+    files.make_folder(os.path.dirname(checkpoints))
+    files.make_folder(checkpoints)
     part = os.path.join(checkpoints, f".{copy.name}.part-{os.getpid()}")
-    os.mkdir(part)
+    os.mkdir(part, files.FOLDER_MODE)
     done = 0
 
     def progress(count: int) -> None:
@@ -101,7 +103,7 @@ def _bring(home: Home, copy: Copy, checkpoints: str) -> str:
     try:
         home.get(copy.name, MANIFEST, os.path.join(part, MANIFEST), progress)
         if (here := _same_here(part, copy.step, checkpoints)) is not None:
-            remove_folder(part)
+            files.remove_folder(part)
             return here
         for file in (STATE, VALUES):
             home.get(copy.name, file, os.path.join(part, file), progress)
@@ -110,14 +112,14 @@ def _bring(home: Home, copy: Copy, checkpoints: str) -> str:
         while os.path.lexists(final):  # a damaged one of that name may be here: it is not touched
             count += 1
             final = os.path.join(checkpoints, f"step-{copy.step:09d}.{count}")
-        sync_folder(part)
+        files.sync_folder(part)
         os.rename(part, final)
-        sync_folder(checkpoints)
+        files.sync_folder(checkpoints)
     except BuoyError:
-        remove_folder(part)
+        files.remove_folder(part)
         raise
     except OSError as error:
-        remove_folder(part)
+        files.remove_folder(part)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OSError(error.errno, f"no room here for its {format_bytes(copy.bytes)}") from error
         raise

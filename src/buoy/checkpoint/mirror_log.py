@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from tempfile import TemporaryDirectory
 
 from buoy.checkpoint.home_url import UrlHome
 from buoy.checkpoint.homes import Home
-from buoy.flight.attempt import read_json
-from buoy.flight.mirror import PERIOD, copy_tail, identity_of
+from buoy.flight.mirror import PERIOD, copy_tail, number_there
 
-_ATTEMPT = "attempt.json"
-_MOST_BYTES = 1 << 20
 _LOOK_SECONDS = 0.25
 _VERDICT_SECONDS = 10.0
 
@@ -44,34 +39,8 @@ class LogTail:
         assert self._attempt is not None
         self._due = time.monotonic() + PERIOD
         if self._number is None:
-            self._number = _number_there(home, self._attempt)
-        with TemporaryDirectory(prefix="buoy-") as tail:
-            to = os.path.join(tail, "attempts", f"{self._number:04d}")
-            copy_tail(self._attempt, os.path.join(self._run, "run.json"), tail, to)
-            for folder, _, names in os.walk(tail):
-                for name in names:
-                    path = os.path.join(folder, name)
-                    with open(path, "rb") as file:
-                        home.write_beside(os.path.relpath(path, tail), file.read())
+            self._number = number_there(self._attempt, home.read_beside)
+        copy_tail(self._attempt, os.path.join(self._run, "run.json"), self._number, home.write_beside)
 
     def _belongs(self, home: Home) -> bool:
         return self._attempt is not None and isinstance(home, UrlHome)
-
-
-def _number_there(home: Home, attempt: str) -> int:
-    """The attempt's own, unless a lost machine's log has that one there: then the next that is free."""
-    mine = identity_of(read_json(os.path.join(attempt, _ATTEMPT)))
-    number = int(os.path.basename(attempt))
-    while (there := home.read_beside(f"attempts/{number:04d}/{_ATTEMPT}", _MOST_BYTES)) is not None:
-        if mine is not None and identity_of(_parsed(there)) == mine:
-            break
-        number += 1
-    return number
-
-
-def _parsed(data: bytes) -> dict[str, object] | None:
-    try:
-        about = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    return about if isinstance(about, dict) else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
-from buoy.checkpoint.home_folder import is_missing_drive
 from buoy.checkpoint.homes import is_url
 from buoy.errors import UsageError
 from buoy.machine import disk
@@ -64,7 +63,7 @@ def shared_disk(where: str, run: str) -> str | None:
 def check(where: str) -> None:
     """What can be known at once: said before training, not after the first checkpoint."""
     if not is_url(where):
-        if is_missing_drive(where):
+        if disk.is_missing_drive(where):
             raise UsageError(
                 "Google Drive is not mounted",
                 received=f"mirror={where!r}",

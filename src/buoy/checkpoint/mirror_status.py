@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from buoy.checkpoint.held import is_held
-from buoy.flight.attempt import read_json, write_json
+from buoy.machine.records import read_json, write_json
 from buoy.units import format_duration, format_share
 
 STATUS = "mirror.json"
@@ -59,7 +59,8 @@ def lag_in_words(status: dict[str, Any], newest_here: int | None, now: float) ->
         return None
     home = str(status.get("home"))
     newest, safe = status.get("newest"), status.get("newest_safe")
-    if not isinstance(newest, int):
+    newest = newest if isinstance(newest, int) else None
+    if newest is None:
         words = f"nothing in the mirror {home} yet"
     else:
         if isinstance(safe, int | float):
@@ -78,8 +79,10 @@ def lag_in_words(status: dict[str, Any], newest_here: int | None, now: float) ->
         words += (
             "; nobody copies any more: the process that did has ended, a new start of the training goes on"
         )
-    elif isinstance(copying, dict) and copying.get("bytes"):
-        words += f"; copying step {copying['step']}: {format_share(copying['done'], copying['bytes'])}"
+    elif isinstance(copying, dict):
+        done, size = copying.get("done"), copying.get("bytes")
+        if isinstance(done, int) and isinstance(size, int) and size:
+            words += f"; copying step {copying.get('step')}: {format_share(done, size)}"
     if status.get("trouble"):
         words += f"; in trouble: {status['trouble']}"
     return words

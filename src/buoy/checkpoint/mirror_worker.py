@@ -9,7 +9,6 @@ after the training's death is copied too.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -22,11 +21,20 @@ if __name__ == "__main__":  # started by path: make `import buoy` find the packa
     sys.path[0:1] = []
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
+from buoy.checkpoint.budget import PASSING, is_enough
 from buoy.checkpoint.copies import Copy, is_half, local_copies, names_in, remote_copies, step_of
 from buoy.checkpoint.home_folder import is_drive
 from buoy.checkpoint.homes import Home, is_url, open_home
 from buoy.checkpoint.lock import writes_for
-from buoy.checkpoint.manifest import MANIFEST, STATE, VALUES, pieces_of, size_of, unseal
+from buoy.checkpoint.manifest import (
+    MANIFEST,
+    MOST_MANIFEST_BYTES,
+    STATE,
+    VALUES,
+    pieces_of,
+    size_of,
+    unseal,
+)
 from buoy.checkpoint.mirror_fetch import answer, fetch
 from buoy.checkpoint.mirror_log import LogTail
 from buoy.checkpoint.mirror_status import LOCK, Status
@@ -34,6 +42,7 @@ from buoy.checkpoint.moving import DamagedSource, GiveUp
 from buoy.checkpoint.owner import NotOurs, expect_ours
 from buoy.checkpoint.retention import Keep, surplus, to_make_room
 from buoy.errors import BuoyError
+from buoy.machine.files import open_old, read_bounded
 from buoy.machine.priority import step_back
 
 _LOOK_SECONDS = 0.25
@@ -60,6 +69,8 @@ class Worker:
         """What is damaged here, and what there is no room for beside newer ones there."""
         self._sent: set[tuple[object, str]] = set()
         """(checkpoint, file) that are there whole, by our own doing: not sent again after trouble."""
+        self._refused = 0
+        """So often in a row there was no room for a copy."""
         self._settled: list[str] | None = None
         """What the run folder held when there was nothing left to do: looking again costs one listing."""
         where = str(orders["where"])
@@ -163,8 +174,7 @@ class Worker:
                 self._still_wanted(copy, newest)
 
         try:
-            with open(os.path.join(folder, MANIFEST), "rb") as opened:
-                manifest = opened.read()
+            manifest = read_bounded(os.path.join(folder, MANIFEST), MOST_MANIFEST_BYTES)
             if unseal(manifest, folder) != copy.fields:
                 raise GiveUp  # another one has taken its name since the folder was read
             sizes = home.sizes().get(copy.name, {})
@@ -189,10 +199,11 @@ class Worker:
         except DamagedSource as error:
             self._leave_out(copy, str(error.strerror))
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT) and self._make_room(home, copy):
+            if error.errno in (errno.ENOSPC, errno.EDQUOT) and self._make_room(home, copy, error.errno):
                 raise GiveUp from None  # tried again at once
             raise
         self._there[copy.name] = copy
+        self._refused = 0
         self._unusable.discard(copy.name)
         self._proven.add(copy.key)
         self._status.set(copying=None, damaged_here=None, copy_seconds=time.monotonic() - began)
@@ -245,8 +256,11 @@ class Worker:
             del self._there[copy.name]
             self._tell_there()
 
-    def _make_room(self, home: Home, copy: Copy) -> bool:
+    def _make_room(self, home: Home, copy: Copy, number: int) -> bool:
         """Free what this copy needs: two good ones stay there if that will do, else the newest; whether to go on."""
+        self._refused += 1
+        if number == errno.ENOSPC and is_enough(home.free(), copy.bytes) and self._refused <= PASSING:
+            return False  # the place itself has room: it may pass
         there = list(self._there.values())
         if any(other.age > copy.age for other in there):
             self._left_out.add(copy.key)  # an older one does not drive out a newer
@@ -315,6 +329,8 @@ class Worker:
 
 def keep(orders: dict[str, Any]) -> None:
     """Detach, wait for the search of the checkpoint to go on from and for the mirror before this one, and copy."""
+    import fcntl
+
     child = os.fork()
     if child:
         answer(pid=child)
@@ -332,7 +348,7 @@ def keep(orders: dict[str, Any]) -> None:
     if not begin:
         return  # no training came of it: what is there is left as it is
     orders["unusable"] = json.loads(begin)
-    lock = os.open(os.path.join(orders["run"], LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = open_old(os.path.join(orders["run"], LOCK), os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError:
@@ -360,7 +376,7 @@ def main(mode: str) -> None:
         return
     try:
         if mode == "list":
-            home = open_home(str(orders["where"]), str(orders["name"]), orders["mount"])
+            home = open_home(str(orders["where"]), str(orders["name"]), orders["mount"], anyones=True)
             answer(copies=[copy.to_json() for copy in remote_copies(home)])
         else:
             fetch(orders)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
 CHUNK = 8 << 20
-IS_CHECKPOINT = re.compile(r"step-\d{9,}(\.\d+)?")
+IS_CHECKPOINT = re.compile(r"step-[0-9]{9,18}(\.[0-9]{1,9})?")
 
 Progress = Callable[[int], object]
 """Told how many bytes have moved since it was last told; raises to give up."""

@@ -18,7 +18,8 @@ from buoy.checkpoint.copies import local_copies, remote_copies
 from buoy.checkpoint.held import is_held
 from buoy.checkpoint.homes import Home
 from buoy.errors import BuoyError, UsageError
-from buoy.flight.attempt import read_json, write_json
+from buoy.machine.files import make_folder
+from buoy.machine.records import parse_json, read_json, write_json
 
 FILE = "owner.json"
 SCHEMA = "buoy.owner/1"
@@ -74,7 +75,7 @@ def claim(home: Home, run: str, life: str, place: str) -> str | None:
     owner = {"schema": SCHEMA, "id": mine, "life": life, "run": short_name(run), "path": os.path.realpath(run),
              "since": time.time()}  # fmt: skip
     home.write_beside(FILE, json.dumps(owner).encode())
-    os.makedirs(run, exist_ok=True)
+    make_folder(run)
     # After the other: that our life is here means that it was there.
     write_json(os.path.join(run, FILE), owner)
     return there["run"] if there is not None else None
@@ -116,8 +117,8 @@ def is_home_of(there: dict[str, str] | None, run: str) -> bool:
 
 def _known(data: bytes | None) -> dict[str, str] | None:
     try:
-        owner: Any = json.loads(data) if data else None
-    except (ValueError, RecursionError):
+        owner: Any = parse_json(data) if data else None
+    except ValueError:
         return None
     if not isinstance(owner, dict) or not isinstance(owner.get("id"), str):
         return None

@@ -12,6 +12,7 @@ import time
 
 from buoy.machine import cgroup
 from buoy.machine.procfs import FileReader, ProcessReader
+from buoy.machine.system import TICKS
 
 BUSY_BYTES_PER_SECOND = 128 << 20
 """Each of checksum and write, while no core is to spare: together about a fifteenth of one."""
@@ -24,7 +25,6 @@ _FIRST_LOOK = 0.03
 _LOOK_EVERY = 0.1
 _COMPUTING = 0.3  # cores: less is a trainer that waits
 _SPARE = 0.5  # cores: more is room enough for the writer
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Pace:
@@ -74,7 +74,7 @@ class Pace:
         found = self._process.stat()
         trainer = None if found is None or found.state in ("Z", "X") else found.cpu_seconds
         words = self._machine.read(256).split(b"\n", 1)[0].split()
-        idle = (int(words[4]) + int(words[5])) / _TICKS if len(words) > 5 and words[0] == b"cpu" else None
+        idle = (int(words[4]) + int(words[5])) / TICKS if len(words) > 5 and words[0] == b"cpu" else None
         return time.monotonic(), trainer, time.process_time(), idle
 
 

@@ -1,33 +1,36 @@
-"""Reading a checkpoint: every byte is verified before anything is handed out.
+"""Reading a checkpoint: every byte is verified before anything is handed out, and again as it is.
 
 Nothing of what is read is trusted: sizes are bounded, only plain files of the checkpoint's own folder are
-opened, and links are not followed.
+opened, and links are not followed. Nothing is mapped: a file that somebody else changes (a drive's client that syncs)
+would change under whoever looks at it, and one that is cut short would kill that process.
 """
 
 from __future__ import annotations
 
 import errno
-import json
-import mmap
 import os
 import stat
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeGuard
 
 from buoy.checkpoint.manifest import (
     MANIFEST,
+    MOST,
     MOST_MANIFEST_BYTES,
     PIECE_BYTES,
     STATE,
     VALUES,
     DamagedCheckpoint,
+    loads,
     pieces_of,
     size_of,
     unseal,
 )
 from buoy.checkpoint.state import ITEM_BYTES, BadTree, decode
+from buoy.machine import files, system
 
 _MOST_HEADER_BYTES = 100 << 20  # safetensors' own limit
 _MOST_VALUES_BYTES = 1 << 30
@@ -43,10 +46,21 @@ class StoredTensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    memory: memoryview
-    """Its bytes in C order, mapped from the file: private and writable; copy what is to be kept."""
+    nbytes: int
+    read_into: Callable[[memoryview], None]
+    """Fill memory of this size with its bytes, in C order; `DamagedCheckpoint` if they are no longer as written."""
     order: tuple[int, ...] | None = None
     """How its dimensions lay in the training's memory, the outermost first; None: in C order too."""
+
+    def read(self) -> memoryview:
+        """Its bytes, in memory of their own."""
+        room = memoryview(bytearray(self.nbytes))
+        self.read_into(room)
+        return room
+
+
+NOT_AS_WRITTEN = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What comes of values that fit their checksums, and are not what anybody expects there."""
 
 
 class Checkpoint:
@@ -92,43 +106,75 @@ class Checkpoint:
             return decode(
                 self._values[name],
                 once,
-                lambda stored: self._state.stored(stored).memory,
+                lambda stored: self._state.stored(stored).read(),
             )
-        except (BadTree, RecursionError) as error:
+        except (BadTree, *NOT_AS_WRITTEN) as error:
             raise DamagedCheckpoint(self.folder, VALUES, f"{name!r} cannot be read: {error}") from None
+
+    @contextmanager
+    def reading(self, what: str) -> Iterator[None]:
+        """What is done within takes what is saved here for what buoy writes; where it is not, that is said."""
+        try:
+            yield
+        except NOT_AS_WRITTEN as error:
+            words = f"{what} is not as buoy writes it ({type(error).__name__}: {error})"
+            raise DamagedCheckpoint(self.folder, VALUES, words) from error
 
     def __repr__(self) -> str:
         return f"<checkpoint of step {self.step} in {self.folder}>"
 
 
 class _State:
-    """`state.safetensors`, mapped."""
+    """`state.safetensors`, open."""
 
-    def __init__(self, folder: str, memory: memoryview, header_bytes: int, header: dict[str, object]) -> None:
+    def __init__(
+        self,
+        folder: str,
+        descriptor: int,
+        pieces: list[tuple[int, int]],
+        size: int,
+        header: dict[str, object],
+    ) -> None:
+        """`size`: of the header. The descriptor is closed with this object."""
         self._folder = folder
-        self._memory = memory
-        self.places: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
-        at = header_bytes
+        self._descriptor = descriptor
+        self.places: dict[str, tuple[str, tuple[int, ...], _Block]] = {}
+        coming, at = iter(pieces), 0
+        while at < size:
+            at += next(coming, (size + 1, 0))[0]
         for name, entry in header.items():
             if name == "__metadata__":
                 continue
             dtype, shape, (start, end) = _described(folder, name, entry)
-            if header_bytes + start < at or header_bytes + end > len(memory):
-                raise DamagedCheckpoint(folder, STATE, "lies outside the file", name)
-            at = header_bytes + end
-            self.places[name] = (dtype, shape, header_bytes + start, at)
+            block = _Block(size + start, 0, [])
+            while at == block.start + block.size and block.size < end - start:
+                block.pieces.append(next(coming, (end + 1, 0)))
+                block.size += block.pieces[-1][0]
+                at += block.pieces[-1][0]
+            # Each begins a piece of its own: so each can be verified by itself.
+            if block.size != end - start:
+                raise DamagedCheckpoint(folder, STATE, "lies elsewhere than its checksums", name)
+            self.places[name] = (dtype, shape, block)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
 
     def stored(self, name: str, order: object = None) -> StoredTensor:
-        """A tensor's bytes."""
+        """A tensor, to be read."""
         if name not in self.places:
             raise DamagedCheckpoint(self._folder, STATE, "is named and not there", name)
-        dtype, shape, start, end = self.places[name]
+        dtype, shape, block = self.places[name]
+
+        def read_into(room: memoryview) -> None:
+            if _first_bad(self._descriptor, block, room, filled=True) is not None:
+                raise DamagedCheckpoint(self._folder, STATE, "it has changed while it was loaded", name)
+
         if order is None:
-            return StoredTensor(name, dtype, shape, self._memory[start:end])
+            return StoredTensor(name, dtype, shape, block.size, read_into)
         places = [place for place in order if type(place) is int] if isinstance(order, list) else []
         if places != order or sorted(places) != [*range(len(shape))]:
             raise BadTree(f"{name!r} lay in an order that its dimensions do not have")
-        return StoredTensor(name, dtype, shape, self._memory[start:end], tuple(places))
+        return StoredTensor(name, dtype, shape, block.size, read_into, tuple(places))
 
 
 def read_manifest(folder: str) -> tuple[dict[str, object], int]:
@@ -143,7 +189,7 @@ def read_manifest(folder: str) -> tuple[dict[str, object], int]:
         finally:
             os.close(descriptor)
     finally:
-        os.close(where)
+        files.close_folder(where)
 
 
 def decode_about(fields: dict[str, object]) -> dict[str, object] | None:
@@ -152,7 +198,18 @@ def decode_about(fields: dict[str, object]) -> dict[str, object] | None:
         about = decode(fields["about"], _no_tensor)
     except (BadTree, RecursionError):
         return None
-    return about if isinstance(about, dict) else None
+    return {str(key): _plain(value) for key, value in about.items()} if isinstance(about, dict) else None
+
+
+def _plain(value: object, depth: int = 4) -> object:
+    """Figures and words, and lists and dicts of them: what a training says about a checkpoint; None for all else."""
+    if isinstance(value, dict) and depth:
+        return {str(key): _plain(item, depth - 1) for key, item in value.items() if isinstance(key, str)}
+    if isinstance(value, list | tuple) and depth:
+        return [_plain(item, depth - 1) for item in value]
+    if isinstance(value, str | bool | float):
+        return value
+    return value if isinstance(value, int) and -MOST < value < MOST else None
 
 
 def sizes_fit(folder: str, fields: dict[str, object]) -> bool:
@@ -178,11 +235,11 @@ def open_checkpoint(folder: str, progress: Callable[[int], object] | None = None
         values = _read_values(folder, where, fields)
         state = _open_state(folder, where, fields, progress)
     finally:
-        os.close(where)
+        files.close_folder(where)
     return Checkpoint(folder, fields, values, state)
 
 
-def _read_values(folder: str, where: int, fields: dict[str, object]) -> object:
+def _read_values(folder: str, where: files.Folder, fields: dict[str, object]) -> object:
     descriptor, size = _open_plain(folder, where, VALUES)
     try:
         _expect_size(folder, VALUES, size, fields)
@@ -197,17 +254,18 @@ def _read_values(folder: str, where: int, fields: dict[str, object]) -> object:
             raise DamagedCheckpoint(folder, VALUES, "its checksum does not fit")
         at += length
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
+        return loads(data)
+    except ValueError as error:
         raise DamagedCheckpoint(folder, VALUES, f"not JSON: {error}") from None
 
 
 def _open_state(
-    folder: str, where: int, fields: dict[str, object], progress: Callable[[int], object] | None
+    folder: str, where: files.Folder, fields: dict[str, object], progress: Callable[[int], object] | None
 ) -> _State:
     descriptor, size = _open_plain(folder, where, STATE)
     try:
-        bad = _verify(descriptor, pieces_of(fields, STATE), progress)
+        pieces = pieces_of(fields, STATE)
+        bad = _verify(descriptor, pieces, progress)
         header = _read_header(descriptor, size)
         if size != size_of(fields, STATE) or bad is not None:
             at = size if bad is None else bad
@@ -217,20 +275,15 @@ def _open_state(
             raise DamagedCheckpoint(folder, STATE, what, _name_at(header, at))
         if header is None:
             raise DamagedCheckpoint(folder, STATE, "no safetensors header", "header")
-        # Private pages: a write to a handed-out tensor changes neither the file nor anyone else's view.
-        memory = memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY))
+        return _State(folder, os.dup(descriptor), pieces, *header)
     finally:
         os.close(descriptor)
-    return _State(folder, memory, *header)
 
 
 def _verify(
     descriptor: int, pieces: list[tuple[int, int]], progress: Callable[[int], object] | None
 ) -> int | None:
-    """The position of the first piece that is not as written; None when all are.
-
-    Read, not mapped: a file that shrinks under a mapping kills the process that looks at it.
-    """
+    """The position of the first piece that is not as written; None when all are."""
     blocks = _blocks(pieces)
     numbers = iter(range(len(blocks)))  # whoever is free takes the next
 
@@ -239,7 +292,7 @@ def _verify(
         for number in numbers:
             # Asked for in time, a cold disk delivers twice as fast as the kernel's own guess makes it.
             for coming in blocks[number + (_AHEAD if number else 1) : number + _AHEAD + 1]:
-                os.posix_fadvise(descriptor, coming.start, coming.size, os.POSIX_FADV_WILLNEED)
+                system.read_ahead(descriptor, coming.start, coming.size)
             bad = _first_bad(descriptor, blocks[number], room)
             if bad is not None:
                 return bad
@@ -259,17 +312,22 @@ def _verify(
     return min(found, default=None)
 
 
-def _first_bad(descriptor: int, block: _Block, room: memoryview) -> int | None:
-    """The position of the first piece that is not as written."""
+def _first_bad(descriptor: int, block: _Block, room: memoryview, *, filled: bool = False) -> int | None:
+    """The position of the first piece that is not as written.
+
+    `filled`: the room is as large as the block, and has its bytes in the end; else it is used again and again.
+    """
     at = block.start
     for length, crc in block.pieces:
         found, done = 0, 0
         while done < length:
-            bite = room[: min(len(room), length - done)]
-            if _read_into(descriptor, bite, at + done) != len(bite):
+            size = min(_BITE, length - done)
+            to = at + done - block.start if filled else 0
+            bite = room[to : to + size]
+            if _read_into(descriptor, bite, at + done) != size:
                 return at
             found = zlib.crc32(bite, found)
-            done += len(bite)
+            done += size
         if found != crc:
             return at
         at += length
@@ -299,15 +357,15 @@ def _blocks(pieces: list[tuple[int, int]]) -> list[_Block]:
 
 def _read_header(descriptor: int, size: int) -> tuple[int, dict[str, object]] | None:
     """(bytes the header takes, its entries in the order of the file), as far as it can be read at all."""
-    length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+    length = int.from_bytes(system.read_at(descriptor, 8, 0), "little")
     if size < 8 or not 0 < length <= min(_MOST_HEADER_BYTES, size - 8):
         return None
     room = memoryview(bytearray(length))
     if _read_into(descriptor, room, 8) != length:
         return None
     try:
-        header = json.loads(bytes(room))
-    except (ValueError, RecursionError):
+        header = loads(bytes(room))
+    except ValueError:
         return None
     return (8 + length, header) if isinstance(header, dict) else None
 
@@ -326,12 +384,13 @@ def _name_at(header: tuple[int, dict[str, object]] | None, at: int) -> str | Non
 def _described(folder: str, name: str, entry: object) -> tuple[str, tuple[int, ...], tuple[int, int]]:
     if isinstance(entry, dict):
         dtype, shape, span = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-        if dtype in ITEM_BYTES and _are_counts(shape) and _are_counts(span) and len(span) == 2:
+        known = ITEM_BYTES.get(dtype) if isinstance(dtype, str) else None
+        if known is not None and _are_counts(shape) and _are_counts(span) and len(span) == 2:
             count = 1
             for side in shape:
                 count *= side
-            if span[1] - span[0] == count * ITEM_BYTES[dtype]:
-                return dtype, tuple(shape), (span[0], span[1])
+            if span[1] - span[0] == count * known:
+                return str(dtype), tuple(shape), (span[0], span[1])
     raise DamagedCheckpoint(folder, STATE, "is described wrongly", name)
 
 
@@ -348,25 +407,20 @@ def _size_words(size: int, fields: dict[str, object]) -> str:
     return f"{size} of {size_of(fields, STATE)} bytes are there"
 
 
-def _open_folder(folder: str) -> int:
+def _open_folder(folder: str) -> files.Folder:
     try:
-        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return files.open_folder(folder)
     except OSError as error:
         raise DamagedCheckpoint(folder, ".", _refusal(error)) from None
 
 
-def _open_plain(folder: str, where: int, name: str) -> tuple[int, int]:
+def _open_plain(folder: str, where: files.Folder, name: str) -> tuple[int, int]:
     """A regular file of this folder, no link, nothing that could block: descriptor and size."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(name, flags, dir_fd=where)
+        descriptor = files.open_regular(name, folder=where)
     except OSError as error:
         raise DamagedCheckpoint(folder, name, _refusal(error)) from None
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        os.close(descriptor)
-        raise DamagedCheckpoint(folder, name, "it is not a plain file")
-    return descriptor, found.st_size
+    return descriptor, os.fstat(descriptor).st_size
 
 
 def _refusal(error: OSError) -> str:
@@ -383,12 +437,12 @@ def _read(descriptor: int, size: int) -> bytes:
 def _read_into(descriptor: int, room: memoryview, at: int) -> int:
     done = 0
     while done < len(room):
-        count = os.preadv(descriptor, [room[done:]], at + done)
+        count = system.read_into(descriptor, room[done:], at + done)
         if not count:
             break
         done += count
     return done
 
 
-def _no_tensor(name: str) -> object:
+def _no_tensor(name: str, order: object = None) -> object:
     raise BadTree(f"a tensor {name!r} where none can be")

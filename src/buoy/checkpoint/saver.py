@@ -389,4 +389,5 @@ def _forget_after_fork() -> None:
         saver._let_go()
 
 
-os.register_at_fork(after_in_child=_forget_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from math import sqrt
 
 from buoy.errors import UsageError
-from buoy.flight.attempt import attempt_numbers, read_json
+from buoy.flight.attempt import attempt_numbers
+from buoy.machine.records import read_json
 from buoy.units import format_duration, parse_duration
 
 FIRST_SECONDS = 20.0

@@ -291,7 +291,7 @@ def _numpy_array(raw: Callable[[str], memoryview] | None, tree: Mapping[str, obj
     try:
         # Its own, writable memory.
         return import_module("numpy").frombuffer(data, dtype=dtype).reshape(shape).copy()
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise BadTree(f"an array that is none: {error}") from None
 
 

@@ -10,9 +10,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from buoy.checkpoint import lock
-from buoy.checkpoint.commit import remove_folder, remove_leftovers, sync_folder
+from buoy.checkpoint.commit import remove_leftovers
 from buoy.checkpoint.lock import WriterBusy
-from buoy.checkpoint.manifest import STATE, VALUES, DamagedCheckpoint, NewerCheckpoint, size_of
+from buoy.checkpoint.manifest import (
+    MANIFEST,
+    STATE,
+    VALUES,
+    DamagedCheckpoint,
+    NewerCheckpoint,
+    saved_at,
+    size_of,
+)
 from buoy.checkpoint.passed_over import DAMAGED as FAULT_DAMAGED
 from buoy.checkpoint.passed_over import PassedOver, Unusable
 from buoy.checkpoint.reader import (
@@ -25,7 +33,8 @@ from buoy.checkpoint.reader import (
 )
 from buoy.checkpoint.receipt import Receipt
 from buoy.errors import BuoyError, RunFolderError
-from buoy.machine import disk
+from buoy.flight.attempt import refuse_foreign
+from buoy.machine import disk, files
 
 if TYPE_CHECKING:
     from buoy.checkpoint.saver import Saver
@@ -36,7 +45,7 @@ __all__ = [
 
 DAMAGED = "damaged"
 """A file in a checkpoint's folder: a search has found it damaged, whatever its sizes say, and wrote what was wrong."""
-_NAME = re.compile(r"step-(\d{9,})(?:\.(\d+))?")
+_NAME = re.compile(r"step-([0-9]{9,18})(?:\.([0-9]{1,9}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +107,8 @@ class Store:
     def open(self, entry: Entry, progress: Callable[[int], object] | None = None) -> Checkpoint:
         """A checkpoint with every byte verified; `DamagedCheckpoint` names the file and the tensor."""
         checkpoint = open_checkpoint(entry.folder, progress)
+        if checkpoint.step != entry.step:
+            raise DamagedCheckpoint(entry.folder, MANIFEST, f"it is of step {checkpoint.step}", "step")
         self._good.add(entry.folder)
         if not entry.complete:
             _unlink_quietly(os.path.join(entry.folder, DAMAGED))  # its bytes were mended since
@@ -109,19 +120,23 @@ class Store:
         if unusable.fault != FAULT_DAMAGED or not is_ours:
             return
         try:
-            with open(os.path.join(unusable.name, DAMAGED), "x", encoding="utf-8") as file:
-                file.write(unusable.what + "\n")
+            files.write_new(os.path.join(unusable.name, DAMAGED), unusable.what.encode() + b"\n")
         except OSError:
             pass  # known already, or nothing can be written: then it is found again
 
     def saver(self, say: Callable[[str], object], event: Callable[..., object]) -> Saver:
-        """The one who may write: takes the run's lock (`WriterBusy` says who has it) and tidies up after the dead."""
+        """The one who may write: takes the run's lock (`WriterBusy` says who has it) and tidies up after the dead.
+
+        `RunFolderError` where the folder is another user's: it would be resumed from what that user put there.
+        """
+        refuse_foreign(self.folder)
         before = _open_savers.get(self.checkpoints)
         if before is not None:
             before.close()  # a notebook's cell run again: the newer Run of this process takes over
         try:
             if not os.path.isdir(self.checkpoints):
-                os.makedirs(self.checkpoints)
+                files.make_folder(self.folder)
+                files.make_folder(self.checkpoints)
                 _sync_above(self.checkpoints)
             held = lock.take(self.checkpoints, say, self._finished_since)
         except OSError as error:
@@ -159,9 +174,11 @@ class Store:
         name = os.path.basename(entry.folder)
         gone = os.path.join(self.checkpoints, f".{name}.gone-{os.getpid()}")
         os.rename(entry.folder, gone)
-        sync_folder(self.checkpoints)  # else a power cut could bring the name back with half of its files
+        files.sync_folder(
+            self.checkpoints
+        )  # else a power cut could bring the name back with half of its files
         self._good.discard(entry.folder)
-        remove_folder(gone, truncate=disk.is_remote(self.checkpoints) is True)
+        files.remove_folder(gone, truncate=disk.is_remote(self.checkpoints) is True)
 
     def trust(self, receipt: Receipt) -> None:
         """The checkpoint was committed under our eyes: it need not be read again to be known as good."""
@@ -186,7 +203,7 @@ def _sync_above(path: str) -> None:
     while path != os.path.dirname(path):
         path = os.path.dirname(path)
         try:
-            sync_folder(path)
+            files.sync_folder(path)
         except OSError:
             return
 
@@ -209,7 +226,6 @@ def _entry(folder: str, step: int) -> Entry:
         whole = whole and not os.path.lexists(os.path.join(folder, DAMAGED))
         about = about or {}
         size += sum(size_of(fields, name) for name in (STATE, VALUES))
-        saved = about.get("time")
-        return Entry(step, folder, saved if isinstance(saved, (int, float)) else None, size, about, whole)
+        return Entry(step, folder, saved_at(about), size, about, whole)
     except BuoyError:
         return Entry(step, folder, None, 0, {}, complete=False)

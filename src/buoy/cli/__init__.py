@@ -15,6 +15,7 @@ VERBS = {
         "read training code for the lines that will kill the session: `buoy check train.py`",
     ),
     "demo": ("buoy.cli.demo", "watch a training die in a small session, and the same one guarded live on"),
+    "explain": ("buoy.cli.explain", "print the page about a rule or a cause: `buoy explain kernel-oom`"),
     "report": ("buoy.cli.report", "write one HTML page about a run: timelines, checkpoints, verdicts"),
     "ckpt": ("buoy.cli.ckpt", "list, verify, export, prune and bring back the checkpoints of a run"),
     "notebook": ("buoy.cli.notebook", "load buoy by itself in each new notebook kernel"),
@@ -22,7 +23,7 @@ VERBS = {
         "buoy.cli.plan",
         "say whether a training fits, with how many bytes, and what makes it fit: `buoy plan train.py:build`",
     ),
-    "run": ("buoy.cli.run", "run a training under the flight recorder: `buoy run -- python train.py`"),
+    "run": ("buoy.cli.run", "run a training under the flight recorder: `buoy run train.py`"),
     "runs": ("buoy.cli.runs", "list the runs here, and remove one"),
     "top": ("buoy.cli.top", "show a run as it goes: steps, RAM, VRAM, disk and time against their limits"),
     "why": ("buoy.cli.why", "say what killed the last attempt, how sure we are, and how to go on"),
@@ -97,7 +98,7 @@ def _dispatch(arguments: list[str]) -> int:
     if verb not in VERBS:
         from difflib import get_close_matches
 
-        near = get_close_matches(verb, VERBS, n=1)
+        near = [f"run {verb}"] if verb.endswith(".py") else get_close_matches(verb, VERBS, n=1)
         raise UsageError("unknown command", received=repr(verb), expected=" or ".join(f"`{v}`" for v in VERBS),
                          hint=f"did you mean `buoy {near[0]}`?" if near else "`buoy --help` lists them")  # fmt: skip
     try:

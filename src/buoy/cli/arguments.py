@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from typing import NoReturn
 
 from buoy.errors import UsageError
@@ -21,6 +22,36 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
+    def takes_value(self, word: str) -> bool:
+        """Whether this option is followed by a word of its own."""
+        action = self._option_string_actions.get(word)
+        return action is not None and action.nargs is None
+
     def error(self, message: str) -> NoReturn:
         """Raise instead of exiting: `run` and the others have different exit codes."""
-        raise UsageError(message, expected=self.usage, hint=f"`{self.prog} --help`")
+        hint = f"`{self.prog} --help`"
+        _, _, unknown = message.partition("unrecognized arguments: ")
+        for word in unknown.split():
+            if word.startswith("-"):
+                hint = _nearest(word.partition("=")[0], self._option_string_actions) or hint
+                break
+        raise UsageError(message, expected=self.usage, hint=hint)
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        """argparse's own check, with the nearest of the choices."""
+        choices = [str(choice) for choice in action.choices or ()]
+        if choices and value not in choices:
+            name = next(iter(action.option_strings), action.dest)
+            raise UsageError(
+                f"unknown {name}",
+                received=repr(value),
+                expected=", ".join(choices),
+                hint=_nearest(str(value), choices) or f"`{self.prog} --help`",
+            )
+
+
+def _nearest(word: str, known: Iterable[str]) -> str | None:
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, list(known), n=1)
+    return f"did you mean `{near[0]}`?" if near else None

@@ -11,11 +11,12 @@ from buoy.errors import ExitCode, UsageError
 from buoy.lint import baseline, config, engine, rules
 from buoy.lint.sources import MAX_FILE
 from buoy.lint.target import target_for
+from buoy.text import printable, visible
 
 _DESCRIPTION = "Find the lines that will kill a training session, before it starts."
 _EPILOG = """\
 exit codes: 0 nothing (or notes only), 1 findings, 2 error; with --diff: 0 nothing to change, 1 changes.
-Hide a finding with `# buoy: ignore[BY401]` on its line. Rules: docs/rules/."""
+Hide a finding with `# buoy: ignore[BY401]` on its line. `buoy explain BY401` prints its page."""
 FORMATS = ("full", "concise", "json", "github", "sarif")
 
 
@@ -41,11 +42,9 @@ def execute(arguments: list[str]) -> int:
         exclude += [engine.Exclude(word) for word in options.exclude or ()]
         report = engine.check_files(engine.find_files(paths, exclude), target, codes)
         if not report.files:
-            sys.stderr.write(f"buoy: no script and no notebook to check in {', '.join(paths)}\n")
+            sys.stderr.write(f"buoy: no script and no notebook to check in {visible(', '.join(paths))}\n")
     if options.write_baseline:
         baseline.write(options.write_baseline, report)
-        from buoy.verdict.values import printable
-
         sys.stderr.write(
             f"wrote {printable(options.write_baseline)}: {len(report.diagnostics)} known findings\n"
         )
@@ -194,7 +193,7 @@ def _print(report: engine.Report, style: str) -> None:
         if style == "full" and report.diagnostics:
             code = report.diagnostics[0].code
             sys.stderr.write(
-                f"hint: docs/rules/{code}.md tells more; `# buoy: ignore[{code}]` on the line hides it\n"
+                f"hint: `buoy explain {code}` says more; `# buoy: ignore[{code}]` on the line hides it\n"
             )
         return
     from buoy.view import findings_machine as machine

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import sys
@@ -16,6 +15,7 @@ from buoy.checkpoint.store import DamagedCheckpoint, Entry, Store
 from buoy.cli.arguments import Parser
 from buoy.cli.ckpt_which import chosen, hint, nothing_in, run_alone, run_and_step, say, short
 from buoy.errors import BuoyError, ExitCode, RunFolderError, UsageError
+from buoy.text import json_text, visible
 from buoy.units import format_bytes
 
 _DESCRIPTION = """\
@@ -105,7 +105,7 @@ def _verify(options: argparse.Namespace) -> ExitCode:
         damage = _damage(store, entry)
         results.append({"step": entry.step, "folder": entry.folder, "good": damage is None, "damage": damage})
         if options.format != "json":
-            words = f"good, {format_bytes(entry.bytes)}" if damage is None else f"damaged: {damage}"
+            words = f"good, {format_bytes(entry.bytes)}" if damage is None else f"damaged: {visible(damage)}"
             sys.stdout.write(f"step {entry.step}: {words}\n")
     if options.format == "json":
         _print_json({"schema": "buoy.checkpoints/1", "run": run, "checkpoints": results})
@@ -145,7 +145,7 @@ def _export(options: argparse.Namespace) -> ExitCode:
     if not options.output:
         raise UsageError("no file to export to", expected="`-o FILE`", hint="`-o weights.safetensors`")
     from buoy.checkpoint.export import refuse_checkpoints_folder
-    from buoy.verdict.values import printable
+    from buoy.text import printable
 
     run, step = run_and_step(options.words)
     path = os.path.expanduser(options.output)
@@ -166,7 +166,7 @@ def _export(options: argparse.Namespace) -> ExitCode:
     if options.format == "json":
         _print_json({"schema": "buoy.checkpoints/1", **result})
     else:
-        sys.stdout.write(words + "\n")
+        sys.stdout.write(visible(words) + "\n")
     return ExitCode.OK
 
 
@@ -177,7 +177,7 @@ def _write_safetensors(checkpoint: Checkpoint, name: str, path: str) -> tuple[in
     if not path.endswith(".safetensors"):
         raise UsageError("cannot tell the format", received=path, expected="a name that ends in .safetensors or .h5",
                          hint="`-o weights.safetensors`")  # fmt: skip
-    bar = Progress("writing", sum(len(stored.memory) for stored in tensors_of(checkpoint, name).values()))
+    bar = Progress("writing", sum(stored.nbytes for stored in tensors_of(checkpoint, name).values()))
     try:
         return write_safetensors(checkpoint, name, path, bar.advance)
     finally:
@@ -281,7 +281,7 @@ def _confirmed(what: str) -> bool:
     if not sys.stdin.isatty():
         raise UsageError("nobody is there to ask", received=f"standard input is no terminal; {what}",
                          expected="a yes", hint="add `--yes` to remove them")  # fmt: skip
-    sys.stderr.write(f"{what}\nremove them? [y/N] ")
+    sys.stderr.write(f"{visible(what)}\nremove them? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -301,7 +301,7 @@ def _open(store: Store, entry: Entry) -> Checkpoint:
 
 
 def _print_json(value: dict[str, object]) -> None:
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    sys.stdout.write(json_text(value) + "\n")
 
 
 def _parser() -> Parser:

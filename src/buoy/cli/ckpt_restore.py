@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import sys
@@ -13,6 +12,8 @@ from buoy.checkpoint.store import Store
 from buoy.cli.ckpt_which import hint, one_checkpoint, runs_in, say, short, step_number
 from buoy.errors import BuoyError, ExitCode, RunFolderError, UsageError
 from buoy.machine.disk import folders_to_make
+from buoy.machine.files import make_folder
+from buoy.text import json_text, visible
 
 
 def restore(options: argparse.Namespace) -> ExitCode:
@@ -50,7 +51,7 @@ def restore(options: argparse.Namespace) -> ExitCode:
     made = folders_to_make(os.path.join(to, "checkpoints"))
     brought = None
     try:
-        os.makedirs(to, exist_ok=True)
+        make_folder(to)
         held = Store(to).saver(say, lambda kind, **values: None)  # refused while a training writes there
         before = {entry.folder for entry in Store(to).list()}
         try:
@@ -105,7 +106,7 @@ def _already_there(to: str, source: str, given: str, step: int | None, output: s
 
 def _print_json(to: str, step: int | None) -> None:
     answer = {"schema": "buoy.checkpoints/1", "run": to, "step": step}
-    sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+    sys.stdout.write(json_text(answer) + "\n")
 
 
 def _tell_none(to: str, given: str, step: int | None, output: str) -> ExitCode:
@@ -127,7 +128,7 @@ def _tell_restored(to: str, step: int, verb: str, source: str, there: int | None
         )
     else:
         after = "; a training that uses this folder goes on from it"
-    sys.stdout.write(f"step {step} {verb} in {short(to)}{after}\n")
+    sys.stdout.write(visible(f"step {step} {verb} in {short(to)}{after}") + "\n")
     if max(here, there or 0) > step:
         aside = f"{shlex.quote(source)} {step} --to {shlex.quote(f'{short(to)}-from-{step}')}"
         apart = ", which has a mirror of its own" if there is not None else ""

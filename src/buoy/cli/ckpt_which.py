@@ -9,6 +9,7 @@ import sys
 from buoy.checkpoint.homes import is_url
 from buoy.checkpoint.store import Entry, Store
 from buoy.errors import RunFolderError, UsageError
+from buoy.text import visible, whole_number
 
 
 def run_alone(action: str, words: list[str]) -> str:
@@ -68,7 +69,7 @@ def one_checkpoint(place: str) -> tuple[str, int | None] | None:
     if above != "checkpoints" or not name.startswith("step-"):
         return None
     digits = name.removeprefix("step-").partition(".")[0]
-    return run or ".", int(digits) if digits.isdigit() else None
+    return run or ".", whole_number(digits)
 
 
 def step_number(word: str) -> int:
@@ -77,11 +78,11 @@ def step_number(word: str) -> int:
     >>> step_number("step-000001200")
     1200
     """
-    digits = word.removeprefix("step-")
-    if not (digits.isascii() and digits.isdigit()):
+    step = whole_number(word.removeprefix("step-"))
+    if step is None:
         raise UsageError("this is no step", received=word, expected="a step's number, 0 or more",
                          hint="`buoy ckpt list` shows the steps that are there")  # fmt: skip
-    return int(digits)
+    return step
 
 
 def chosen(run: str, step: int | None) -> Entry:
@@ -120,12 +121,12 @@ def short(path: str) -> str:
 
 def hint(text: str) -> None:
     """What to type next, beside the result."""
-    sys.stderr.write(f"hint: {text}\n")
+    sys.stderr.write(f"hint: {visible(text)}\n")
 
 
 def say(text: str) -> None:
     """A line for people, beside the result."""
-    sys.stderr.write(f"buoy: {text}\n")
+    sys.stderr.write(f"buoy: {visible(text)}\n")
 
 
 def _is_number(word: str) -> bool:

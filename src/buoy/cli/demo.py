@@ -8,6 +8,7 @@ import sys
 import tempfile
 
 from buoy.cli.arguments import Parser
+from buoy.errors import need_linux
 
 _DESCRIPTION = "Show in a minute or two what buoy does, on this machine, with a small real training."
 
@@ -22,6 +23,7 @@ def execute(arguments: list[str]) -> int:
         help="keep the runs and the report there (default: a new temporary folder)",
     )
     chosen = parser.parse_args(arguments)
+    need_linux("the demo needs")
     from buoy.demo.story import tell
 
     if chosen.output:

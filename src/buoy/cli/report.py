@@ -16,17 +16,16 @@ _DESCRIPTION = (
 def execute(arguments: list[str]) -> int:
     """Run the verb."""
     chosen = _parser().parse_args(arguments)
+    from buoy.text import printable
     from buoy.verdict.asked import asked_for
-    from buoy.verdict.values import printable
     from buoy.view.history import read
 
     history = read(asked_for(chosen.run).run)  # a run without an attempt is an error with a hint
     if chosen.format == "json":
-        import json
-
+        from buoy.text import json_text
         from buoy.view.report import as_json
 
-        text = json.dumps(as_json(history), indent=2) + "\n"
+        text = json_text(as_json(history)) + "\n"
     else:
         from buoy.view.report import page
 

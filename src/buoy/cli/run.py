@@ -3,59 +3,61 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
-import shlex
-import shutil
 import sys
 
 from buoy.cli.arguments import Parser
-from buoy.errors import BuoyError, ExitCode, LaunchError, UsageError
+from buoy.errors import BuoyError, ExitCode, LaunchError, UsageError, need_linux
 
 _DESCRIPTION = """\
 Run a training under the flight recorder. The script is not changed, its output is not touched, and its exit code is
 returned (128+N for signal N). If it dies, what killed it is printed on stderr; `buoy why` says it again in full."""
 
 _EPILOG = """\
+`train.py` and `-m package.train` run in the Python that buoy runs in. What comes after them is theirs.
 If buoy itself is killed, the command goes on, and is still recorded: to end both, signal the command.
 exit codes: the command's own; 125 buoy could not start, 126 not executable, 127 not found.
-BUOY_HANG_SECONDS=N tells a hang after N seconds without a step instead of the built-in patience."""
+BUOY_HANG_SECONDS=N looks for a hang after N idle seconds without a step instead of the built-in patience."""
 
 
 def execute(arguments: list[str]) -> int:
     """Parse, check that the command can be started, and supervise it."""
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    parser = _parser()
+    own, command = _divided(parser, arguments)
     try:
-        options = _parser().parse_args(own)
-        return _run(options, arguments[len(own) + 1 :])
+        return _run(parser.parse_args(own), command)
     except LaunchError:
         raise
     except BuoyError as error:
         error.exit_code = ExitCode.RUN_FAILED  # the command did not run: its own codes stay free
-        if "--" not in own and (slip := _without_dashes(own)):
-            error.hint = f"the command goes after `--`: `buoy run {slip}`"
         raise
 
 
-def _without_dashes(arguments: list[str]) -> str | None:
-    """`--restart 2 python train.py` as it was meant, if it looks like a command without its `--`."""
+def _divided(parser: Parser, arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Our own options, and the command: what comes after `--`, or begins with the first word that is no option.
+
+    >>> _divided(_parser(), ["--restart", "2", "train.py", "--lr", "1"])
+    (['--restart', '2'], ['train.py', '--lr', '1'])
+    """
     position = 0
-    while position < len(arguments) and arguments[position].startswith("-"):
-        position += 1 if "=" in arguments[position] else 2
-    if position >= len(arguments):
-        return None
-    return shlex.join([*arguments[:position], "--", *arguments[position:]])
+    while position < len(arguments) and arguments[position].startswith("-") and arguments[position] != "-m":
+        if arguments[position] == "--":
+            return arguments[:position], arguments[position + 1 :]
+        position += 2 if parser.takes_value(arguments[position]) else 1
+    return arguments[:position], arguments[position:]
 
 
 def _run(options: argparse.Namespace, command: list[str]) -> int:
+    need_linux("recording needs")
+    from buoy.supervisor.launch import startable
     from buoy.supervisor.run import Order, supervise
     from buoy.supervisor.start import default_run_folder, limit_seconds, log_home
 
     if not command:
         raise UsageError(
-            "no command to run", expected="the command after `--`", hint="`buoy run -- python train.py`"
+            "no command to run", expected="a training script, or a command", hint="`buoy run train.py`"
         )
-    _check_command(command[0])
+    command = startable(command)
     _check_hang_seconds()
     if options.run == "":
         raise UsageError(
@@ -95,16 +97,6 @@ def _check_hang_seconds() -> None:
     )
 
 
-def _check_command(name: str) -> None:
-    """Say early what exec would say later, before anything is written."""
-    if shutil.which(name) is not None:
-        return
-    from buoy.supervisor.launch import launch_error
-
-    there = os.path.isdir(name) or shutil.which(name, mode=os.F_OK) is not None
-    raise launch_error(name, errno.EACCES if there else errno.ENOENT)
-
-
 def _say(text: str) -> None:
     try:
         sys.stderr.write(text.rstrip("\n") + "\n")
@@ -114,7 +106,12 @@ def _say(text: str) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser("buoy run", "buoy run [options] -- COMMAND [ARGUMENTS]", _DESCRIPTION, _EPILOG)
+    parser = Parser(
+        "buoy run",
+        "buoy run [options] train.py [ARGUMENTS]  |  buoy run [options] [--] COMMAND [ARGUMENTS]",
+        _DESCRIPTION,
+        _EPILOG,
+    )
     parser.add_argument("--run", metavar="DIR", help="the run folder (default: runs/<script>)")
     parser.add_argument(
         "--mirror", metavar="DIR", help="a second home for the log's tail, such as a mounted drive"

@@ -17,7 +17,7 @@ def execute(arguments: list[str]) -> int:
     if arguments[:1] == ["rm"]:
         return _remove(arguments[1:])
     chosen = _parser().parse_args(arguments)
-    from buoy.verdict.values import printable
+    from buoy.text import json_text, printable
     from buoy.view.runs import SCHEMA, listed, table
 
     folder = os.path.abspath(chosen.folder or ".")
@@ -26,9 +26,7 @@ def execute(arguments: list[str]) -> int:
                              hint="`buoy runs` looks here and in `runs/`")  # fmt: skip
     runs = listed(folder)
     if chosen.format == "json":
-        import json
-
-        sys.stdout.write(json.dumps({"schema": SCHEMA, "runs": runs}, indent=2) + "\n")
+        sys.stdout.write(json_text({"schema": SCHEMA, "runs": runs}) + "\n")
     elif runs:
         sys.stdout.write(table(runs) + "\n")
     else:
@@ -44,8 +42,8 @@ def _remove(arguments: list[str]) -> int:
     parser.add_argument("--yes", action="store_true", help="do not ask")
     chosen = parser.parse_args(arguments)
     from buoy.flight.attempt import attempt_numbers, is_run
+    from buoy.text import printable
     from buoy.units import format_bytes
-    from buoy.verdict.values import printable
     from buoy.view.runs import describe, recorded_in, shown
 
     folder = chosen.run.rstrip("/") if os.path.lexists(chosen.run) else os.path.join("runs", chosen.run)

@@ -32,9 +32,9 @@ def execute(arguments: list[str]) -> int:
 
     now = _now(chosen.run)  # a wrong name is an error now, not a line in a live view
     if chosen.format == "json":
-        import json
+        from buoy.text import json_text
 
-        sys.stdout.write(json.dumps(now) + "\n")
+        sys.stdout.write(json_text(now, None) + "\n")
         return int(ExitCode.OK)
     if chosen.once:
         sys.stdout.write("\n".join(lines(now)) + "\n")
@@ -117,7 +117,7 @@ def _follow_plain(run: str | None) -> None:
 
 def _is_below(attempt: Attempt) -> bool:
     """Whether the watched process waits for us: a notebook's `!buoy top` about its own kernel would never end."""
-    from buoy.flight.attempt import read_json
+    from buoy.machine.records import read_json
     from buoy.verdict.now import waits_for_us
 
     return waits_for_us((read_json(os.path.join(attempt.folder, "attempt.json")) or {}).get("pid"))

@@ -20,13 +20,15 @@ def execute(arguments: list[str]) -> int:
 
     verdict = why(chosen.run, chosen.attempt)
     if chosen.format == "json":
-        import json
+        from buoy.text import json_text
 
-        sys.stdout.write(json.dumps(verdict.to_json(), indent=2) + "\n")
+        sys.stdout.write(json_text(verdict.to_json()) + "\n")
     else:
         from buoy.view.verdict import render
 
         sys.stdout.write(render(verdict, chosen.format, colour=_wants_colour()) + "\n")
+        if chosen.format == "full":
+            sys.stderr.write(f"hint: `buoy explain {verdict.cause.id}` says what that is\n")
     return int(ExitCode.OK if _says_something(verdict) else ExitCode.FOUND)
 
 

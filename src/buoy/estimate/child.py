@@ -21,11 +21,11 @@ LEAST_MEMORY = 2 << 30
 # Written by the child beside its result, in this process's words.
 REFUSED = ".refused"
 _CRASHES = {
-    signal.SIGSEGV: "native code used memory that is not its own",
-    signal.SIGBUS: "native code used memory that is not there",
-    signal.SIGABRT: "native code gave up",
-    signal.SIGILL: "native code for another processor",
-    signal.SIGFPE: "native code divided by zero",
+    "SIGSEGV": "native code used memory that is not its own",
+    "SIGBUS": "native code used memory that is not there",
+    "SIGABRT": "native code gave up",
+    "SIGILL": "native code for another processor",
+    "SIGFPE": "native code divided by zero",
 }
 _MODULES = {"torch": "buoy.estimate.trace_torch", "keras": "buoy.estimate.trace_keras"}
 
@@ -76,17 +76,18 @@ def failure(code: int | None, result: str, said: str, *, limit: int, timeout: fl
             return Refusal(**json.load(file)).error()
     except (OSError, ValueError, TypeError):
         pass
-    if code < 0 and -code in _CRASHES:
+    name = signal.Signals(-code).name if code < 0 else ""
+    if name in _CRASHES:
         return EstimateError(
             "the code to be traced crashed",
-            received=f"{signal.Signals(-code).name}: {_CRASHES[signal.Signals(-code)]}; it said last: {last}",
+            received=f"{name}: {_CRASHES[name]}; it said last: {last}",
             expected="code that runs on a CPU",
             hint="run it yourself with `python -X faulthandler`: it names the line",
         )
     if code < 0:
         return EstimateError(
             "the tracing process was killed",
-            received=f"{signal.Signals(-code).name}, by its own code or from outside (where memory runs out, by the "
+            received=f"{name}, by its own code or from outside (where memory runs out, by the "
             f"system); it said last: {last}",
             expected=f"a step that can be traced within {format_bytes(limit)} of memory",
             hint="build the model without loading weights or data; or trace a smaller batch",
@@ -108,14 +109,18 @@ def refuse(result: str, refusal: Refusal) -> None:
 def confine(memory: int) -> None:
     """The child's side: no more memory than this, no core file, no network, and no life after the parent's."""
     import ctypes
-    import resource
     import socket
 
-    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    except ImportError:
+        pass  # Windows
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, TypeError):
         pass  # not Linux: the parent's own clean-up remains
     try:
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
@@ -126,7 +131,7 @@ def confine(memory: int) -> None:
     connect = socket.socket.connect
 
     def only_local(self: socket.socket, address: object) -> None:
-        if self.family == socket.AF_UNIX:
+        if self.family == getattr(socket, "AF_UNIX", None):
             return connect(self, address)  # type: ignore[arg-type]
         raise ConnectionRefusedError(f"buoy plan downloads nothing; the code asked for {address}")
 
@@ -144,13 +149,17 @@ def environment() -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
         "BUOY_TRACING": "1",
+        "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",  # a Mac ends a forked child else; ours only traces
     }
     return {**os.environ, **quiet}
 
 
 def _end_session(child: subprocess.Popen[bytes]) -> None:
     try:
-        os.killpg(child.pid, signal.SIGKILL)
+        if hasattr(os, "killpg"):
+            os.killpg(child.pid, signal.SIGKILL)
+        else:
+            child.kill()
     except (ProcessLookupError, PermissionError):
         pass
     child.wait()

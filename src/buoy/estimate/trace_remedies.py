@@ -262,7 +262,7 @@ def _name_the_vocabulary(model: nn.Module) -> None:
         raise EstimateError(
             "the output layer is inside of forward()",
             received=f"`{name}` makes scores for {layer.out_features:,} classes inside of forward(): return what goes "
-            "into it, and give it and the loss 1024 rows at a time, as docs/plan.md shows",
+            "into it, and give it and the loss 1024 rows at a time, as `buoy explain plan` shows",
         )
 
 

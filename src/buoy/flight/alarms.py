@@ -7,16 +7,22 @@ import time
 from collections import namedtuple
 
 from buoy.flight import forecast, slowdown, stall
-from buoy.flight.log import FIELDS
+from buoy.flight.log import FIELDS, memory_use
 from buoy.flight.sampler import Sampler
-from buoy.machine import disk, host, procfs
+from buoy.machine import disk, host
 
 HANG_VARIABLE = "BUOY_HANG_SECONDS"
 _PERIOD = 1.0
 _NO_ROOM = 64 << 10
 """Bytes free below which a disk is full: not even the smallest checkpoint fits."""
 _FULL_PERIOD = 600.0
+_NEAR_FULL = 0.85
+"""Share of RAM from which its level is watched."""
 _AT = {name: position for position, name in enumerate(FIELDS)}
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from buoy.flight.level import LevelWatch
 
 Warning = namedtuple("Warning", "alarm text values")
 
@@ -32,10 +38,11 @@ class Alarms:
         self._vram = forecast.Forecast("VRAM", None)
         self._disk = forecast.Forecast("disk", None)
         self._shm = forecast.Forecast("shm", None)
+        self._level: LevelWatch | None = None
         self._time = forecast.Deadline(attempt.get("time_limit"))
         self._began = attempt.get("session_started") or attempt.get("wall") or time.time()
-        self._stall = stall.StallWatch(_hang_seconds())
-        self._slowdown = slowdown.SlowdownWatch(float(os.cpu_count() or 1))
+        self._stall = stall.StallWatch(_hang_seconds(), sampler.look)
+        self._slowdown = slowdown.SlowdownWatch(float(os.cpu_count() or 1), sampler.look)
         self._memory_total = host.memory().total
         shm = disk.space("/dev/shm")  # noqa: S108 - only its size is read
         self._disk_of = sampler.disk.path
@@ -53,6 +60,7 @@ class Alarms:
             Warning(outlook.name.lower(), forecast.sentence(outlook), outlook.values())
             for outlook in self._exhaustion(sample[_AT["step"]], lead.step_seconds if lead else None)
         ]
+        warnings += self._full_memory(now, sample, warnings)
         warnings += self._full_disk(now, sample)
         warnings += self._hang(now, sample, lead)
         findings = self._slowdown.feed(
@@ -60,6 +68,7 @@ class Alarms:
             data_wait=sample[_AT["data_wait"]], major_faults=sample[_AT["major_faults"]], steal=sample[_AT["steal"]],
             throttled=sample[_AT["throttled"]], io_stall=sample[_AT["io_stall"]],
             memory_stall=sample[_AT["memory_stall"]], gpu_util=sample[_AT["gpu_util"]],
+            refaults=self._sampler.refaults, cpu_seconds=sample[_AT["cpu_seconds"]],
         )  # fmt: skip
         warnings += [Warning(found.alarm, slowdown.sentence(found), found.values()) for found in findings]
         return warnings
@@ -71,13 +80,8 @@ class Alarms:
 
     def _feed_forecasts(self, now: float, sample: list) -> None:  # type: ignore[type-arg]
         step = sample[_AT["step"]]
-        limit, used = sample[_AT["cgroup_limit"]], sample[_AT["cgroup_used"]]
-        if limit is None or used is None or (self._memory_total and limit > self._memory_total):
-            available = sample[_AT["available"]]
-            limit = self._memory_total
-            used = limit - available if limit is not None and available is not None else None
-        self._ram.limit = limit
-        self._ram.feed(now, step, used)
+        used, self._ram.limit = self._memory_use(sample)
+        self._ram.feed(now, step, used, self._own_memory(sample))
         totals = [device["total"] for device in self._sampler.gpus or () if device.get("total")]
         self._vram.limit = sum(totals) or None
         self._vram.feed(now, step, sample[_AT["gpu_used"]])
@@ -90,6 +94,20 @@ class Alarms:
             series.limit = total
             series.feed(now, step, total - free if total is not None and free is not None else None)
 
+    def _memory_use(self, sample: list) -> tuple[int | None, int | None]:  # type: ignore[type-arg]
+        return memory_use(
+            sample[_AT["cgroup_used"]],
+            sample[_AT["cgroup_limit"]],
+            sample[_AT["available"]],
+            self._memory_total,
+        )
+
+    def _own_memory(self, sample: list) -> int | None:  # type: ignore[type-arg]
+        """What the training's processes hold, with what lies in shared memory: loader workers put batches there."""
+        own, free = self._sampler.own_memory, sample[_AT["shm_free"]]
+        shared = self._shm_total - free if self._shm_total is not None and free is not None else 0
+        return own + max(0, shared) if own is not None else None
+
     def _exhaustion(self, step: int | None, step_seconds: float | None) -> list[forecast.Outlook]:
         elapsed = time.time() - self._began
         self._time.feed(elapsed, step, step_seconds)
@@ -99,6 +117,21 @@ class Alarms:
                 series.horizon = min(series.horizon, max(60.0, self._time.limit - elapsed))
         told = [series.news() for series in (*resources, self._time)]
         return [outlook for outlook in told if outlook is not None]
+
+    def _full_memory(self, now: float, sample: list, told: list[Warning]) -> list[Warning]:  # type: ignore[type-arg]
+        """RAM that stands at its limit, whether it has grown there before our eyes or not."""
+        used, limit = self._memory_use(sample)
+        if self._level is None and (used is None or limit is None or used < _NEAR_FULL * limit):
+            return []
+        from buoy.flight import level  # only now: most trainings have room
+
+        self._level = self._level or level.LevelWatch()
+        if any(warning.alarm == "ram" for warning in told):
+            self._level.forecast_told()
+        found = self._level.feed(
+            now, used, limit, sample[_AT["tree_rss"]], sample[_AT["step"]], sample[_AT["phase"]]
+        )
+        return [Warning("ram-level", level.sentence(found), found.values())] if found is not None else []
 
     def _full_disk(self, now: float, sample: list) -> list[Warning]:  # type: ignore[type-arg]
         """A disk that is full already: one that was filled at once, or before, was never seen to grow."""
@@ -121,17 +154,22 @@ class Alarms:
         change = self._stall.feed(
             now, sample[_AT["step"]], getattr(lead, "step_t", None), getattr(lead, "step_seconds", None),
             sample[_AT["phase"]], sample[_AT["cpu_seconds"]], read + written if read is not None else None,
-            sample[_AT["gpu_util"]],
+            sample[_AT["gpu_util"]], getattr(lead, "data_wait", None),
         )  # fmt: skip
         if change is None:
             return []
         if isinstance(change, stall.HangOver):
             self._events.append(("hang-over", change.values()))
             return []
-        pid, threads = self._sampler.pid, procfs.thread_states(self._sampler.pid)
-        self._events.append(("hang", {**change.values(), "threads": threads}))
-        stopped = pid if stall.is_stopped(threads) else None
-        return [Warning("hang", stall.sentence(change, stopped), change.values())]
+        group = self._sampler.cgroup
+        quota = group.cpu_quota() if group is not None and change.state == "starved" else None
+        self._events.append(("hang", {**change.values(), "threads": change.threads, "quota": quota}))
+        if change.is_quiet:
+            return []
+        name = {"starved": "starved", **dict.fromkeys(stall.IN_GOOD_TIME, "waiting")}.get(
+            change.state, "hang"
+        )
+        return [Warning(name, stall.sentence(change, self._sampler.pid), change.values())]
 
 
 def _hang_seconds() -> float | None:

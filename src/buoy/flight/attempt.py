@@ -5,13 +5,15 @@ Nothing heavy is imported here: the recorder inside a training process and the s
 
 from __future__ import annotations
 
-import json
 import os
-import stat
 import time
 from collections import namedtuple
 
 from buoy.errors import RunFolderError, in_notebook
+from buoy.machine import files, records
+from buoy.machine.files import open_regular
+from buoy.machine.records import read_json
+from buoy.text import whole_number
 
 RUN_SCHEMA = "buoy.run/1"
 ATTEMPT_SCHEMA = "buoy.attempt/1"
@@ -43,15 +45,15 @@ def new_attempt(run_folder: str) -> Attempt:
 
 
 def _make_run(run_folder: str) -> None:
-    os.makedirs(os.path.dirname(run_folder), exist_ok=True)
     try:
-        os.mkdir(run_folder, 0o700)
+        files.make_folder(run_folder)
     except FileExistsError:
-        _refuse_foreign(run_folder)
+        pass  # a file or a dead link, as is said now
+    refuse_foreign(run_folder)
     marker = os.path.join(run_folder, "run.json")
     if not os.path.exists(marker):
-        write_json(marker, new_marker(run_folder))
-    os.makedirs(os.path.join(run_folder, "attempts"), mode=0o700, exist_ok=True)
+        records.write_json(marker, new_marker(run_folder))
+    files.make_folder(os.path.join(run_folder, "attempts"))
 
 
 def _remove_empty(run_folder: str) -> None:
@@ -71,22 +73,17 @@ def new_marker(run_folder: str) -> dict:  # type: ignore[type-arg]
     return {"schema": RUN_SCHEMA, "name": os.path.basename(run_folder), "created": time.time()}
 
 
-def _refuse_foreign(run_folder: str) -> None:
-    # In a shared folder such as /tmp another user could have put a symlink or an open folder here first.
-    found = os.lstat(run_folder)
-    if stat.S_ISDIR(found.st_mode) and found.st_uid in (os.geteuid(), 0):
-        return
-    if stat.S_ISLNK(found.st_mode) and os.path.isdir(run_folder) and found.st_uid == os.geteuid():
-        return
-    what = (
-        f"owned by user {found.st_uid}" if found.st_uid not in (os.geteuid(), 0) else "a file or a dead link"
-    )
-    raise RunFolderError(
-        "the run folder cannot be used",
-        received=f"{run_folder} ({what})",
-        expected="a folder of this user",
-        hint=_name_another(),
-    )
+def refuse_foreign(run_folder: str) -> None:
+    """Raise `RunFolderError` where the folder, or one of ours in it, is another user's: nothing of it is trusted."""
+    for folder in (run_folder, *(os.path.join(run_folder, part) for part in _PARTS)):
+        what = files.foreign(folder)
+        if what is not None:
+            raise RunFolderError(
+                "the run folder cannot be used",
+                received=f"{folder} ({what})",
+                expected="a folder of this user",
+                hint=_name_another(),
+            )
 
 
 def _name_another() -> str:
@@ -109,12 +106,7 @@ def _next_attempt(run_folder: str) -> Attempt:
 
 def discard(attempt: Attempt) -> None:
     """Remove an attempt that never began, and its run if that has no other."""
-    for folder, folders, files in os.walk(attempt.folder, topdown=False):
-        for name in files:
-            os.unlink(os.path.join(folder, name))
-        for name in folders:
-            os.rmdir(os.path.join(folder, name))
-    os.rmdir(attempt.folder)
+    files.remove_folder(attempt.folder)
     attempts = os.path.dirname(attempt.folder)
     if os.listdir(attempts) or sorted(os.listdir(attempt.run_folder)) != ["attempts", "run.json"]:
         return
@@ -129,7 +121,7 @@ def attempt_numbers(run_folder: str) -> list[int]:
         names = os.listdir(os.path.join(run_folder, "attempts"))
     except OSError:
         return []
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted({number for name in names if (number := whole_number(name)) is not None})
 
 
 def find_attempt(run: str | None = None, number: int | None = None) -> Attempt:
@@ -138,7 +130,7 @@ def find_attempt(run: str | None = None, number: int | None = None) -> Attempt:
     numbers = attempt_numbers(run_folder)
     if run is not None and number is None:  # the folder of one attempt was named
         name = os.path.basename(os.path.abspath(run))
-        number = int(name) if name.isdigit() and os.path.abspath(run) != run_folder else None
+        number = whole_number(name) if os.path.abspath(run) != run_folder else None
     known = attempts_of(run_folder)
     if known and number is None:
         return known[-1]
@@ -190,8 +182,8 @@ def point_to(run_folder: str, attempt: Attempt) -> None:
     about = read_json(os.path.join(attempt.folder, "attempt.json")) or {}
     here |= {key: about[key] for key in _IDENTITY if about.get(key) is not None}
     if here not in pointers:
-        os.makedirs(run_folder, mode=0o700, exist_ok=True)
-        write_json(marker_path, {**marker, "recorded": [*pointers, here]})
+        files.make_folder(run_folder)
+        records.write_json(marker_path, {**marker, "recorded": [*pointers, here]})
 
 
 def _pointers(run_folder: str) -> list:  # type: ignore[type-arg]
@@ -304,8 +296,8 @@ def missing_of(run_folder: str) -> list[str]:
 def _what_is_wrong(path: str) -> str:
     name = os.path.basename(path)
     try:
-        with open(path, "rb"):
-            return f"{name} is damaged"
+        os.close(open_regular(path))
+        return f"{name} is damaged"
     except FileNotFoundError:
         return f"{name} is missing"
     except OSError as error:
@@ -358,7 +350,7 @@ def is_kernel(command: object) -> bool:
 
 def _children(folder: str) -> list[str]:
     try:
-        return [entry.path for entry in os.scandir(folder) if entry.is_dir()]
+        return [entry.path for entry in os.scandir(folder) if os.path.isdir(entry.path)]
     except OSError:
         return []
 
@@ -371,33 +363,3 @@ def _last_touched(run_folder: str) -> float:
         return os.stat(newest).st_mtime
     except OSError:
         return 0.0
-
-
-def write_json(path: str, value: object) -> None:
-    """Write the whole file or nothing: beside first, then renamed over the old one."""
-    beside = f"{path}.{os.getpid()}.part"
-    descriptor = open_new(beside)
-    try:
-        os.write(descriptor, json.dumps(value).encode())
-    except OSError:
-        os.close(descriptor)
-        os.unlink(beside)
-        raise
-    os.close(descriptor)
-    os.replace(beside, path)
-
-
-def read_json(path: str) -> dict | None:  # type: ignore[type-arg]
-    """A JSON object, or None when it is missing, torn or something else."""
-    try:
-        with open(path, "rb") as file:
-            value = json.loads(file.read(16 << 20))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def open_new(path: str, again: bool = False) -> int:
-    """Open a file that must not exist yet, or (`again`) empty one of ours; a symlink in its place is refused."""
-    flags = os.O_TRUNC if again else os.O_EXCL
-    return os.open(path, os.O_RDWR | os.O_CREAT | flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -14,7 +14,8 @@ import time
 from collections import namedtuple
 from collections.abc import Callable
 
-from buoy.flight.attempt import open_new
+from buoy.machine.files import open_new, read_bounded
+from buoy.machine.records import parse_json
 
 MAGIC = b"BUOYBCN1"
 SIZE = 4096
@@ -22,14 +23,20 @@ PHASES = ("start", "train", "eval", "checkpoint", "data", "done")
 
 _STEP = struct.Struct("<Qddd")  # step, step_t, step_seconds, data_wait
 _COUNT = struct.Struct("<Q")
+_SECONDS = struct.Struct("<d")
 _STEP_AT = 64
+_DATA_WAIT_AT = _STEP_AT + 24
 _PLACE = struct.Struct("<qQd")  # epoch, phase, phase_t
 _PLACE_AT = _STEP_AT + _STEP.size
+FATAL_AT = 256
+_FATAL = struct.Struct("<iiiiQ")  # si_signo, si_errno, si_code, nothing, si_pid and si_uid or si_addr
 _CELL_AT, _CELL_MOST = 512, 500
 _NOTE_AT, _NOTE_MOST = 1024, SIZE - 1024 - 4
 _LENGTH = struct.Struct("<I")
 
-Reading = namedtuple("Reading", "step step_t step_seconds data_wait epoch phase phase_t cell note")
+Reading = namedtuple("Reading", "step step_t step_seconds data_wait epoch phase phase_t cell note fatal")
+FatalSignal = namedtuple("FatalSignal", "number code pid address")
+"""What the kernel said of a fatal signal (see fatal_signal.py). `pid` is the sender's where `code` is not positive."""
 
 
 class Beacon:
@@ -77,8 +84,9 @@ class Beacon:
         _COUNT.pack_into(self._page, _STEP_AT, number)
 
     def waited(self, seconds: float) -> None:
-        """The loop waited this long for data; counted with the next step."""
+        """The loop waited this long for data; that a batch came is a sign of life, in an evaluation the only one."""
         self._data_wait += seconds
+        _SECONDS.pack_into(self._page, _DATA_WAIT_AT, self._data_wait)
 
     def epoch(self, number: int) -> None:
         """An epoch begins."""
@@ -127,7 +135,7 @@ class Beacon:
 
 
 def _map(path: str, again: bool) -> mmap.mmap:
-    descriptor = open_new(path, again)
+    descriptor = open_new(path, again=again)
     try:
         # Real blocks, not a hole: writing to a hole on a full disk would be a SIGBUS, and ours.
         os.posix_fallocate(descriptor, 0, SIZE)
@@ -153,12 +161,14 @@ def parse(page: bytes) -> Reading | None:
     cell = _text_at(page, _CELL_AT, _CELL_MOST)
     words = _text_at(page, _NOTE_AT, _NOTE_MOST)
     try:
-        note = json.loads(words) if words else None
+        note = parse_json(words.encode()) if words else None
     except ValueError:
         note = None
     name = PHASES[phase] if phase < len(PHASES) else "start"
+    number, _, code, _, origin = _FATAL.unpack_from(page, FATAL_AT)
+    fatal = FatalSignal(number, code, origin & 0xFFFFFFFF, origin) if number else None
     return Reading(step, step_t or None, step_seconds or None, data_wait, epoch if epoch >= 0 else None,
-                   name, phase_t, cell, note if isinstance(note, dict) else None)  # fmt: skip
+                   name, phase_t, cell, note if isinstance(note, dict) else None, fatal)  # fmt: skip
 
 
 def _text_at(page: bytes, at: int, most: int) -> str:
@@ -169,7 +179,6 @@ def _text_at(page: bytes, at: int, most: int) -> str:
 def read_beacon(path: str) -> Reading | None:
     """The beacon of a process, dead or alive; None when there is none or it is damaged."""
     try:
-        with open(path, "rb") as file:
-            return parse(file.read(SIZE))
+        return parse(read_bounded(path, SIZE))
     except OSError:
         return None

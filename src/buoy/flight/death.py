@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import time
 
-from buoy.flight.attempt import read_json
 from buoy.flight.privacy import mask_text
 from buoy.flight.sampler import Sampler
 from buoy.machine import disk, helpers, procfs
 from buoy.machine.colab import ColabEvents
 from buoy.machine.kernel_log import KernelLog
+from buoy.machine.records import read_json
 
 SCHEMA = "buoy.death/1"
 _PARENT_SECONDS = 0.06
 """How long the supervising parent may take to write the exact status before we go on without it."""
 _PIDFD_SECONDS = 0.04
 _HOLDERS_MOST = 8
-OURS = "buoy's own"
 _SHM = "/dev/shm"  # noqa: S108 - only its free space is read
 
 
@@ -80,11 +79,12 @@ def gather(
     kernel_log: KernelLog,
     kernel_lines: list,  # type: ignore[type-arg]
     colab: ColabEvents,
-    last_sample: float,
+    last_sample: float | None,
     longest_gap: float,
 ) -> dict[str, object]:
     """death.json: see docs/flight-log.md."""
     died, wall = time.monotonic(), time.time()
+    soft_before, _ = sampler.cpu_limits
     sampler.read_main()
     status, source = exit_status(sampler.pid, pidfd, folder if attempt.get("mode") == "run" else None)
     kernel_lines.extend(kernel_log.read_new())
@@ -109,7 +109,12 @@ def gather(
             "tmp": _space(os.environ.get("TMPDIR", "/tmp")),  # noqa: S108 - only its free space is read
             "shm": _space(_SHM),
         },
-        "cpu": {"used": sampler.cpu_of_main, "soft_limit": soft, "hard_limit": hard},
+        "cpu": {
+            "used": sampler.cpu_of_main,
+            "soft_limit": soft,
+            "hard_limit": hard,
+            "soft_before": soft_before,
+        },
         "pids": _pids(sampler),
         "processes": holders(sampler),
         "alive": [
@@ -117,7 +122,7 @@ def gather(
             for pid in sampler.children
             if procfs.zombie_status(pid) is None and os.path.exists(f"/proc/{pid}")
         ],
-        "last": round(died - last_sample, 4),
+        "last": round(died - last_sample, 4) if last_sample is not None else None,
         "gap": round(longest_gap, 3),
         "gpu": sampler.gpus,
     }
@@ -130,17 +135,18 @@ def holders(sampler: Sampler) -> list[dict[str, object]]:
         {
             "pid": pid,
             "name": mask_text(sampler.names.get(pid, "?")),
-            "role": _role(sampler, pid),
+            "role": role(sampler, pid),
             "rss": rss,
         }
         for pid, rss in largest
     ]
 
 
-def _role(sampler: Sampler, pid: int) -> str:
+def role(sampler: Sampler, pid: int) -> str:
+    """What a process is to the training."""
     if pid == sampler.pid:
         return "main"
-    return OURS if pid in sampler.helpers else "child"
+    return helpers.ROLE if pid in sampler.helpers else "child"
 
 
 def _cgroup(sampler: Sampler, now: float) -> dict[str, object] | None:
@@ -151,7 +157,7 @@ def _cgroup(sampler: Sampler, now: float) -> dict[str, object] | None:
         {
             "pid": pid,
             "name": mask_text(procfs.process_name(pid)),
-            "role": OURS if helpers.is_helper(pid) else None,
+            "role": helpers.ROLE if helpers.is_helper(pid) else None,
             "rss": procfs.process_memory([pid]) or None,
         }
         for pid in sampler.foreign[:_HOLDERS_MOST]

@@ -13,6 +13,9 @@ An alarm needs all of this, for a few fits in a row:
 - it breaks new ground: what falls and comes back (garbage collection, epochs, checkpoints) is no leak;
 - what was seen is not stretched more than a few times over, and ends within the horizon.
 
+Memory that grows need not be the training's: beside what is used in all, what its own processes hold is kept, and the
+growth is called theirs only as far as they grew with it.
+
 What cannot be told: a cache that fills in a straight line and then stops is a leak until it stops. It is
 announced like one above half of the limit ("if it goes on"), and the alarm ends with the growth. Where no
 step has ever been counted, loading a data set looks just like that: there the alarm waits for 85 %.
@@ -33,12 +36,25 @@ _STRETCH = 4.0
 _FITS_IN_A_ROW = 3
 _LONGEST_PAUSE = 10.0
 """Seconds between two fits of a series that hardly moves."""
+_OWN_SHARE = 0.5
+"""Of the growth in all, from which on it is the training's."""
 
 
 class Outlook:
     """What is to be expected of one resource. Unknown is None: no growth means no `seconds`."""
 
-    __slots__ = ("alarm", "at_step", "limit", "name", "per_second", "per_step", "seconds", "share", "used")
+    __slots__ = (
+        "alarm",
+        "at_step",
+        "limit",
+        "name",
+        "per_second",
+        "per_step",
+        "seconds",
+        "share",
+        "used",
+        "whose",
+    )
 
     def __init__(
         self,
@@ -62,6 +78,8 @@ class Outlook:
         self.at_step = at_step
         """The step at which it will be full."""
         self.alarm = alarm
+        self.whose: str | None = None
+        """`training` or `others`: who grows; None where that is not known, or nobody does."""
 
     def values(self) -> dict[str, object]:
         """Plain values for the event log."""
@@ -77,6 +95,7 @@ class Forecast:
         self.horizon = _HORIZON
         """Exhaustion is an alarm within so many seconds: the session's time left, if that is shorter."""
         self._history = History()
+        self._own = History()
         self._first_step = 0
         self._last: Point | None = None
         self._fitted_t = -inf
@@ -85,18 +104,20 @@ class Forecast:
         self._streak = 0
         self._reminder = _Reminder()
 
-    def feed(self, t: float, step: int | None, used: float | None) -> None:
-        """One reading: monotonic seconds, steps done (None or 0: none yet), bytes used."""
+    def feed(self, t: float, step: int | None, used: float | None, own: float | None = None) -> None:
+        """One reading: monotonic seconds, steps done (None or 0: none yet), bytes used, and by the training itself."""
         if used is None:
             return
         steps = step or 0
         if (self._first_step == 0 and steps > 0) or steps < self._first_step:
             # The first step ends the warm-up; a counter that went back is a new training.
             self._first_step = steps
-            self._history = History()
+            self._history, self._own = History(), History()
             self._streak = 0
         self._last = (t, float(steps), float(used))
         self._history.add(self._last)
+        if own is not None:
+            self._own.add((t, float(steps), float(own)))
 
     def exhaustion(self) -> Outlook | None:
         """The outlook as of the last reading; None without a reading or a limit."""
@@ -144,7 +165,24 @@ class Forecast:
         )
         self._streak = self._streak + 1 if leaking else 0
         outlook.alarm = self._streak >= _FITS_IN_A_ROW
+        if leaking:
+            self._attribute(outlook, growth)
         return outlook
+
+    def _attribute(self, outlook: Outlook, growth: Growth) -> None:
+        """Whose growth it is: what others took is no growth by the step, and no leak of the training."""
+        points = self._own.points()
+        if not points or points[-1][0] < growth.since:
+            return
+        assert self.limit
+        own = growth_since(points, growth.since, self.limit)
+        if own is None or own.rise < _OWN_SHARE * growth.rise:
+            outlook.whose = "others"
+            outlook.per_step = outlook.at_step = None
+            return
+        outlook.whose = "training"
+        if own.per_step is not None and outlook.per_step is not None:
+            outlook.per_step = min(own.per_step, outlook.per_step)
 
 
 def _longest_steady_growth(points: list[Point], now: float, limit: float) -> tuple[Growth | None, bool]:
@@ -218,8 +256,9 @@ class _Reminder:
         return outlook
 
 
+_OTHERS = "Not the training grows: look at other programs (`ps aux --sort -rss`)."
 ADVICE = {
-    "RAM": "Save now; `buoy why` tells the holders if it dies.",
+    "RAM": "Save now.",  # and the variables that hold it are named in the next line
     "VRAM": "Save now; keep numbers (`loss.item()`), not tensors.",
     "disk": "Delete old checkpoints, or save to another disk.",
     "shm": "Use fewer loader workers, or a larger /dev/shm.",
@@ -236,7 +275,7 @@ def sentence(outlook: Outlook) -> str:
     # Imported here: most sidecars never warn, and this import would be a tenth of their memory.
     from buoy.units import format_bytes, format_duration, format_share
 
-    advice = ADVICE.get(outlook.name, "Save now.")
+    advice = _OTHERS if outlook.whose == "others" else ADVICE.get(outlook.name, "Save now.")
     left = "n/a" if outlook.seconds is None else format_duration(_rounded(outlook.seconds))
     step = "" if outlook.at_step is None else f" (step ~{outlook.at_step})"
     if outlook.name == "time":

@@ -71,11 +71,13 @@ class Growth:
 
     __slots__ = (
         "_axis", "_cells", "_halves", "_noise", "_peaks",
-        "enough_steps", "is_clear", "per_second", "per_step", "rise", "rises", "steady", "top",
+        "enough_steps", "is_clear", "per_second", "per_step", "rise", "rises", "since", "steady", "top",
     )  # fmt: skip
 
     def __init__(self, cells: list[Point], limit: float) -> None:
         self._cells = cells
+        self.since = cells[0][0]
+        """When the window begins."""
         self._axis = 0
         self._peaks = _rising(cells)
         start, middle, end = cells[0], cells[len(cells) // 2], cells[-1]

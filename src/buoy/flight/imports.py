@@ -49,7 +49,13 @@ class _Finder:
         def exec_module(module: ModuleType) -> None:
             # On the instance, so that the loader keeps its type for everyone who looks at it.
             del loader.exec_module  # type: ignore[union-attr]
-            original(module)
+            try:
+                original(module)
+            except BaseException as error:
+                from buoy.flight.last_words import leave_out_ours
+
+                leave_out_ours(error)
+                raise
             self._is_there()
 
         try:

@@ -15,21 +15,26 @@ import resource
 import signal
 import sys
 import threading
-from types import TracebackType
+import time
+from itertools import pairwise
+from types import FrameType, TracebackType
 
-from buoy.flight.attempt import open_new
 from buoy.flight.beacon import Beacon
+from buoy.flight.fatal_signal import record_into
 from buoy.flight.privacy import mask_text
 from buoy.flight.stacks import STACKS_SIGNAL
+from buoy.machine.files import open_new
 
 WATCHED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
 
 _HIGH_DESCRIPTORS = 64
+_SHM = "/dev/shm"  # noqa: S108 - only its free space and its device are read
 _MESSAGE_MOST = 700
 _CHAIN_MOST = 4
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 """Where buoy's own source files are."""
+_DEMO = os.path.join(OURS, "demo", "")
 
 
 class LastWords:
@@ -43,6 +48,7 @@ class LastWords:
         self._attached = True
         self._files: dict[int, int] = {}
         self._faults = False
+        self._script = _script_frame()  # let go of in time: while it is held the script's variables live on
         self._watch_signals()
         self._previous_hook = sys.excepthook
         sys.excepthook = self._on_exception
@@ -59,6 +65,7 @@ class LastWords:
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP: leave it ignored
                 self._files[number] = self._open(f"{number.name}.txt")
                 faulthandler.register(number, self._files[number], all_threads=True, chain=True)
+        record_into(os.path.join(self._folder, "beacon"))
 
     def move(self, folder: str) -> None:
         """Write to another folder from here on. The files before stay open: their numbers may be another's by now."""
@@ -78,7 +85,7 @@ class LastWords:
 
     def _open(self, name: str) -> int:
         """A descriptor with a high number: a script that closes all and opens its own is given low ones."""
-        low = open_new(os.path.join(self._folder, name), self._again)
+        low = open_new(os.path.join(self._folder, name), again=self._again)
         try:
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, max(3, min(most, 4096) - _HIGH_DESCRIPTORS))
@@ -90,6 +97,9 @@ class LastWords:
     ) -> None:
         self._remember(error)
         _cut(error, traceback)
+        if traceback is error.__traceback__:
+            leave_out_ours(error)
+            traceback = error.__traceback__
         self._previous_hook(kind, error, traceback)
 
     def _remember(self, error: BaseException) -> None:
@@ -100,7 +110,7 @@ class LastWords:
             uncaught = error is (getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
             room = _room(self._folder)["disk_free"]  # the script may save elsewhere than it works
             more = {"run_disk_free": room, "memory_limit": _memory_limit(), "uncaught": uncaught}
-            self._note = {**describe(error), **more}
+            self._note = {**describe(error), **more, "t": round(time.monotonic(), 4)}
             self._beacon.note(self._note)
         except Exception:  # noqa: BLE001 - a failing recorder must not hide the user's own traceback
             pass
@@ -108,6 +118,7 @@ class LastWords:
     def _on_exit(self) -> None:
         if not self._attached:
             return
+        finished, self._script = _has_finished(self._script), None
         if self._note is None:  # somebody replaced our excepthook: the interpreter still kept the exception
             error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
             if isinstance(error, BaseException) and "IPython" not in sys.modules:
@@ -115,11 +126,11 @@ class LastWords:
         if self._note is not None:
             self._beacon.note({**self._note, "exited": True})
         else:
-            self._beacon.note({"kind": "exit"})
+            self._beacon.note({"kind": "exit", "finished": finished})
             self._beacon.phase("done")
 
     def _detach(self) -> None:
-        self._attached = False
+        self._attached, self._script = False, None
         for number in (STACKS_SIGNAL, *self._files):
             faulthandler.unregister(number)
         faulthandler.disable()
@@ -160,10 +171,58 @@ def _cut(error: BaseException, traceback: TracebackType | None) -> None:
         last.tb_next = None
 
 
+def leave_out_ours(error: BaseException) -> None:
+    """Take our frames out of an error's traceback where it only came through them: what failed is somebody else's.
+
+    For `except BaseException as error: leave_out_ours(error); raise` around what is not ours: such a `raise` adds no
+    frame of its own. Frames of ours with nothing of others below them stay: then it is our own error.
+    """
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        _shorten(link)
+        link = link.__cause__ or link.__context__
+
+
+def _shorten(error: BaseException) -> None:
+    entries = []
+    entry = error.__traceback__
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    others = [
+        number for number, entry in enumerate(entries) if _is_of_others(entry.tb_frame.f_code.co_filename)
+    ]
+    last = others[-1] if others else 0
+    shown = [
+        entry
+        for number, entry in enumerate(entries)
+        if number >= last or not _is_ours(entry.tb_frame.f_code.co_filename)
+    ]
+    if len(shown) == len(entries):
+        return
+    for above, below in pairwise(shown):
+        above.tb_next = below
+    error.__traceback__ = shown[0]
+
+
+def _is_ours(path: str) -> bool:
+    return path.startswith(OURS) and not path.startswith(_DEMO)  # whose script stands for a person's
+
+
+def _is_of_others(path: str) -> bool:
+    """Of a person or a framework; the standard library is called by all of us."""
+    if "site-packages" in path or "dist-packages" in path:
+        return not _is_ours(path)
+    return not _is_ours(path) and not path.startswith((_STANDARD_LIBRARY, "<frozen "))
+
+
 def describe(error: BaseException) -> dict[str, object]:
     """An exception as a note: type, message, where it was raised, what caused it, and the room left on disk."""
     user, inner = _frames(error.__traceback__)
     filename = getattr(error, "filename", None)
+    folder = os.path.dirname(str(filename)) if filename is not None else "."
     return {
         "kind": "exception",
         **_identity(error),
@@ -173,8 +232,9 @@ def describe(error: BaseException) -> dict[str, object]:
         "inner": inner,
         "thread": threading.current_thread().name,
         "chain": _chain(error),
-        **_room(os.path.dirname(str(filename)) if filename is not None else "."),
-        "shm_free": _room("/dev/shm")["disk_free"],  # noqa: S108 - read only
+        **_room(folder),
+        "on_shm": _is_on_shm(folder),
+        "shm_free": _room(_SHM)["disk_free"],
         "starting_process": _is_starting_process(error),
     }
 
@@ -249,6 +309,38 @@ def _memory_limit() -> int | None:
     """The least that this process's own memory may grow to (`ulimit -v`, `ulimit -d`); None without such a limit."""
     soft = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
     return min((limit for limit in soft if limit != resource.RLIM_INFINITY), default=None)
+
+
+def _script_frame() -> FrameType | None:
+    """The outermost frame of the script itself, if that runs already: `buoy.watch()` is called below it."""
+    names = getattr(sys.modules.get("__main__"), "__dict__", None)
+    frame: FrameType | None = sys._getframe()
+    found = None
+    while frame is not None:
+        if frame.f_globals is names and frame.f_code.co_name == "<module>":
+            found = frame
+        frame = frame.f_back
+    return found
+
+
+def _has_finished(script: FrameType | None) -> bool | None:
+    """Whether a script that is over came to its last line; None where nobody can tell.
+
+    `sys.exit` leaves it at the line that called it. The code it leaves with is known to nobody within the process.
+    """
+    if script is None:
+        return None
+    import opcode
+
+    last = script.f_code.co_code[script.f_lasti] if script.f_lasti >= 0 else 0
+    return opcode.opname[last].startswith("RETURN_")
+
+
+def _is_on_shm(folder: str) -> bool:
+    try:
+        return os.stat(folder or ".").st_dev == os.stat(_SHM).st_dev
+    except OSError:
+        return False
 
 
 def _room(folder: str) -> dict[str, int | None]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
+
+from buoy.machine.files import open_lines, read_bounded, read_end
+from buoy.machine.records import parse_json, read_lines
 
 SAMPLE_SCHEMA = "buoy.samples/1"
 FIELDS = (
@@ -18,17 +22,37 @@ SEGMENT_SECONDS = 300.0
 KEPT_SECONDS = 600.0
 """The last ten minutes are always there at full rate."""
 EVENTS_MOST_BYTES = 4 << 20
+SAMPLES_MOST_BYTES = 6 << 20
+"""That a reader takes in: twice of what the recorder keeps, so that only damage comes to it."""
+_MOST_HEADER = 64 << 10
 _PENDING_MOST = 256
 
+# What a field holds in whatever event it stands; readers need not look twice.
+_TEXT, _NUMBER = (str,), (int, float)
+_KINDS = {
+    "kind": _TEXT, "run": _TEXT, "path": _TEXT, "what": _TEXT, "text": _TEXT, "alarm": _TEXT, "name": _TEXT,
+    "why": _TEXT, "type": _TEXT, "message": _TEXT, "reason": _TEXT, "newest": _TEXT,
+    "t": _NUMBER, "wall": _NUMBER, "seconds": _NUMBER, "jump": _NUMBER, "step": _NUMBER, "left": _NUMBER,
+    "counted": _NUMBER, "kept": _NUMBER, "samples": _NUMBER, "smaller": _NUMBER, "pid": _NUMBER,
+}  # fmt: skip
+
 _HEADER = (json.dumps({"schema": SAMPLE_SCHEMA, "fields": FIELDS}) + "\n").encode()
+
+
+def memory_use(
+    used: int | None, limit: int | None, available: int | None, total: int | None
+) -> tuple[int | None, int | None]:
+    """Bytes of RAM that a sample shows as used, and that there are: of the memory group, else of the whole machine."""
+    if limit is None or used is None or (total and limit > total):
+        return (total - available if total is not None and available is not None else None), total
+    return used, limit
 
 
 class LineFile:
     """Appends lines; on a full disk keeps the newest few in memory and tries again with the next one."""
 
     def __init__(self, path: str, header: bytes = b"") -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._descriptor = os.open(path, flags, 0o600)
+        self._descriptor = open_lines(path)
         self._pending: list[bytes] = []
         if header and not os.fstat(self._descriptor).st_size:
             self.write(header)
@@ -65,6 +89,8 @@ class SampleLog:
         self._number = 0
         self._segment: LineFile | None = None
         self._segment_end = 0.0
+        self.newest: float | None = None
+        """When the last sample was taken."""
         self._minutes = LineFile(os.path.join(folder, "minutes.jsonl"), _HEADER)
         self._minute: list[list[object] | None] = []
         self._minute_end = 0.0
@@ -77,6 +103,7 @@ class SampleLog:
             self._rotate(now)
         assert self._segment is not None
         self._segment.write((json.dumps(sample, separators=(",", ":")) + "\n").encode())
+        self.newest = now
         self._summarise(now, sample)
 
     def _rotate(self, now: float) -> None:
@@ -117,10 +144,15 @@ class SampleLog:
                     summary[1] = value
             summary[2] = value
         if now >= self._minute_end:
-            self.flush_minute()
+            self._flush_minute()
 
-    def flush_minute(self) -> None:
-        """Write the summary of the minute so far."""
+    def flush(self) -> None:
+        """Write what a full disk had not taken, and the summary of the minute so far."""
+        if self._segment is not None:
+            self._segment.write(b"")
+        self._flush_minute()
+
+    def _flush_minute(self) -> None:
         if self._minute:
             self._minutes.write((json.dumps(self._minute, separators=(",", ":")) + "\n").encode())
             self._minute = []
@@ -144,41 +176,93 @@ class EventLog:
         self._file.close()
 
 
-def read_lines(path: str, most: int = 64 << 20) -> list:  # type: ignore[type-arg]
-    """Every line that parses, as dicts or lists; a torn or foreign line is skipped."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(most)
-    except OSError:
-        return []
-    values = []
-    for line in data.split(b"\n"):
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict | list):
-            values.append(value)
-    return values
-
-
 def read_events(folder: str) -> list[dict]:  # type: ignore[type-arg]
-    """The events of an attempt, oldest first."""
-    return [line for line in read_lines(os.path.join(folder, "events.jsonl")) if isinstance(line, dict)]
+    """The events of an attempt, oldest first; a field that holds another kind of thing than ever is left out."""
+    lines = read_lines(os.path.join(folder, "events.jsonl"))
+    return [
+        {name: value for name, value in line.items() if _fits(value, _KINDS.get(name))}
+        for line in lines
+        if isinstance(line, dict)
+    ]
 
 
-def read_samples(folder: str) -> list[dict]:  # type: ignore[type-arg]
-    """The samples at full rate, oldest first, as dicts by field name."""
+def _fits(value: object, kinds: tuple[type, ...] | None) -> bool:
+    return kinds is None or value is None or type(value) in kinds
+
+
+def sample_files(folder: str) -> list[str]:
+    """The segments of samples at full rate, oldest first."""
     try:
-        names = sorted(name for name in os.listdir(folder) if name.startswith("samples-"))
+        names = os.listdir(folder)
     except OSError:
         return []
-    samples = []
-    for name in names:
-        fields: list[str] = []
-        for line in read_lines(os.path.join(folder, name)):
-            if isinstance(line, dict):
-                fields = [str(field) for field in line.get("fields") or ()]
-            elif fields and len(line) == len(fields):
-                samples.append(dict(zip(fields, line, strict=True)))
-    return samples
+    return [os.path.join(folder, name) for name in sorted(names) if name.startswith("samples-")]
+
+
+def read_samples(folder: str, most: int = SAMPLES_MOST_BYTES, every: int = 1) -> Iterator[dict]:  # type: ignore[type-arg]
+    """The newest samples at full rate, oldest first, as dicts by field name: so many bytes of them.
+
+    `every`: each n-th, and the last few; of the others only where the training was (`t`, `step`, `phase`), since pauses
+    and new beginnings that are left out would count as steps.
+    """
+    chosen: list[tuple[str, int]] = []
+    for path in reversed(sample_files(folder)):
+        size = min(_size(path), most)
+        if most <= 0:
+            break
+        chosen.append((path, size))
+        most -= size
+    for path, size in reversed(chosen):
+        yield from _rows(path, size, every)
+
+
+def _rows(path: str, most: int, every: int) -> Iterator[dict]:  # type: ignore[type-arg]
+    try:
+        header = read_bounded(path, _MOST_HEADER).partition(b"\n")[0]
+        data, _ = read_end(path, most)
+        fields = parse_json(header)
+    except (OSError, ValueError):
+        return
+    names = fields_of(fields)
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines):
+        if number % every and number < len(lines) - 3:  # the last line may be torn
+            if (place := _place_of(line, names)) is not None:
+                yield place
+            continue
+        try:
+            row = parse_json(line)
+        except ValueError:
+            continue
+        if isinstance(row, list) and len(row) == len(names):
+            yield {name: measured(name, value) for name, value in zip(names, row, strict=True)}
+
+
+def fields_of(header: object) -> list[str]:
+    """The names of the columns, by the first line of a file; none if that is no such line."""
+    names = header.get("fields") if isinstance(header, dict) else None
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def measured(name: str, value: object) -> object:
+    """A reading; None where there is something else, which tells as much as nothing."""
+    return value if type(value) in ((str,) if name == "phase" else (int, float)) else None
+
+
+def _place_of(line: bytes, fields: list[str]) -> dict | None:  # type: ignore[type-arg]
+    """The first of its fields, without parsing the others."""
+    parts = line.split(b",", 4)
+    if fields[:4] != ["t", "wall", "step", "phase"] or len(parts) != 5:
+        return None
+    try:
+        place = {"t": float(parts[0][1:]), "step": int(parts[2]), "phase": parts[3].strip(b'"').decode()}
+    except ValueError:
+        return None
+    return place if abs(place["t"]) < 1e18 and abs(place["step"]) < 1e18 else None  # type: ignore[arg-type]
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path, follow_symlinks=False).st_size
+    except OSError:
+        return 0

@@ -7,13 +7,18 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from buoy.flight.attempt import Attempt, point_to
 from buoy.flight.beacon import Beacon
+from buoy.flight.holders import Attendant
 from buoy.flight.imports import after_import
-from buoy.flight.last_words import LastWords
 from buoy.flight.log import EventLog
 from buoy.flight.run_disk import on_another_disk
+from buoy.text import whole_number
+
+if TYPE_CHECKING:
+    from buoy.flight.last_words import LastWords
 
 ATTEMPT_VARIABLE = "BUOY_ATTEMPT"
 """Set by `buoy run` for everything below it: the attempt's folder."""
@@ -52,6 +57,8 @@ class Recorder:
         """The disk that the sidecar reads."""
         self._opened: dict[str, str | None] = {}
         self._last_words: LastWords | None = None
+        self.attendant: Attendant | None = None
+        """The one of us that answers the sidecar; None where nothing is recorded."""
         if attempt is None:
             self.beacon = Beacon(None)
             return
@@ -68,7 +75,10 @@ class Recorder:
         return folder, again
 
     def _listen_for_the_end(self, folder: str, again: bool) -> None:
+        from buoy.flight.last_words import LastWords  # needs Linux, which a recorder of nothing does not
+
         self._last_words = LastWords(folder, self.beacon, again)
+        self.attendant = Attendant(folder)
         for framework, counter in _STEP_COUNTERS.items():
             after_import(framework, lambda counter=counter: self._count_steps(counter))  # type: ignore[misc]
 
@@ -84,6 +94,8 @@ class Recorder:
             self._listen_for_the_end(folder, again)
         else:
             self._last_words.move(folder)
+        if self.attendant is not None:
+            self.attendant.folder = folder
         self.attempt = attempt
         self._training.clear()
         self._trained_last = self._left_at = None
@@ -224,6 +236,8 @@ class Recorder:
             self._trained_last = None
             self.event("trained", run=self._seen_from_here(folder), step=step, finished=finished, **unsaved)
             self._listen()
+            if not self._training:  # what comes now has no steps: no reason to expect any
+                self.beacon.phase("start")
 
     def lasts(self, folder: str, step: int) -> None:
         """The training of the run in this folder will end at this step, as far as is known."""
@@ -272,7 +286,8 @@ def join(attempt: Attempt | None) -> Recorder:
         return _current
     _current = Recorder(attempt)
     os.environ[JOINED_VARIABLE] = str(os.getpid())
-    os.register_at_fork(after_in_child=_forget)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_forget)
     return _current
 
 
@@ -286,9 +301,10 @@ def attempt_of_environment() -> Attempt | None:
     folder = os.environ.get(ATTEMPT_VARIABLE)
     if not folder and is_helper_process():
         folder = os.environ.get(WATCHED_VARIABLE)
-    if not folder or not os.path.isdir(folder) or not os.path.basename(folder).isdigit():
+    number = whole_number(os.path.basename(folder or ""))
+    if not folder or number is None or not os.path.isdir(folder):
         return None
-    return Attempt(os.path.dirname(os.path.dirname(folder)), folder, int(os.path.basename(folder)))
+    return Attempt(os.path.dirname(os.path.dirname(folder)), folder, number)
 
 
 def is_helper_process() -> bool:

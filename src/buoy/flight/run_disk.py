@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 from buoy.machine import disk
+from buoy.machine.files import read_bounded
+from buoy.machine.records import parse_json
 
 _COUNTED_PERIOD = 60.0
 """Where a quota makes us count files instead of asking the file system."""
@@ -37,9 +38,7 @@ class RunDisk:
         try:
             if os.stat(self._events).st_size <= self._offset:
                 return None
-            with open(self._events, "rb") as file:
-                file.seek(self._offset)
-                data = file.read(_MOST_BYTES)
+            data = read_bounded(self._events, _MOST_BYTES, at=self._offset)
         except OSError:
             return None
         whole = data[: data.rfind(b"\n") + 1]
@@ -50,7 +49,7 @@ class RunDisk:
 
 def _path(line: bytes) -> str | None:
     try:
-        event = json.loads(line)
+        event = parse_json(line)
     except ValueError:
         return None
     path = event.get("path") if isinstance(event, dict) and event.get("kind") == "disk" else None

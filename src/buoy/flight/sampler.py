@@ -12,6 +12,12 @@ from collections.abc import Iterable
 from buoy.flight import beacon
 from buoy.flight.run_disk import RunDisk
 from buoy.machine import cgroup, disk, gpu, helpers, host, procfs
+from buoy.machine.files import open_regular
+from buoy.text import whole_number
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from buoy.machine.threads import Look
 
 FAST_HZ = 10.0
 CALM_HZ = 5.0
@@ -43,10 +49,13 @@ class Sampler:
         self._host_ooms = host.OomReader()
         self.nvml = gpu.open_nvml()
         self.children: dict[int, procfs.ProcessReader] = {}
+        self._zombies: dict[int, procfs.ProcessReader] = {}
+        """Children whose death is known and whom their parent has not collected: they are listed as children still."""
         # Before its exec the child of `buoy run` looks like buoy: its command names it until it has run for a while.
         self.names: dict[int, str] = {pid: name or procfs.process_name(pid)}
         self._name_due = time.monotonic() + 2 * _SLOW_PERIOD
         self.rss: dict[int, int] = {}
+        self._anonymous: dict[int, int] = {}
         self.helpers: set[int] = set()
         """Children that are buoy's own: no part of what the training takes, but of what the machine has to give."""
         self._looks: dict[int, int] = {}
@@ -66,6 +75,8 @@ class Sampler:
         self._faults: dict[int, int] = {}
         self._slow: dict[str, object] = {}
         self.pressure = 0.0
+        self.refaults: int | None = None
+        """Pages that the memory group threw out and had to read back, ever."""
 
     @property
     def hz(self) -> float:
@@ -107,11 +118,30 @@ class Sampler:
         sizes = [rss for pid, rss in self.rss.items() if pid not in self.helpers]
         return sum(sizes) if sizes else None
 
+    @property
+    def own_memory(self) -> int | None:
+        """Anonymous bytes of the training's own processes: what a limit counts, and no file that is mapped."""
+        sizes = [size for pid, size in self._anonymous.items() if pid not in self.helpers]
+        return sum(sizes) if sizes else None
+
     def lead(self) -> beacon.Reading | None:
         """The beacon of the process that trains now: the one that stepped last; before any step, the main one's."""
         own = self.beacons.get(self.pid)
         stepped = [reading for reading in self.beacons.values() if reading.step_t is not None]
         return max(stepped, key=lambda reading: reading.step_t, default=own)
+
+    @property
+    def lead_pid(self) -> int:
+        """The process that trains now; before any step, the main one."""
+        lead = self.lead()
+        return next((pid for pid, reading in self.beacons.items() if reading is lead), self.pid)
+
+    def look(self) -> Look:
+        """What every thread of the training does: only in a stall, it opens files for each of them."""
+        from buoy.machine.threads import Look
+
+        pids = [self.pid, *(pid for pid in self.children if pid not in self.helpers)]
+        return Look(time.monotonic(), pids, self.lead_pid)
 
     def counters(self) -> dict[str, object]:
         """The kernel's counts of OOM kills: this cgroup's, its ancestors' and the machine's."""
@@ -140,16 +170,17 @@ class Sampler:
             self.cpu_limits = limits
 
     def forget(self, pid: int) -> None:
-        """A child is gone: keep the CPU time it used, drop the rest."""
+        """A child is dead: keep the CPU time it used, drop the rest."""
         self._tree_cpu_of_dead += self._cpu.pop(pid, 0.0)
         self._faults.pop(pid, None)
         self.rss.pop(pid, None)
+        self._anonymous.pop(pid, None)
         self.helpers.discard(pid)
         self._looks.pop(pid, None)
         self.names.pop(pid, None)
         reader = self.children.pop(pid, None)
         if reader is not None:
-            reader.close()
+            self._zombies[pid] = reader
 
     def _read_slowly(self, now: float) -> None:
         self._meet(procfs.descendants(self.pid))
@@ -179,19 +210,28 @@ class Sampler:
             "steal": host.steal_seconds(),
             "throttled": group.throttled_seconds() if group is not None else None,
         }
+        self.refaults = group.refaults() if group is not None else None
 
     def _meet(self, pids: Iterable[int]) -> None:
         for pid in pids:
-            if pid not in self.children and pid not in self._ours:
+            if pid not in self.children and pid not in self._ours and not self._is_zombie(pid):
                 self.children[pid] = procfs.ProcessReader(pid)
-                self.names[pid] = procfs.process_name(pid)
                 self._look_for_mark(pid)
+
+    def _is_zombie(self, pid: int) -> bool:
+        """Whether this is a child that is known to be dead, and not another that was given its number since."""
+        reader = self._zombies.get(pid)
+        if reader is not None and reader.stat() is None:
+            self._zombies.pop(pid).close()
+            return False
+        return reader is not None
 
     def _look_for_mark(self, pid: int) -> None:
         """A child that was met before its exec, or before it could name itself, is looked at a few times more."""
         looks = self._looks.get(pid, 0)
         if looks < _LOOKS and pid not in self.helpers:
             self._looks[pid] = looks + 1
+            self.names[pid] = procfs.process_name(pid) or self.names.get(pid, "")
             if helpers.is_helper(pid):
                 self.helpers.add(pid)
 
@@ -221,20 +261,22 @@ class Sampler:
     def _read_sizes(self, children_too: bool) -> None:
         readers = [(self.pid, self.main), *(self.children.items() if children_too else ())]
         for pid, reader in readers:
-            rss = reader.rss()
+            rss, anonymous = reader.memory()
             if rss:  # a zombie has none: keep what it had
-                self.rss[pid] = rss
+                self.rss[pid], self._anonymous[pid] = rss, anonymous or 0
 
     def _read_activity(self) -> None:
         self.read_main()
-        for pid, reader in list(self.children.items()):
+        for pid in list(self._zombies):
+            self._is_zombie(pid)
+        for pid, reader in self.children.items():
             found = reader.stat()
-            if found is None:
-                self.forget(pid)
+            if found is None:  # gone; whoever watches it will say so, and wants its name for that
                 continue
             self._cpu[pid] = found.cpu_seconds
             self._faults[pid] = found.major_faults
-            self._look_for_mark(pid)
+            if found.state != "Z":  # a zombie has lost its command line
+                self._look_for_mark(pid)
 
     def _find_beacons(self) -> None:
         if len(self._beacon_files) >= _BEACONS_MOST:
@@ -244,13 +286,11 @@ class Sampler:
         except OSError:
             return
         for name in names:
-            kind, _, number = name.partition("-")
-            if kind == "process" and number.isdigit() and int(number) not in self._beacon_files:
+            kind, _, digits = name.partition("-")
+            number = whole_number(digits)
+            if kind == "process" and number is not None and number not in self._beacon_files:
                 try:
-                    path = os.path.join(self._folder, name, "beacon")
-                    self._beacon_files[int(number)] = os.open(
-                        path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-                    )
+                    self._beacon_files[number] = open_regular(os.path.join(self._folder, name, "beacon"))
                 except OSError:
                     continue
 

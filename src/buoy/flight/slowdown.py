@@ -6,11 +6,24 @@ A bottleneck is judged on the last three ticks: about a minute. Each finding is 
 begins; the state ends well below the value at which it began, so that a value near the line is not told
 again and again.
 
-Thrashing rests on the run's own major faults: system-wide pressure missed a 66-fold slow-down. `memory_stall`
-and `io_stall` must therefore be the training's own cgroup (v2); leave them None elsewhere.
+Thrashing rests on the run's own major faults, by the step: a run that always faults is compared with itself, however
+much slower it has become. Where the kernel counts refaults (pages that were thrown out before), most of the faults must
+be such: a step that reads more of a mapped file for the first time is not short of memory. System-wide pressure missed
+a 66-fold slow-down, so `memory_stall` and `io_stall` must be the training's own cgroup (v2); leave them None elsewhere.
+
+A slow-down of a minute is looked into: two looks at the threads show how long they were ready without a CPU.
+
+Steps that take longer and as much more CPU time do more work: a larger batch, another model. That is no slow-down, and
+becomes the pace to compare with.
 """
 
 from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from buoy.machine.threads import Look
 
 _TICK = 20.0
 _TICKS_JUDGED = 3
@@ -20,10 +33,16 @@ _LONGEST_GAP = 5.0
 
 _THRASHING_INFLATION = 3.0
 _THRASHING_FAULTS = 10.0
-"""Times the usual rate of major faults."""
+"""Times the usual number of major faults of a step."""
 _FEWEST_FAULTS = 20.0
 """Major faults a second that no healthy step needs."""
+_REFAULTS = 0.3
+"""Pages that are read back, for each major fault: from here on they are what it faults for."""
 _SLOW_INFLATION = 2.0
+_CROWDED = 0.3
+"""The share of the time that a thread is ready without a CPU from which on that is why it is slow."""
+_MORE_WORK = 0.7
+"""CPU time of a step that has grown by at least this part of what its duration has: it has more to do."""
 
 _SHARES = {"data": 0.40, "io": 0.40, "steal": 0.15, "throttled": 0.25}
 """Bottlenecks, and the share of time from which each is told."""
@@ -31,7 +50,7 @@ _GPU_IDLE = 30.0
 _LEAVE = 0.7
 """A state ends at this part of the value at which it began."""
 
-_TOTALS = ("data", "io", "memory", "steal", "throttled", "faults")
+_TOTALS = ("data", "io", "memory", "steal", "throttled", "faults", "refaults", "cpu")
 
 
 class Finding:
@@ -57,7 +76,7 @@ class Finding:
         gpu_util: float | None = None,
     ) -> None:
         self.kind = kind
-        """`thrashing`, `slow`, `data`, `gpu-idle`, `io`, `steal` or `throttled`."""
+        """`thrashing`, `crowded`, `slow`, `data`, `gpu-idle`, `io`, `steal` or `throttled`."""
         self.alarm = "thrashing" if kind == "thrashing" else "bottleneck"
         """The alarm's name in the event log."""
         self.share = share
@@ -88,12 +107,22 @@ class _Tick:
         total = self.totals.get(name)
         return None if total is None or self.seconds <= 0 else total / self.seconds
 
+    def each(self, name: str) -> float | None:
+        """Per step; per tick as long as no step has ended in it."""
+        total = self.totals.get(name)
+        return None if total is None else total / max(1, self.steps)
+
 
 class SlowdownWatch:
-    """Watches one training, fed about once a second. `cores` is what the training may use (for CPU steal)."""
+    """Watches one training, fed about once a second. `cores` is what the training may use (for CPU steal).
 
-    def __init__(self, cores: float = 1.0) -> None:
+    `look` reads what its threads do; it is called twice in a slow-down.
+    """
+
+    def __init__(self, cores: float = 1.0, look: Callable[[], Look | None] | None = None) -> None:
         self._cores = max(1.0, cores)
+        self._look = look or (lambda: None)
+        self._seen: Look | None = None
         self._t: float | None = None
         self._step = 0
         self._totals: dict[str, float | None] = {}
@@ -101,7 +130,8 @@ class SlowdownWatch:
         self._recent: list[_Tick] = []
         self._since_step = 0.0
         self._paces: list[float] = []
-        self._fault_rates: list[float] = []
+        self._faults: list[float] = []
+        self._cpu: list[float] = []
         self._states: set[str] = set()
 
     def feed(
@@ -117,16 +147,18 @@ class SlowdownWatch:
         io_stall: float | None = None,
         memory_stall: float | None = None,
         gpu_util: float | None = None,
+        refaults: float | None = None,
+        cpu_seconds: float | None = None,
     ) -> list[Finding]:
         """One sample; the new findings, usually none.
 
-        All but `gpu_util` (percent) are running totals: seconds, and a count for `major_faults`. `steal` is
-        summed over all cores.
+        All but `gpu_util` (percent) are running totals: seconds, and counts for `major_faults` and `refaults`. `steal`
+        is summed over all cores.
         """
         steps = step or 0
         totals = {
             "data": data_wait, "io": io_stall, "memory": memory_stall,
-            "steal": steal, "throttled": throttled, "faults": major_faults,
+            "steal": steal, "throttled": throttled, "faults": major_faults, "refaults": refaults, "cpu": cpu_seconds,
         }  # fmt: skip
         before, self._totals = self._totals, totals
         gap = 0.0 if self._t is None else t - self._t
@@ -173,33 +205,69 @@ class SlowdownWatch:
         """Thrashing or a plain slow-down, and what the run's healthy pace is."""
         # Thrashing may stretch a step over ticks: one that has not ended has lasted since the one before.
         pace = tick.seconds / tick.steps if tick.steps else max(tick.seconds, self._since_step)
-        faults = tick.rate("faults")
         if len(self._paces) < _FEWEST_BASELINE_TICKS:
-            self._remember(pace, faults)
+            self._remember(pace, tick)
             return []
         usual = _median(self._paces)
-        usual_faults = _median(self._fault_rates) if self._fault_rates else 0.0
         inflation = pace / usual
-        values = {"step_seconds": pace, "usual_step_seconds": usual, "faults_per_second": faults}
-        faulting = faults is not None and faults >= max(_FEWEST_FAULTS, _THRASHING_FAULTS * usual_faults)
-        stalled = (tick.rate("memory") or 0.0) >= 0.2
-        slow_ticks = [seen for seen in self._recent if _tick_pace(seen) >= _SLOW_INFLATION * usual]
-        thrashing = inflation >= _THRASHING_INFLATION and (faulting or stalled)
-        still_thrashing = inflation >= _LEAVE * _THRASHING_INFLATION and (faulting or stalled)
-        slow = len(slow_ticks) == _TICKS_JUDGED and not thrashing and "thrashing" not in self._states
+        lasts = all(_tick_pace(seen) >= _SLOW_INFLATION * usual for seen in self._recent)
+        lasts = lasts and len(self._recent) == _TICKS_JUDGED
+        short_of_memory = self._is_short_of_memory(tick)
+        thrashing = short_of_memory and (lasts or inflation >= _THRASHING_INFLATION)
+        if lasts and not thrashing and self._is_more_work(tick, inflation):
+            self._paces, self._faults, self._cpu = [pace], [], []
+            return []
+        slow = lasts and not thrashing and "thrashing" not in self._states
+        delayed = self._delayed(inflation)
         found = []
-        if self._enter("thrashing", thrashing, still_thrashing):
+        values = {
+            "step_seconds": pace, "usual_step_seconds": usual, "faults_per_second": tick.rate("faults"),
+        }  # fmt: skip
+        if self._enter("thrashing", thrashing, short_of_memory and inflation >= _LEAVE * _SLOW_INFLATION):
             found.append(Finding("thrashing", share=tick.rate("memory"), **values))
         if self._enter("slow", slow, inflation >= _LEAVE * _SLOW_INFLATION):
-            found.append(Finding("slow", **values))
+            is_crowded = delayed is not None and delayed >= _CROWDED
+            found.append(Finding("crowded" if is_crowded else "slow", share=delayed, **values))
         if inflation < _SLOW_INFLATION and "thrashing" not in self._states:
-            self._remember(pace, faults)
+            self._remember(pace, tick)
         return found
 
-    def _remember(self, pace: float, faults: float | None) -> None:
+    def _delayed(self, inflation: float) -> float | None:
+        """How long its threads were ready without a CPU, as a share of the time since it became slow."""
+        if inflation < _SLOW_INFLATION or self._seen is None:
+            self._seen = self._look() if inflation >= _SLOW_INFLATION else None
+            return None
+        now = self._look()
+        if now is None:
+            return None
+        from buoy.machine.threads import Activity  # as in `stall`
+
+        return Activity(self._seen, now).delayed
+
+    def _is_short_of_memory(self, tick: _Tick) -> bool:
+        """Whether pages are read back all the time, or the whole group stalls for memory."""
+        if (tick.rate("memory") or 0.0) >= 0.2:
+            return True
+        faults, refaults, each = tick.rate("faults"), tick.rate("refaults"), tick.each("faults")
+        if faults is None or each is None or faults < _FEWEST_FAULTS:
+            return False
+        usual = _median(self._faults) if self._faults else 0.0
+        return each >= _THRASHING_FAULTS * usual and (refaults is None or refaults >= _REFAULTS * faults)
+
+    def _is_more_work(self, tick: _Tick, inflation: float) -> bool:
+        """Never said of a GPU's training: the CPU time with which it waits for the GPU is no work."""
+        cpu = tick.each("cpu")
+        if cpu is None or not self._cpu or tick.gpu_samples:
+            return False
+        return cpu >= _MORE_WORK * inflation * _median(self._cpu)
+
+    def _remember(self, pace: float, tick: _Tick) -> None:
         self._paces = [*self._paces[1 - _BASELINE_TICKS :], pace]
+        faults, cpu = tick.each("faults"), tick.each("cpu")
         if faults is not None:
-            self._fault_rates = [*self._fault_rates[1 - _BASELINE_TICKS :], faults]
+            self._faults = [*self._faults[1 - _BASELINE_TICKS :], faults]
+        if cpu is not None:
+            self._cpu = [*self._cpu[1 - _BASELINE_TICKS :], cpu]
 
     def _bottlenecks(self) -> list[Finding]:
         found = []
@@ -236,6 +304,7 @@ _WHAT = {
 _ADVICE = {
     "thrashing": "Use less RAM: fewer workers, smaller batches.",
     "slow": "Look at other processes, I/O and the clock rate.",
+    "crowded": "End other programs, or use fewer threads and workers.",
     "data": "Use more loader workers, or prepare the data beforehand.",
     "io": "Copy the data to a local disk, or read larger files.",
     "steal": "Start another session, or expect it to be slow.",
@@ -252,12 +321,15 @@ def sentence(finding: Finding) -> str:
     # Imported here: most sidecars never warn, and this import would be a tenth of their memory.
     from buoy.units import format_duration
 
-    if finding.kind in ("thrashing", "slow"):
+    if finding.kind in ("thrashing", "crowded", "slow"):
         now, usual = format_duration(finding.step_seconds), format_duration(finding.usual_step_seconds)
         times = (finding.step_seconds or 0.0) / (finding.usual_step_seconds or 1.0)
         pace = f"Steps take {now}, {times:.1f} times the usual {usual}"
         if finding.kind == "slow":
             return f"{pace}; the cause is not known. {_ADVICE['slow']}"
+        if finding.kind == "crowded":
+            wait = f"it waits for a CPU {100 * (finding.share or 0.0):.0f} % of the time"
+            return f"{pace}: {wait}. {_ADVICE['crowded']}"
         faults = "n/a" if finding.faults_per_second is None else f"{finding.faults_per_second:.0f}"
         return f"{pace}, with {faults} major faults per second: memory is thrashing. {_ADVICE['thrashing']}"
     share = "n/a" if finding.share is None else f"{100 * finding.share:.0f} %"

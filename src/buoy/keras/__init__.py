@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from buoy.errors import need_linux
+
 if TYPE_CHECKING:
     from buoy.keras.guard import Guard
     from buoy.keras.loop import Loop
@@ -22,6 +24,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'buoy.keras' has no attribute {name!r}")
     from importlib import import_module
 
+    need_linux(f"`buoy.keras.{name}` needs")
     return getattr(import_module(_HOMES[name]), name)  # by name: the first two stand above this room
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from buoy.errors import UsageError
+from buoy.flight.last_words import leave_out_ours
 
 
 def teach_fit(guard: Any) -> None:
@@ -33,10 +34,18 @@ def teach_fit(guard: Any) -> None:
         bound.apply_defaults()
         guards = [each for each in flat(bound.arguments.get("callbacks")) if isinstance(each, guard)]
         if not guards or not bound.arguments["self"].compiled:
-            return original(*args, **kwargs)
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                leave_out_ours(error)
+                raise
         if len(guards) > 1:
             raise UsageError("one training has one guard", received=f"{len(guards)} in `callbacks`")
-        return guards[0].run_fit(original, dict(bound.arguments))
+        try:
+            return guards[0].run_fit(original, dict(bound.arguments))
+        except BaseException as error:
+            leave_out_ours(error)
+            raise
 
     fit._knows_buoy = True  # type: ignore[attr-defined]
     if cell is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from buoy.keras.frozen_layers import FrozenLayers
 from buoy.keras.holdings import Holdings, stored_training
 from buoy.keras.model_reading import hidden_draws
 from buoy.keras.profile import Profile
-from buoy.keras.size_log import SizeLog
+from buoy.microbatch.history import SizeLog
 from buoy.training.best_metric import BestMetric
 from buoy.training.keeper import Keeper
 from buoy.training.saying import say
@@ -57,10 +58,12 @@ class GuardedFit:
         self._rng_before = self._before.rng if self._is_live and self._before is not None else None
         """At the end of the `fit` before this one, of the same run."""
         self.resumed = stored is not None and not self._is_live
-        self._seed = rng.run_seed(guard.seed, stored)
+        with self._reading("what the Guard kept of itself"):
+            self._seed = rng.run_seed(guard.seed, stored)
+            place = Position.of(stored["position"]) if stored else None
         self._feed: Feed = feed_of(arguments, self._seed, say)
         self._exactness = self._feed.exactness
-        position = Position.of(stored["position"]) if stored else Position(epoch=arguments["initial_epoch"])
+        position = place or Position(epoch=arguments["initial_epoch"])
         self.adapter = GuardedAdapter(self._feed, position, self._between_steps)
         self._callbacks = callbacks_beside(guard, arguments)
         self._memory = memory.Memory(self._callbacks)
@@ -74,12 +77,14 @@ class GuardedFit:
             self._resume(stored)
         event = partial(keeper.recorder.event, path=keeper.folder)  # a kernel trains several runs
         self._transaction = install_transaction(self._model, guard.step_options, event, say)
-        self._sizes = SizeLog(keeper.folder, self._transaction) if self._transaction is not None else None
-        if self._sizes is not None:
+        if self._transaction is not None:
+            log = SizeLog(os.path.join(keeper.folder, "micro-batches.jsonl"))
+            self._transaction.keep(log)
             if self._checkpoint is None:
-                self._sizes.begin()
+                log.clear()
             elif "micro_batch" in self._checkpoint.names:
-                self._sizes.load(self._stored("micro_batch"))
+                with self._reading("what was saved of its micro-batches"):
+                    self._transaction.resume(self._stored("micro_batch"))
         self._best_metric = BestMetric(guard.keeper_options["keep"], say)  # type: ignore[arg-type]
         self._model_was_read = self._told_trouble = False
         self.wish: tuple[str, str | None] | None = None
@@ -131,7 +136,7 @@ class GuardedFit:
             self._resume_inside = False
             self._load_state()
             self._remind()
-        self._checkpoint = None  # a mapped file keeps its disk space even when it is removed
+        self._checkpoint = None  # an open file keeps its disk space even when it is removed
         self._guard.profiling.between_steps(self.adapter.position.step, self._new_profile)
 
     def epoch_ends(self, logs: dict[str, Any]) -> None:
@@ -310,15 +315,22 @@ class GuardedFit:
         names = [
             name for name in self._checkpoint.names if name == "model" or name.startswith(("optim", "metr"))
         ]
-        anew = self._holdings.load({name: self._stored(name) for name in names})
-        self._frozen.load(self._stored("training").get("frozen", []))
+        value = self._checkpoint.value
+        with self._reading("what was saved of the model"):
+            anew = self._holdings.load({name: value(name, state.Lent) for name in names})  # type: ignore[misc]
+            self._frozen.load(self._stored("training").get("frozen", []))
         return anew
 
     def _remind(self) -> list[str]:
         """Callbacks and random generators, as they were; returns what found no owner, in words."""
         if not self._is_live:
-            rng.restore(self._stored("rng"))
+            with self._reading("the state of the random numbers"):
+                rng.restore(self._stored("rng"))
         return self._memory.load(self._stored("training")["callbacks"], is_live=self._is_live)
+
+    def _reading(self, what: str) -> AbstractContextManager[None]:
+        """For code that uses what was saved: somebody may have written something else there."""
+        return self._checkpoint.reading(what) if self._checkpoint is not None else nullcontext()
 
     def _stored(self, name: str) -> Any:
         assert self._checkpoint is not None

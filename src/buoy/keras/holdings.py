@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import keras
+import numpy
 import tensorflow as tf
 
 from buoy.errors import BuoyError, UsageError
@@ -111,7 +112,8 @@ class Holdings:
             state.assign(variables, stored[name])
         for name, optimizer in late.items():
             if name in stored:
-                load_when_built(optimizer, stored[name], partial(_load_one, name, optimizer, stored[name]))
+                waiting = {key: numpy.asarray(each) for key, each in stored[name].items()}
+                load_when_built(optimizer, waiting, partial(_load_one, name, optimizer, waiting))
         where = {
             "not in the checkpoint": here_only,
             "in the checkpoint and not here yet": alone - here_only,
@@ -261,7 +263,8 @@ def refuse_others(differences: Iterable[str]) -> None:
     shown = problems[:10] + ([f"and {len(problems) - 10} more"] if len(problems) > 10 else [])
     raise OtherModel(
         "the checkpoint is of another model; nothing was loaded",
-        received="\n    " + "\n    ".join(shown),
+        received=f"{len(problems)} difference{'s' if len(problems) > 1 else ''}",
+        details=shown,
         expected="the model, optimizer and metrics that were saved",
         hint="give this training a folder of its own, or build the model as before",
     )

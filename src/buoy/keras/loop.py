@@ -19,9 +19,9 @@ from buoy.keras.data import BITWISE, Feed, feed_for
 from buoy.keras.epochs import Position
 from buoy.keras.holdings import refuse_others, stored_training
 from buoy.keras.profile import Profile
-from buoy.keras.size_log import SizeLog
 from buoy.keras.tape import Gradients
 from buoy.keras.tracked import Beside, Stored, Tracked, tracked, trains_along
+from buoy.microbatch.history import SizeLog
 from buoy.training.arguments import check, folder_name
 from buoy.training.best_metric import BestMetric
 from buoy.training.keeper import Keeper
@@ -109,11 +109,12 @@ class Loop:
         self._tracked.update(new)
         self._objects += objects.values()
         for name, step in steps.items():
-            log = SizeLog(self._keeper.folder, step, f"micro-batches.{name}.jsonl")
+            log = SizeLog(os.path.join(self._keeper.folder, f"micro-batches.{name}.jsonl"))
+            step.keep(log)
             if self._checkpoint is None:
-                log.begin()
+                log.clear()
             elif name in self._checkpoint.names:
-                log.load(self._stored(name))
+                step.resume(self._stored(name))
         self._steps.update(steps)
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -218,7 +219,7 @@ class Loop:
                     thing.load(stored)
             drawn = self._stored("rng")
         rng.restore(drawn)
-        self._checkpoint = None  # a mapped file keeps its disk space even when it is removed
+        self._checkpoint = None  # an open file keeps its disk space even when it is removed
 
     def _safe_point(self, finished: bool = False) -> None:
         reason = self._keeper.due(self._position.step) or ("finished" if finished else None)

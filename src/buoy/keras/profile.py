@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from buoy.flight.profile import Summary
 from buoy.keras.holders import holders
+from buoy.machine.files import make_folder
 
 _DATA_WAIT = "IteratorGetNextOp::DoCompute"
 """What TensorFlow calls the wait for the next batch, whether the step's graph or Python asks for it."""
@@ -70,7 +71,7 @@ class Profile:
             for name in _OF_CALLBACKS:
                 self._time(callback, name, "callbacks")
         self._time(self._keeper, "save", "checkpoint")
-        os.makedirs(self._folder, exist_ok=True)
+        make_folder(self._folder)
         tf.profiler.experimental.start(self._folder)
         self._records = True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
 from math import prod
 from typing import Any, Protocol
 
@@ -12,6 +11,7 @@ import keras
 from buoy.keras.sizes import Event, Rehearsed, Say, Sizes, count
 from buoy.keras.snapshot import Snapshot
 from buoy.microbatch.errors import BadBatch, CannotSplit, OutOfMemory, TornStep
+from buoy.microbatch.history import SizeLog
 from buoy.microbatch.oom import is_oom
 
 _CAREFUL_STEPS = 64
@@ -46,7 +46,7 @@ class Retry:
         self._event = event
         self._sizes = Sizes(say, event, micro_batch)
         self._careful = 0
-        self._listener: Callable[[dict[str, Any]], object] | None = None
+        self._log = SizeLog(None)
         self.steps = 0
         """Steps that went through."""
         self.retries = 0
@@ -65,13 +65,18 @@ class Retry:
         self._sizes.load_state_dict(state)
         self.steps = int(state["steps"])
 
-    def replay(self, sizes: list[dict[str, Any]]) -> None:
-        """Use these micro-batches from these steps on, as an earlier life of the run did."""
-        self._sizes.replay(sizes, self.steps)
+    def replay(self, sizes: list[dict[str, Any]], done: int = 0) -> None:
+        """Use these micro-batches from these steps on, as an earlier attempt did in so many steps."""
+        self._sizes.replay(sizes, self.steps, done)
 
-    def on_change(self, listener: Callable[[dict[str, Any]], object]) -> None:
-        """Tell every change of size."""
-        self._listener = listener
+    def keep(self, log: SizeLog) -> None:
+        """Log every step."""
+        self._log = log
+
+    def resume(self, saved: dict[str, Any]) -> None:
+        """Go on from a checkpoint; the log knows of steps that were made after it and lost."""
+        self.load_state_dict(saved)
+        self.replay(*self._log.read())
 
     def run(self, functions: Step, data: Any) -> Any:
         """Do the step on this batch, as often and in as many micro-batches as it takes."""
@@ -164,8 +169,7 @@ class Retry:
         before = len(self.sizes)
         self._sizes.done(self.steps, rows, each, size)
         self.steps += 1
-        if self._listener is not None and len(self.sizes) > before:
-            self._listener(self.sizes[-1])
+        self._log.step(self.steps, self.sizes[before:])
         if self._careful:
             self._careful -= 1
 

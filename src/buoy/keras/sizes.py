@@ -11,7 +11,7 @@ from buoy.keras.memory import Memory
 from buoy.microbatch.errors import CannotSplit
 from buoy.microbatch.history import History
 from buoy.microbatch.oom import is_oom
-from buoy.microbatch.sizing import Fit, Sizer
+from buoy.microbatch.sizing import SPARE, Fit, Sizer, short
 from buoy.microbatch.split import even
 
 Say = Callable[[str], object]
@@ -52,6 +52,7 @@ class Sizes:
         self._sizer = Sizer(most=micro_batch)
         self._history = History()
         self._largest = 0
+        self._is_short_told = False
         self._measures = True
         """Until a measurement shows that none can be made, or that the batch cannot be cut."""
 
@@ -60,9 +61,9 @@ class Sizes:
         """Every change so far, for `replay`."""
         return self._history.entries
 
-    def replay(self, entries: list[dict[str, Any]], first: int) -> None:
-        """Use the sizes that an earlier life of the run has logged, from step `first` on, as far as it came."""
-        self._history.replay(entries, first)
+    def replay(self, entries: list[dict[str, Any]], first: int, done: int) -> None:
+        """Use the sizes that an earlier attempt has logged, from step `first` on, as far as it came: `done` steps."""
+        self._history.replay(entries, first, done)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on with."""
@@ -84,12 +85,22 @@ class Sizes:
             return max(even(rows, wanted))
         if self._sizer.fit is None and step.rehearses_whole and wanted == rows:
             self._bound(step, memory, data, rows, each)
-        size, unsure = self._sizer.samples(rows, each, memory.free())
+        size, unsure = self._sizer.samples(rows, each, _free(memory))
         if (unsure or count(rows, size) > count(rows, wanted)) and memory.give_back():
-            size, unsure = self._sizer.samples(rows, each, memory.free())
+            size, unsure = self._sizer.samples(rows, each, _free(memory))
         if unsure:
             size = self._learn(self._reading(step, memory, data, rows, each, size), number, rows, each, size)
+        elif count(rows, size) > count(rows, wanted):
+            self._tell_short(number, size, rows, _free(memory))
         return max(even(rows, size))
+
+    def _tell_short(self, number: int, size: int, rows: int, free: int | None) -> None:
+        """Once: how much is free changes from step to step."""
+        if self._is_short_told or free is None:
+            return
+        self._is_short_told = True
+        self._say(short(size, rows, free))
+        self._event("sized", step=number, samples=size, of=rows)
 
     def oom(self, step: Rehearsed, number: int, data: Any, rows: int, each: float, size: int) -> int:
         """It did not fit; the size to go on with."""
@@ -117,7 +128,7 @@ class Sizes:
 
     def _bound(self, step: Rehearsed, memory: Memory, data: Any, rows: int, each: float) -> None:
         """An upper bound of what a sample needs: enough to know that the whole batch fits, which it mostly does."""
-        free = memory.free()
+        free = _free(memory)
         if free is None:
             self._measures = False
             return
@@ -146,7 +157,7 @@ class Sizes:
                 raise
             self._measures = False
             return None
-        fit, free = self._sizer.fit, memory.free()
+        fit, free = self._sizer.fit, _free(memory)
         guess = fit.samples(free, each) if fit is not None and free is not None else rows
         # More than half of a batch is never computed at once, unless it is all of it, which was measured uncut.
         most = min(size, count(rows, 2)) if step.rehearses_whole else size
@@ -181,13 +192,18 @@ class Sizes:
         try:
             if measure(start) is None:  # also makes the graph, and all that is made once
                 return Reading(max(1, start // 2), 0.0, 0.0, bound=False)
-            return climb(measure, start, most, lambda: memory.free() or 0)
+            return climb(measure, start, most, lambda: _free(memory) or 0)
         except Exception as error:  # noqa: BLE001 - what is wrong with the step, the step itself will say
             self._measures = False
             self._event(
                 "trouble", what=f"the step could not be measured: {type(error).__name__}: {error}"[:300]
             )
             return None
+
+
+def _free(memory: Memory) -> int | None:
+    free = memory.free()
+    return max(free, SPARE) if free is not None and memory.shared else free
 
 
 def count(rows: int, size: int) -> int:

@@ -35,13 +35,30 @@ def as_tensor(value: object) -> Tensor | None:
 
 
 def to_tensor(stored: Any) -> Any:
-    """A stored tensor as a numpy array over the file's memory; assigning it copies."""
+    """A stored tensor as a numpy array with memory of its own."""
+    import numpy
+
+    return numpy.frombuffer(stored.read(), dtype=_dtype(stored)).reshape(stored.shape)
+
+
+class Lent:
+    """A stored tensor that is read when it is assigned: of a model that is loaded, one is in memory at a time."""
+
+    def __init__(self, stored: Any) -> None:
+        self.shape, self.dtype = stored.shape, _dtype(stored)
+        self._stored = stored
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        """numpy's own way to ask for it."""
+        return to_tensor(self._stored)
+
+
+def _dtype(stored: Any) -> Any:
     import ml_dtypes
     import numpy
 
     word = next(name for name, known in _WORDS.items() if known == stored.dtype)
-    dtype = numpy.dtype(getattr(ml_dtypes, word, None) or word)
-    return numpy.frombuffer(stored.memory, dtype=dtype).reshape(stored.shape)
+    return numpy.dtype(getattr(ml_dtypes, word, None) or word)
 
 
 def state_of(value: Any) -> dict[str, Any]:
@@ -70,8 +87,10 @@ def check(here: Mapping[str, Any], stored: Mapping[str, Any], owner: str) -> lis
 
 def assign(here: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
     """Load; `check` first, since nothing may be loaded half-way."""
+    import numpy
+
     for name, variable in here.items():
-        variable.assign(stored[name].copy())  # TensorFlow would go on using the file's memory
+        variable.assign(numpy.asarray(stored[name]))
 
 
 def write_weights_h5(checkpoint: Any, path: str) -> None:
@@ -88,14 +107,16 @@ def write_weights_h5(checkpoint: Any, path: str) -> None:
         )
     from importlib import import_module
 
+    import numpy
+
     h5py = import_module("h5py")  # Keras brings it
 
-    stored = {name: checkpoint.value(name, to_tensor) for name in {owner for owner, _ in places.values()}}
+    stored = {name: checkpoint.value(name, Lent) for name in {owner for owner, _ in places.values()}}
     beside = f"{path}.part-{os.getpid()}"
     try:
         with h5py.File(beside, "w") as file:
             for place, (owner, name) in places.items():
-                value = stored[owner][name]
+                value = numpy.asarray(stored[owner][name])
                 dataset = file.create_dataset(place, data=value)
                 if value.dtype.name == "bfloat16":
                     dataset.attrs["dtype"] = "bfloat16"  # as Keras marks it

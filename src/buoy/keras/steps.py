@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from buoy.flight.last_words import leave_out_ours
 from buoy.flight.recorder import Recorder
 
 
@@ -57,7 +58,11 @@ def _before(owner: Any, name: str, action: Callable[..., Any]) -> None:
             action(*args, **kwargs)
         except Exception:  # noqa: BLE001 - counting must never stop a training
             pass
-        return original(self, *args, **kwargs)
+        try:
+            return original(self, *args, **kwargs)
+        except BaseException as error:
+            leave_out_ours(error)
+            raise
 
     setattr(owner, name, hooked)
 
@@ -67,8 +72,12 @@ def _mark_saving(owner: Any, name: str, recorder: Recorder) -> None:
 
     @functools.wraps(original)
     def save(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        with recorder.phase("checkpoint"):
-            result = original(self, filepath, *args, **kwargs)
+        try:
+            with recorder.phase("checkpoint"):
+                result = original(self, filepath, *args, **kwargs)
+        except BaseException as error:
+            leave_out_ours(error)
+            raise
         recorder.event("save", what="keras", path=str(filepath))
         return result
 

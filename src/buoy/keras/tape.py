@@ -79,7 +79,7 @@ class Gradients:
     def __init__(self, retry: Retry, step: _Step) -> None:
         self._retry, self._step = retry, step
         self.state_dict, self.load_state_dict = retry.state_dict, retry.load_state_dict
-        self.replay, self.on_change = retry.replay, retry.on_change
+        self.keep, self.resume = retry.keep, retry.resume
 
     def __call__(self, batch: Any) -> tuple[Any, list[Any]]:
         """(loss, gradients) of the whole batch."""
@@ -268,8 +268,7 @@ class _Step:
             self._loss_fn(few_of(data))
         elif self._learning is not None:  # frozen or thawed since: other weights have gradients
             self._forget()
-        cuts = not batch_norm.thawed(self._model) or "batchnorm" in self._inexact
-        self._memory = memory_of(self._model) if cuts else None
+        self._memory = memory_of(self._model)
         self._learning = learning(self._model)
 
     def _compute_whole(self, data: Any, room: Any) -> Any:

@@ -27,11 +27,11 @@ class Variables:
 
     def mismatches(self, stored: Any) -> list[str]:
         """What keeps the stored ones from fitting, in words."""
-        return state.check(self.state(), {} if stored is None else stored(state.to_tensor), self._name)
+        return state.check(self.state(), {} if stored is None else stored(state.Lent), self._name)
 
     def load(self, stored: Any) -> None:
         """Give them their stored values."""
-        state.assign(self.state(), stored(state.to_tensor))
+        state.assign(self.state(), stored(state.Lent))
 
 
 class Beside:
@@ -97,4 +97,4 @@ def _own(stored: Any) -> Any:
     """A stored tensor as one of TensorFlow's, with memory of its own."""
     import tensorflow as tf
 
-    return tf.constant(state.to_tensor(stored).copy())
+    return tf.constant(state.to_tensor(stored))

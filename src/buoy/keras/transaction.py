@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -11,6 +10,7 @@ from buoy.keras.refusals import refuse_backend, refuse_replicas
 from buoy.keras.retry import Retry
 from buoy.keras.sizes import Event, Say
 from buoy.microbatch.errors import CannotSplit, StepError
+from buoy.microbatch.history import SizeLog
 
 if TYPE_CHECKING:
     from buoy.keras.functions import Functions
@@ -80,13 +80,17 @@ class Transaction:
         """The inverse."""
         self._retry.load_state_dict(state)
 
-    def replay(self, sizes: list[dict[str, Any]]) -> None:
-        """Use these micro-batches from these steps on, as an earlier life of the run did."""
-        self._retry.replay(sizes)
+    def replay(self, sizes: list[dict[str, Any]], done: int = 0) -> None:
+        """Use these micro-batches from these steps on, as an earlier attempt did in so many steps."""
+        self._retry.replay(sizes, done)
 
-    def on_change(self, listener: Callable[[dict[str, Any]], object]) -> None:
-        """Tell every change of size, as it stands in `sizes`, at the end of its step."""
-        self._retry.on_change(listener)
+    def keep(self, log: SizeLog) -> None:
+        """Log every step."""
+        self._retry.keep(log)
+
+    def resume(self, saved: dict[str, Any]) -> None:
+        """Go on from a checkpoint, with the sizes of the steps that were made after it and lost."""
+        self._retry.resume(saved)
 
     def _make_train_function(self, force: bool = False) -> None:
         if self._model.train_function is not None and not force:

@@ -85,7 +85,7 @@ def _refuse_unknown_sections(table: Any, path: str) -> None:
             f"{path} has a section that buoy does not know",
             received=", ".join(f"[{before}{key}]" for key in unknown),
             expected=" or ".join(f"[{before}{key}]" for key in SECTIONS),
-            hint=f"did you mean `[{before}{near[0]}]`?" if near else "docs/check.md shows an example",
+            hint=f"did you mean `[{before}{near[0]}]`?" if near else "`buoy explain check` shows an example",
         )
 
 
@@ -120,5 +120,5 @@ def _apply(settings: Settings, table: Any, path: str) -> None:
             f"{path} has settings that buoy cannot use",
             received="; ".join(problems),
             expected="[tool.buoy.check] with select, ignore, on, exclude, baseline",
-            hint="docs/check.md shows an example",
+            hint="`buoy explain check` shows an example",
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from buoy.lint.facts import Facts
 from buoy.lint.model import Diagnostic, Finding, Place, Rule, Span, fingerprint
 from buoy.lint.sources import MAX_FILE, Unreadable, read_document
 from buoy.lint.target import Target
+from buoy.machine.files import read_bounded
 
 UNREADABLE = Rule("BY001", "unreadable-file", "the file cannot be read as what its name says")
 INTERNAL = Rule("BY000", "internal-error", "a rule of buoy failed on this file; the others ran")
@@ -95,11 +95,7 @@ def _walk(folder: str) -> Iterator[str]:
 def read_file(path: str) -> bytes:
     """The file's bytes; raises Unreadable for what cannot or must not be read (a pipe would wait for ever)."""
     try:
-        mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode):
-            raise Unreadable("it is not a regular file")
-        with open(path, "rb") as file:
-            return file.read(MAX_FILE + 1)
+        return read_bounded(path, MAX_FILE + 1, follow=True)
     except OSError as error:
         raise Unreadable(f"it cannot be opened: {error.strerror or error}") from None
 

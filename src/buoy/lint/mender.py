@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ from buoy.lint import engine, fixer
 from buoy.lint.model import Diagnostic
 from buoy.lint.sources import Unreadable
 from buoy.lint.target import Target
+from buoy.text import joined, visible
 
 _MOST_ROUNDS = 10
 _CONTEXT = 3
@@ -60,7 +62,7 @@ class Mender:
                 fresh = engine.check_source(path, data, self._target, self._codes)
                 left = [item for item in fresh if not self._known(item)]
         except Unreadable as error:
-            sys.stderr.write(f"buoy: {path} was not mended: {error}\n")
+            sys.stderr.write(f"buoy: {visible(path)} was not mended: {error}\n")
             return found
         if data != before and self._diff:
             _show(path, before, data)
@@ -69,7 +71,7 @@ class Mender:
                 fixer.write(path, data)
             except OSError as error:
                 sys.stderr.write(
-                    f"buoy: {path} was not mended: {error.strerror}; `--diff` shows the change\n"
+                    f"buoy: {visible(path)} was not mended: {error.strerror}; `--diff` shows the change\n"
                 )
                 self.unwritten = True
                 return found
@@ -82,18 +84,27 @@ class Mender:
 
 
 def _show(path: str, before: bytes, after: bytes) -> None:
-    """Print a patch, byte for byte, so that `patch -p0` and `git apply -p0` take it."""
+    """Print a patch, byte for byte, so that `patch -p0` and `git apply -p0` take it; for a terminal one to read."""
     # Each byte as a character, so that no encoding and no exotic line end gets in the way.
     old, new = (data.decode("latin-1") for data in (before, after))
-    text = "".join(_patch(path.encode("utf-8", "surrogateescape").decode("latin-1"), old, new)).encode(
-        "latin-1"
-    )
+    text = "".join(_patch(_file_name(path), old, new)).encode("latin-1")
     sys.stdout.flush()
+    if sys.stdout.isatty():
+        sys.stdout.write(joined(text.decode("utf-8", "replace").split("\n")))
+        return
     buffer = getattr(sys.stdout, "buffer", None)
     if buffer is not None:
         buffer.write(text)
     else:
         sys.stdout.write(text.decode("utf-8", "replace"))
+
+
+def _file_name(path: str) -> str:
+    """As patches write it, a character for each byte: with quotes and C's escapes where it is no plain name."""
+    name = os.fsencode(path).decode("latin-1")
+    if path.isprintable():
+        return name
+    return '"' + name.encode("unicode_escape").decode("ascii").replace('"', '\\"') + '"'
 
 
 def _patch(path: str, old: str, new: str) -> Iterator[str]:

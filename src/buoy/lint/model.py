@@ -68,11 +68,6 @@ class Rule:
     default: bool = True
     """Whether it runs when nobody selected anything."""
 
-    @property
-    def page(self) -> str:
-        """Its page, relative to the project's root."""
-        return f"docs/rules/{self.code}.md"
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:

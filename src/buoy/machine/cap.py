@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable
 
 from buoy.errors import UsageError
@@ -15,6 +14,8 @@ def set_cap(cap: str | int, say: Callable[[str], object], *, gpu: bool) -> None:
 
     The kernel counts private writable memory, touched or not, so the limit is set by what is resident now.
     """
+    import resource
+
     size = parse_bytes(cap) if isinstance(cap, str) else cap
     if gpu:
         raise UsageError("memory_cap is for processes without a GPU", received=format_bytes(size),

@@ -104,6 +104,14 @@ class Cgroup:
             kernel = sum(field(data, part) or 0 for part in _KERNEL_PARTS)
         return anon + (field(data, b"shmem") or 0) + max(kernel, 0)
 
+    def refaults(self) -> int | None:
+        """Pages that were thrown out and had to be read back, ever; only a difference says something."""
+        data = self._stat.read(8192)
+        prefix = b"total_" if self.version == 1 else b""
+        parts = [field(data, prefix + b"workingset_refault" + kind) for kind in (b"_file", b"_anon", b"")]
+        known = [part for part in parts if part is not None]
+        return sum(known) if known else None
+
     def peak(self) -> int | None:
         """The most that group was ever charged, since it was made; Linux 5.19 and later for version 2."""
         return to_int(self._peak.read(32))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from buoy.machine.procfs import read_bytes, to_int
+from buoy.machine.system import READ
 
 _MOST_GROUPS = 256
 _MOST_PIDS = 4096
@@ -131,7 +132,7 @@ def _exists(path: str) -> bool:
 
 def _readable(path: str) -> bool:
     try:
-        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        os.close(os.open(path, READ))
     except (OSError, ValueError):
         return False
     return True

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 from buoy.machine import host
 from buoy.machine.procfs import parse_stat, read_bytes
-
-_TICKS = os.sysconf("SC_CLK_TCK")
+from buoy.machine.system import TICKS
 
 
 def session_started(root: str = "/", environ: Mapping[str, str] | None = None) -> float | None:
@@ -36,4 +35,4 @@ def elapsed(root: str = "/", environ: Mapping[str, str] | None = None) -> float 
 def _process_started(pid: str, root: str) -> float | None:
     stat = parse_stat(read_bytes(f"{root.rstrip('/')}/proc/{pid}/stat", 1024))
     boot = host.boot_time(root)
-    return None if stat is None or boot is None else boot + stat.start_ticks / _TICKS
+    return None if stat is None or boot is None else boot + stat.start_ticks / TICKS

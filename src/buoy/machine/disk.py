@@ -10,7 +10,10 @@ KAGGLE_QUOTA = 20 * 10**9
 """What /kaggle/working may hold by Kaggle's pages (third-party reading, see platforms.csv): not measured."""
 
 _KAGGLE = "/kaggle/working"
+_COLAB_DRIVE = "/content/drive"
 _MOST_FILES = 20_000
+_ESCAPED = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
+"""How the kernel writes what would end a field."""
 
 _REMOTE = ("9p", "afs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "smb", "virtiofs", "beegfs")
 # FUSE carries local file systems too; these do not leave the machine.
@@ -35,6 +38,8 @@ class Space:
 def space(path: str, root: str = "/") -> Space | None:
     """Room for new files in `path`; None when it cannot be asked."""
     full = _below(root, path)
+    if not hasattr(os, "statvfs"):
+        return _space_on_windows(full)
     try:
         facts = os.statvfs(full)
     except (OSError, ValueError):
@@ -61,34 +66,94 @@ def space(path: str, root: str = "/") -> Space | None:
     )
 
 
+def _space_on_windows(path: str) -> Space | None:
+    from shutil import disk_usage
+
+    try:
+        room = disk_usage(path)
+    except OSError:
+        return None
+    return Space(path, room.free, room.total, "the system")
+
+
+def files_left(path: str) -> int | None:
+    """How many more files fit in `path`; None where nobody counts them."""
+    try:
+        facts = os.statvfs(path)
+    except OSError:
+        return None
+    return facts.f_favail if facts.f_files else None
+
+
 def filesystem_type(path: str, root: str = "/") -> str | None:
     """The type of the file system that holds `path`, such as `ext4`, `overlay` or `fuse.drive`."""
     try:
         wanted = os.path.realpath(_below(root, path))[len(root.rstrip("/")) :] or "/"
     except (OSError, ValueError):
         return None
-    best, kind = -1, None
+    mount = _mount_of(wanted, root)
+    return mount[1] if mount is not None else None
+
+
+def mount_point(path: str) -> str:
+    """Where the file system of this path, which need not exist yet, is mounted.
+
+    A drive that hangs is not touched for that, where the names of its folders say what it is.
+    """
+    found = _mount_of(os.path.abspath(path)) or ("/", "")
+    return found[0] if _leaves_machine(found[1]) else (_mount_of(os.path.realpath(path)) or found)[0]
+
+
+def mount_apart(path: str, other: str) -> str | None:
+    """Where the path's file system is mounted, if it is another than that of `other` and no part of the machine's."""
+    found = mount_point(path)
+    return found if found not in ("/", mount_point(other)) else None
+
+
+def is_mounted(mount: str) -> bool:
+    """Whether a file system is mounted at this very folder."""
+    return any(point == mount for point, _ in _mounts())
+
+
+def is_missing_drive(path: str) -> bool:
+    """Whether the path means Google Drive in Colab, and it is not mounted."""
+    return os.path.abspath(path).startswith(_COLAB_DRIVE + "/") and not is_mounted(_COLAB_DRIVE)
+
+
+def _mount_of(path: str, root: str = "/") -> tuple[str, str] | None:
+    """The mount point that this path is below, and the type of what is mounted there."""
+    best = None
+    for point, kind in _mounts(root):
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        # A later mount on the same point hides the earlier one.
+        if inside and (best is None or len(point) >= len(best[0])):
+            best = point, kind
+    return best
+
+
+def _mounts(root: str = "/") -> list[tuple[str, str]]:
+    found = []
     data = read_bytes(root.rstrip("/") + "/proc/self/mountinfo", 1 << 20)
-    for line in data.decode("utf-8", "replace").split("\n"):
+    for line in data.decode("utf-8", "surrogateescape").split("\n"):
         before, _, after = line.partition(" - ")
         left, right = before.split(" "), after.split(" ")
         if len(left) < 5 or not right[0]:
             continue
-        mount_point = left[4].replace("\\040", " ")
-        inside = wanted == mount_point or wanted.startswith(mount_point.rstrip("/") + "/")
-        if inside and len(mount_point) >= best:  # a later mount on the same point hides the earlier one
-            best, kind = len(mount_point), right[0]
-    return kind
+        point = left[4]
+        for octal, char in _ESCAPED:
+            point = point.replace(octal, char)
+        found.append((point, right[0]))
+    return found
 
 
 def is_remote(path: str, root: str = "/") -> bool | None:
     """Whether writing there leaves the machine (a mounted drive, NFS, ...); None when not known."""
     kind = filesystem_type(path, root)
-    if kind is None:
-        return None
-    if kind.startswith("fuse"):
-        return kind not in _LOCAL_FUSE
-    return kind.startswith(_REMOTE)
+    return None if kind is None else _leaves_machine(kind)
+
+
+def _leaves_machine(kind: str) -> bool:
+    return kind not in _LOCAL_FUSE if kind.startswith("fuse") else kind.startswith(_REMOTE)
 
 
 def _under_kaggle_quota(full: str, root: str) -> bool:

@@ -30,9 +30,7 @@ _NAMES = {"Tensor", "Variable", "ndarray", "DataFrame", "Series", "ArrowExtensio
 """Classes of interest, or their bases: a process has half a million objects, and each question takes its time."""
 _SECONDS, _THINGS = 2.0, 500_000
 _AT_ONCE = 1000
-_OF_IPYTHON = re.compile(
-    r"_{1,3}|_i{1,3}|_i?\d+|_[iod]h|_exit_code|In|Out|get_ipython|exit|quit|open|__\w+__"
-)
+OF_IPYTHON = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[iod]h|_exit_code|In|Out|get_ipython|exit|quit|open|__\w+__")
 TRACEBACK, OUTPUTS = "sys.last_traceback", "notebook Out[]"
 _WITHOUT_KIND = (TRACEBACK, OUTPUTS, IN_FRAME, "other data frames")
 
@@ -67,7 +65,7 @@ def by_owner(
     walk = Walk(_is_wanted, tally.named, seconds, most)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # asking a deprecated object for its class is enough to be warned
-        walk.leave_out(_of_ipython())
+        walk.leave_out(of_ipython())
         frames = list(_frames())
         theirs = [frame for frame in frames if not is_library(frame.f_code.co_filename)]
         libraries = [frame for frame in frames if frame not in theirs]
@@ -77,7 +75,7 @@ def by_owner(
         walk.go(((value, OUTPUTS, False) for value in _outputs()), keep_name=True)
         walk.go([*walk.aside, *(root for frame in libraries for root in variables(frame))])
         if not walk.is_partial:  # else it would be blamed for what others hold too
-            walk.go(((value, TRACEBACK, False) for value in _last_traceback()), keep_name=True)
+            walk.go(((value, TRACEBACK, False) for value in last_traceback()), keep_name=True)
         tracked = gc.get_objects()
         walk.go((thing, type(thing).__name__, False) for thing in tracked if walk.is_of_person(type(thing)))
         rest, is_all = _wanted(tracked, until=max(began + seconds, time.thread_time() + seconds / 2))
@@ -131,6 +129,11 @@ def array(thing: Any) -> tuple[int, int] | None:
     return thing.ctypes.data, int(thing.nbytes)
 
 
+def is_object_array(thing: Any) -> bool:
+    """Whether an array holds Python objects, whose memory is not its own: strings of a data frame."""
+    return type(thing).__name__ == "ndarray" and bool(thing.dtype.hasobject) and thing.dtype.kind == "O"
+
+
 def data_frame(thing: Any) -> tuple[int, int] | None:
     """What a data frame holds that is no NumPy array, without the strings in it; its arrays are found by themselves."""
     if type(thing).__name__ in FRAMES and hasattr(type(thing), "estimated_size"):  # polars
@@ -152,10 +155,10 @@ def _is_wanted(kind: type) -> bool:
 def _of_script() -> list[Named]:
     """The variables of a script or a notebook, but for IPython's own."""
     items = list(vars(sys.modules["__main__"]).items())
-    return [(value, name, True) for name, value in items if not _OF_IPYTHON.fullmatch(name)]
+    return [(value, name, True) for name, value in items if not OF_IPYTHON.fullmatch(name)]
 
 
-def _of_ipython() -> list[Any]:
+def of_ipython() -> list[Any]:
     """The notebook's shell, where everything comes together: its outputs are asked for by themselves."""
     script = vars(sys.modules["__main__"])
     shell = getattr(script.get("get_ipython"), "__self__", None)
@@ -203,7 +206,7 @@ def _wanted(tracked: list[Any], until: float) -> tuple[list[Any], bool]:
     return list(found.values()), True
 
 
-def _last_traceback() -> list[Any]:
+def last_traceback() -> list[Any]:
     """Local variables of the functions that an exception, shown last, went through."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     tracebacks = [getattr(sys, "last_traceback", None)]

@@ -33,7 +33,7 @@ _LEAVES = (
 _GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _PYTHON = tuple(sysconfig.get_path(which) + os.sep for which in ("stdlib", "platstdlib"))
 _PACKAGES = tuple(f"{os.sep}{folder}{os.sep}" for folder in ("site-packages", "dist-packages"))
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class Walk:
@@ -160,16 +160,21 @@ class Walk:
 
 def variables(frame: types.FrameType) -> list[Named]:
     """A frame's local variables; those of a library's code have no name that people know."""
-    code = frame.f_code
+    code, items = frame.f_code, frame_items(frame)
+    if is_library(code.co_filename):
+        return [(value, None, False) for _, value in items]
+    place = code.co_qualname.rpartition("<locals>.")[2]
+    return [(value, f"{name} in {place}()", True) for name, value in items]
+
+
+def frame_items(frame: types.FrameType) -> list[tuple[str, Any]]:
+    """The names and values of a frame's local variables; the frame keeps no copy of them."""
     found = frame.f_locals
     items = list(found.items())
     if sys.version_info < (3, 13) and is_function(frame) and sys.getrefcount(found) == 3:
         # The frame would keep this copy, and with it what the variables are now, until it ends.
         found.clear()
-    if is_library(code.co_filename):
-        return [(value, None, False) for _, value in items]
-    place = code.co_qualname.rpartition("<locals>.")[2]
-    return [(value, f"{name} in {place}()", True) for name, value in items]
+    return items
 
 
 def is_function(frame: types.FrameType) -> bool:
@@ -187,7 +192,7 @@ def is_module_of_person(module: types.ModuleType) -> bool:
 
 def is_library(file: str) -> bool:
     """Whether code of this file is an installed package's, Python's or ours."""
-    return file.startswith(("<frozen", _OURS, *_PYTHON)) or any(folder in file for folder in _PACKAGES)
+    return file.startswith(("<frozen", OURS, *_PYTHON)) or any(folder in file for folder in _PACKAGES)
 
 
 def _item(name: str, key: str) -> str:

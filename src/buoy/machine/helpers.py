@@ -11,6 +11,8 @@ from buoy.machine import procfs
 
 VARIABLE = "BUOY_TRACING"
 """Set for the programs in which a plan is traced, and with them for whatever these start."""
+ROLE = "buoy's own"
+"""What they are called in the log."""
 _NAME = "buoy-helper"
 _NAMES = (b"buoy", _NAME.encode())
 """The command itself, as `!buoy top` in a notebook, and a fork of ours."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from buoy.machine.procfs import FileReader, field, parse_stat, read_bytes, to_int
+from buoy.machine.system import PAGE, TICKS
 
 _INITIAL_PID_NAMESPACE = 4026531836  # PROC_PID_INIT_INO: the same number on every Linux
-_TICKS = os.sysconf("SC_CLK_TCK")
 _VMSTAT_SIZE = 32768
 
 
@@ -26,6 +26,14 @@ class Memory:
 def memory(root: str = "/") -> Memory:
     """The machine's memory, whatever a cgroup may allow of it."""
     return Memory(read_bytes(_path(root, "proc/meminfo")))
+
+
+def installed_memory() -> int | None:
+    """All of the machine's RAM where there is no /proc, as on a Mac; None where nothing tells, as on Windows."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * PAGE
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 class MemoryReader:
@@ -87,7 +95,7 @@ def steal_seconds(root: str = "/") -> float | None:
     """CPU time that the hypervisor gave to others, since boot, summed over cores."""
     words = read_bytes(_path(root, "proc/stat"), 512).split(b"\n", 1)[0].split()
     ticks = to_int(words[8]) if len(words) > 8 and words[0] == b"cpu" else None
-    return None if ticks is None else ticks / _TICKS
+    return None if ticks is None else ticks / TICKS
 
 
 class CpuCount:
@@ -120,7 +128,7 @@ def boot_id(root: str = "/") -> str | None:
 
 def hostname() -> str:
     """The name the machine gives itself."""
-    return os.uname().nodename
+    return os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
 
 
 def kernel_release() -> str:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from buoy.machine import cgroup, host
 from buoy.machine.procfs import FileReader, to_int
+from buoy.machine.system import PAGE
 
 _RESERVE = 0.04  # of the limit: what the kernel and other processes need at the same time
 _RESERVE_LEAST, _RESERVE_MOST = 64 << 20, 0.12
 """In a small session the share is too little: fragments of the heap and our own writer do not shrink with it."""
 _PATIENCE = 0.1  # seconds for which a reading of the host is good
 _USABLE = 0.9  # of the room; the rest goes into the gaps of the heap
+_MARGIN, _MARGIN_LEAST = 0.01, 8 << 20
+"""Of the limit: how near to it an allocation is refused. Pages of the kernel's own count too."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _LARGE = 256 << 10
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_LARGEST = 32 << 20
+"""What the C library itself raises its threshold to, as blocks are freed."""
 
 
 class HostMemory:
@@ -44,7 +51,7 @@ class HostMemory:
 
     def free_now(self) -> int | None:
         """The same, read now."""
-        rooms = [self._group_room(), self._machine_room(), self._cap_room()]
+        rooms = [self._group_room(_reserve), self._machine_room(_reserve), self._cap_room()]
         known = [room for room in rooms if room is not None]
         return max(0, int(min(known) * _USABLE)) if known else None
 
@@ -52,7 +59,7 @@ class HostMemory:
         """Resident bytes of this process."""
         words = self._statm.read(256).split()
         pages = to_int(words[1]) if len(words) > 1 else None
-        return None if pages is None else pages * _PAGE
+        return None if pages is None else pages * PAGE
 
     def mark(self) -> None:
         """Begin a new high-water mark of resident memory."""
@@ -72,9 +79,8 @@ class HostMemory:
         From the first time on, large blocks are mapped and unmapped one by one. That costs some time, but no gaps
         are left between them, which a small session has no room for.
         """
-        if self._libc is not None and not self._maps_large_blocks:
-            self._libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
-            self._libc.mallopt(_M_TRIM_THRESHOLD, _LARGE)
+        if not self._maps_large_blocks:
+            self._map_blocks_from(_LARGE)
             self._maps_large_blocks = True
         self.trim()
 
@@ -84,15 +90,51 @@ class HostMemory:
             self._libc.malloc_trim(0)
         self._read_at = 0.0
 
-    def _group_room(self) -> int | None:
+    @contextmanager
+    def limited(self) -> Iterator[None]:
+        """Where the kernel would kill this process without a word, an allocation raises: as under `memory_cap`.
+
+        The limit is one on what is mapped, not on what is used. So blocks are mapped one by one in the meantime: what
+        is found in gaps of the heap, which were given back to the kernel, would not be counted.
+        """
+        self._map_blocks_from(_LARGE)
+        self.trim()
+        before = resource.getrlimit(resource.RLIMIT_DATA)
+        try:
+            self._limit(before)
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, before)
+            if not self._maps_large_blocks:
+                self._map_blocks_from(_LARGEST)
+
+    def _limit(self, before: tuple[int, int]) -> None:
+        left, data = self.left(), self.data_bytes()
+        if left is None or data is None:
+            return
+        limits = [each for each in before if each != resource.RLIM_INFINITY]
+        resource.setrlimit(resource.RLIMIT_DATA, (min([data + left, *limits]), before[1]))
+
+    def left(self) -> int | None:
+        """Bytes until the kernel would kill: nearer to its limit than `free`, for what is refused and not planned."""
+        rooms = [self._group_room(_margin), self._machine_room(_margin)]
+        known = [room for room in rooms if room is not None]
+        return max(0, min(known)) if known else None
+
+    def _map_blocks_from(self, size: int) -> None:
+        if self._libc is not None:
+            self._libc.mallopt(_M_MMAP_THRESHOLD, size)
+            self._libc.mallopt(_M_TRIM_THRESHOLD, size)
+
+    def _group_room(self, reserve: Callable[[int], int]) -> int | None:
         if self._group is None:
             return None
         limit, used = self._group.limit(), self._group.used()
-        return None if limit is None or used is None else limit - _reserve(limit) - used
+        return None if limit is None or used is None else limit - reserve(limit) - used
 
-    def _machine_room(self) -> int | None:
+    def _machine_room(self, reserve: Callable[[int], int]) -> int | None:
         available = self._machine.available()
-        return None if available is None else available - _reserve(self._total or 0)
+        return None if available is None else available - reserve(self._total or 0)
 
     def _cap_room(self) -> int | None:
         if self.data_limit is None:
@@ -113,6 +155,10 @@ class HostMemory:
 
 def _reserve(limit: int) -> int:
     return int(max(limit * _RESERVE, min(_RESERVE_LEAST, limit * _RESERVE_MOST)))
+
+
+def _margin(limit: int) -> int:
+    return int(max(limit * _MARGIN, _MARGIN_LEAST))
 
 
 def _find_glibc() -> ctypes.CDLL | None:

@@ -53,6 +53,8 @@ def read(
     row = platforms.detect(surroundings, root, names or gpu.driver_names(root))
     memory = host.memory(root)
     ram, ram_source, cgroup_path, quota = _memory_limit(pid or os.getpid(), memory.total, root)
+    if ram is None and root == "/" and (ram := host.installed_memory()) is not None:
+        ram_source = "sysconf"
     if ram is None and row is not None and row.ram is not None:
         ram, ram_source = int(row.ram.value), row.cite(row.ram)
     cores = host.cpu_count(root, pid)

@@ -1,17 +1,15 @@
 """Processes as /proc shows them: cheap enough to be read ten times a second.
 
-The sidecar imports this file, so it stays with `os`, `struct` and `fcntl`. No reading raises: what cannot be
+The sidecar imports this file, so it stays with `os` and `struct`. No reading raises: what cannot be
 read is None or empty.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import struct
 
-_PAGE = os.sysconf("SC_PAGESIZE")
-_TICKS = os.sysconf("SC_CLK_TCK")
+from buoy.machine.system import PAGE, READ, TICKS, read_at
 
 MOST_PROCESSES = 1024
 """No tree of processes is followed beyond this many: a fork bomb must not take the recorder with it."""
@@ -32,7 +30,7 @@ class FileReader:
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = os.open(path, READ)
         except (OSError, ValueError):
             self._fd = -1
 
@@ -41,7 +39,7 @@ class FileReader:
         if self._fd < 0:
             return b""
         try:
-            return os.pread(self._fd, size, 0)
+            return read_at(self._fd, size, 0)
         except OSError:
             return b""
 
@@ -58,7 +56,7 @@ class FileReader:
 def read_bytes(path: str, size: int = 65536) -> bytes:
     """The first `size` bytes of a file, empty when it cannot be read."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, READ)
     except (OSError, ValueError):
         return b""
     try:
@@ -115,7 +113,7 @@ class ProcessStat:
         self.state = words[0].decode("ascii")
         self.ppid = int(words[1])
         self.major_faults = int(words[9])
-        self.cpu_seconds = (int(words[11]) + int(words[12])) / _TICKS
+        self.cpu_seconds = (int(words[11]) + int(words[12])) / TICKS
         self.threads = int(words[17])
         self.start_ticks = int(words[19])
         self.exit_code = int(words[49])
@@ -153,7 +151,14 @@ class ProcessReader:
 
     def rss(self) -> int | None:
         """Resident bytes, pages shared with other processes included."""
-        return _resident(self._statm.read(256))
+        return self.memory()[0]
+
+    def memory(self) -> tuple[int | None, int | None]:
+        """Resident bytes, and those of them that are anonymous: no files, no shared memory."""
+        data = self._statm.read(256)
+        resident = _resident(data)
+        shared = to_int(data.split()[2]) if resident is not None else None
+        return resident, None if resident is None or shared is None else max(0, resident - shared * PAGE)
 
     def close(self) -> None:
         """Let go of the files."""
@@ -232,40 +237,32 @@ def handles_signal(pid: int, signum: int, root: str = "/") -> bool:
     return False
 
 
-def thread_states(pid: int, root: str = "/", most: int = 64) -> list[dict[str, object]]:
-    """What each thread does: `[{"tid", "state", "wchan"}]`; `wchan` is None when it waits for nothing."""
-    task = _folder(pid, root) + "/task"
-    try:
-        threads = sorted(int(name) for name in os.listdir(task) if name.isdigit())
-    except OSError:
-        return []
-    states: list[dict[str, object]] = []
-    for tid in threads[:most]:
-        stat = parse_stat(read_bytes(f"{task}/{tid}/stat", 1024))
-        if stat is None:
-            continue
-        wchan = _printable(read_bytes(f"{task}/{tid}/wchan", 128).decode("ascii", "replace").strip())
-        states.append({"tid": tid, "state": stat.state, "wchan": wchan if wchan not in ("", "0") else None})
-    return states
-
-
 def zombie_status(pid: int, root: str = "/") -> int | None:
     """The raw wait status if the process has ended and nobody has collected it yet.
 
     A main thread that left while others work on is also shown as a zombie: more than one thread means that it
     is not over. Without the right to inspect the process the kernel writes 0 for the status: a 0 counts only
-    where a file under the same protection can be read.
+    where a link under the same protection can be read. (No file: those of a zombie belong to root.)
     """
     stat = parse_stat(read_bytes(_folder(pid, root) + "/stat", 1024))
     if stat is None or stat.state not in ("Z", "X") or stat.threads > 1:
         return None
-    if stat.exit_code == 0 and not read_bytes(_folder(pid, root) + "/io", 16):
+    if stat.exit_code == 0 and not _may_inspect(_folder(pid, root)):
         return None
     return stat.exit_code
 
 
+def _may_inspect(folder: str) -> bool:
+    try:
+        return bool(os.readlink(folder + "/ns/pid"))
+    except OSError:
+        return False
+
+
 def pidfd_exit_status(pidfd: int) -> int | None:
     """The raw wait status of a process that has been collected; Linux 6.15 and later, None before."""
+    import fcntl
+
     info = bytearray(_PIDFD_INFO_SIZE)
     struct.pack_into("<Q", info, 0, _PIDFD_INFO_EXIT)
     try:
@@ -289,7 +286,7 @@ def _folder(pid: int, root: str) -> str:
 def _resident(statm: bytes) -> int | None:
     words = statm.split()
     pages = to_int(words[1]) if len(words) == 7 else None
-    return None if pages is None else pages * _PAGE
+    return None if pages is None else pages * PAGE
 
 
 def _descendants_by_parent(pid: int, root: str) -> list[int]:

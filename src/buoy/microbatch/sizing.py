@@ -10,11 +10,15 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from buoy.units import format_bytes
+
 _PATIENCE = 16  # clean steps before a larger size is tried
 _MOST_PATIENCE = 1024
 _SAME = 1.03  # sizes closer than this are not worth a failed try
 _MARGIN = 0.98  # of the predicted maximum
 _ALIKE = 1.25  # samples up to so much longer follow the same line
+SPARE = 4 << 20
+"""Bytes that the reserve of the host's memory can always spare: a step that needs no more is not split."""
 _KEPT = ("limit", "passed", "failed", "clean", "patience", "trying", "fit")
 
 
@@ -33,6 +37,16 @@ class Fit:
     def samples(self, free: float, each: float) -> int:
         """How many samples of this kind there is room for; less than 1 when there is none."""
         return int((free - self.intercept) / (self.slope * each * max(1.0, each / self.each)))
+
+
+def is_state(value: object) -> bool:
+    """Whether this can be what a `Sizer` said of itself."""
+    if not isinstance(value, dict) or not isinstance(value.get("fit") or {}, dict):
+        return False
+    fit = value.get("fit") or {}
+    known = set(fit) in (set(), {"slope", "intercept", "each", "rough"})
+    figures = [*fit.values(), *(value.get(name) for name in _KEPT if name != "fit")]
+    return known and all(figure is None or isinstance(figure, int | float) for figure in figures)
 
 
 @dataclass
@@ -133,6 +147,18 @@ class Sizer:
             value = state.get(name)
             setattr(self, name, math.inf if value is None and name in ("limit", "failed") else value)
         self.fit = Fit(**state["fit"]) if state.get("fit") else None
+
+
+def short(size: int, samples: int, free: float) -> str:
+    """What is said where a batch is split because memory has become short.
+
+    >>> short(4, 8, 30 << 20)
+    'memory is short (30.0 MiB left for activations): batches are split now, 4 of 8 samples at a time'
+    """
+    return (
+        f"memory is short ({format_bytes(int(free))} left for activations): batches are split now, {size} of "
+        f"{samples} samples at a time"
+    )
 
 
 class Ramp:

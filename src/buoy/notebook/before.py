@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from buoy.flight.attempt import attempt_numbers, is_kernel, read_json
+from buoy.flight.attempt import attempt_numbers, is_kernel
+from buoy.machine.records import read_json
 from buoy.verdict.evidence import load
 from buoy.verdict.values import number as number_of
 

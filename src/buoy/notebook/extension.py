@@ -14,12 +14,12 @@ from buoy.notebook.display import show, show_text
 from buoy.notebook.live import LiveCard
 from buoy.notebook.magic import Magic
 from buoy.supervisor.watch import watch
+from buoy.text import printable
 from buoy.verdict import why
 from buoy.verdict.evidence import load as load_evidence
 from buoy.verdict.kernel_end import in_a_line
 from buoy.verdict.model import Verdict
 from buoy.verdict.saved import from_here
-from buoy.verdict.values import printable
 from buoy.view.card import verdict_card
 
 # A kernel that ended in order, or still lives, needs no word.

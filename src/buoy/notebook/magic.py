@@ -117,10 +117,11 @@ class Magic:
 
     def _plan(self, words: list[str]) -> Any:
         from buoy.notebook.planning import plan
-        from buoy.training import planned
 
         made = plan(self._extension.shell, words)
-        if self._extension.recorder is not None:
+        if self._extension.recorder is not None and self._extension.recorder.attempt is not None:
+            from buoy.training import planned
+
             planned.record(made, self._extension.recorder.event)
         return made
 
@@ -133,8 +134,8 @@ class Magic:
         return check_cells(f"{name}.ipynb", [str(cell) for cell in cells[1:]])
 
     def _report(self, words: list[str]) -> None:
+        from buoy.text import printable
         from buoy.verdict.saved import from_here
-        from buoy.verdict.values import printable
         from buoy.view.history import read
         from buoy.view.report import page, write
 

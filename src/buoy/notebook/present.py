@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from buoy.flight.attempt import Attempt
 from buoy.notebook.display import show, show_text
+from buoy.text import printable
 from buoy.units import format_duration
 from buoy.verdict.asked import part_in
 from buoy.verdict.beside import tell
@@ -11,7 +12,7 @@ from buoy.verdict.evidence import Evidence, load
 from buoy.verdict.kernel_end import stories
 from buoy.verdict.own_story import error_name
 from buoy.verdict.saved import last_save, steps_of_its_own
-from buoy.verdict.values import count, number, printable
+from buoy.verdict.values import count, number
 from buoy.view.card import verdict_card
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from buoy.errors import BuoyError
 from buoy.estimate.devices import Device, by_id, description
+from buoy.machine import files, records
 
 # Run in a process of its own: the context must be fresh, and must end with the measurement.
 _MEASURE = """
@@ -89,11 +90,8 @@ def keep(name: str, found: dict[str, object]) -> None:
     """Remember a measurement."""
     kept = _read()
     kept[name] = found
-    os.makedirs(folder(), exist_ok=True)
-    path = os.path.join(folder(), "devices.json")
-    with open(path + ".new", "w", encoding="utf-8") as file:
-        json.dump(kept, file, indent=1)
-    os.replace(path + ".new", path)
+    files.make_folder(folder())
+    records.write_json(os.path.join(folder(), "devices.json"), kept)
 
 
 def _read() -> dict[str, dict[str, Any]]:

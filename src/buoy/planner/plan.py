@@ -48,7 +48,7 @@ def plan(
     (`"train.py:build"`). The optimizer may be a class; without it AdamW is assumed, without a loss the model's own
     or cross-entropy. `remedies=True` tries them also where everything fits; `say=print` tells what is being done.
     What may be said about the session (`data="20GB"`, `in_memory=True`, `workers=2`, `steps=50_000`,
-    `step_time="0.4s"`) is in docs/plan.md.
+    `step_time="0.4s"`) is in `buoy explain plan`.
 
     >>> import torch, buoy
     >>> model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 10))
@@ -288,7 +288,38 @@ def parse_source(text: str, framework: str = "torch") -> Request:
         )
     if path.endswith(".py") and not os.path.exists(path):
         raise UsageError("no such file", received=path, expected="a Python file with a build function")
+    _must_define(path if path.endswith(".py") else path.replace(".", os.sep) + ".py", name)
     return Request(framework, {"build": text})
+
+
+def _must_define(path: str, name: str) -> None:
+    """Look for the name by reading: to run a whole script, only to find that it has no such function, is too late."""
+    import ast
+    import symtable
+
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+        tree, table = ast.parse(source), symtable.symtable(source.decode(), path, "exec")
+    except (OSError, SyntaxError, ValueError):
+        return  # a module from elsewhere, or one that cannot be read: importing it says more
+    if any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)):
+        return  # what that brings is known only by running it
+    symbols = table.get_symbols()
+    if any(found.get_name() == name and (found.is_assigned() or found.is_imported()) for found in symbols):
+        return
+    from difflib import get_close_matches
+
+    functions = [found.get_name() for found in symbols if found.is_namespace()]
+    near = get_close_matches(name, functions, n=1)
+    raise UsageError(
+        f"{path} has no function `{name}`",
+        received=", ".join(functions) or "no functions",
+        expected="a function that returns a model and a batch",
+        hint=f"did you mean `{path}:{near[0]}`?"
+        if near
+        else f"`buoy plan {path}` plans it as a training script",
+    )
 
 
 def _is_keras(model: Any) -> bool:

@@ -7,14 +7,11 @@ once, and every trace starts there.
 from __future__ import annotations
 
 import ast
-import fcntl
 import functools
 import importlib
 import json
 import os
-import struct
 import sys
-import termios
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +82,10 @@ def _sit_at_a_terminal() -> None:
 
     What was there before is the pipe of the orders, which no program of the script's may read.
     """
+    import fcntl
+    import struct
+    import termios
+
     os.environ |= {"COLUMNS": "80", "LINES": "24"}
     try:
         _, theirs = os.openpty()

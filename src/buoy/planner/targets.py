@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from buoy.errors import UsageError
+from buoy.errors import UsageError, this_system
 from buoy.estimate import devices
 from buoy.estimate.devices import Device
 from buoy.machine import limits, platforms
@@ -133,6 +133,13 @@ def _here() -> Target:
             received=str(card),
             expected=", ".join(device.id for device in devices.all_devices()),
             hint="`buoy plan --calibrate` measures it once; or plan for the nearest of these with `--on`",
+        )
+    if not found.capability and here.ram is None:
+        raise UsageError(
+            "this machine does not say how much memory it has",
+            received=f"`{THIS}`, on {this_system()}",
+            expected="the id of a place whose memory is known",
+            hint="name where it will run: `--on colab-t4`",
         )
     found = calibration.applied(found)
     row = platforms.by_id(here.platform) if here.platform else None

@@ -10,6 +10,7 @@ from typing import Any
 
 from buoy.estimate import devices
 from buoy.estimate.result import Interval
+from buoy.machine.files import append, make_folder
 from buoy.planner import calibration
 from buoy.planner.model import FITS, Plan
 from buoy.units import format_bytes
@@ -43,9 +44,8 @@ def keep(
     }
     for folder in filter(None, (calibration.folder(), run)):
         try:
-            os.makedirs(folder, exist_ok=True)
-            with open(os.path.join(folder, "plans.jsonl"), "a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+            make_folder(folder)
+            append(os.path.join(folder, "plans.jsonl"), json.dumps(record) + "\n")
         except OSError:
             continue  # a full or read-only home is no reason to disturb the end of a training
     say(

@@ -16,7 +16,7 @@ from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any
 
-from buoy.errors import BuoyError
+from buoy.errors import BuoyError, UsageError, this_system
 from buoy.estimate import child
 from buoy.estimate.events import Trace
 from buoy.estimate.request import LIVE, Refusal, Request
@@ -24,6 +24,8 @@ from buoy.planner import stage
 from buoy.planner.forked import forked
 
 _LOOK_EVERY = 0.2
+_FORKS = hasattr(os, "fork")
+"""Not on Windows: there each trace is a process that starts from nothing."""
 
 
 def _to_stderr(text: str) -> None:
@@ -44,6 +46,8 @@ class Workshop:
         timeout: float = child.TIMEOUT,
         tell: Callable[[str], None] = _to_stderr,
     ) -> None:
+        if live is not None:
+            _must_fork("the objects of a running process")
         self._live = live
         self._timeout = timeout
         self._folder = tempfile.TemporaryDirectory(prefix="buoy-plan-")
@@ -90,17 +94,17 @@ class Workshop:
     def prepare(self, requests: Sequence[Request]) -> None:
         """Have these traces made, in parallel where they can be; `trace` then answers at once."""
         wanted = list({r.to_json(): r for r in requests if r.to_json() not in self._known}.values())
-        alone = [r for r in wanted if r.framework == "keras" and r.autocast is not None]
+        alone = [r for r in wanted if not _FORKS or (r.framework == "keras" and r.autocast is not None)]
         together = [request for request in wanted if request not in alone]
         for request in alone:
-            self._known[request.to_json()] = _or_error(partial(self._in_other_precision, request))
+            self._known[request.to_json()] = _or_error(partial(self._in_own_process, request))
         if together:
             for request, path in zip(together, self._order(together), strict=True):
                 self._known[request.to_json()] = path if isinstance(path, BuoyError) else Trace.load(path)
 
     def flops(self, request: Request) -> dict[str, float] | None:
         """Floating-point operations of a forward pass; None where they cannot be counted."""
-        if request.framework != "torch":
+        if request.framework != "torch" or not _FORKS:
             return None
         try:
             path = self._order([request], count_flops=True)[0]
@@ -119,6 +123,7 @@ class Workshop:
 
         Returns what it does beside the step itself: `{"accumulate", "autocast"}`. `precision` is a policy of Keras.
         """
+        _must_fork("an unmodified script")
         result = self._new_result()
         self._script = (script, arguments)
         answer = self._ask(
@@ -136,7 +141,7 @@ class Workshop:
         found: dict[str, Any] = answer["found"]
         return found
 
-    def _in_other_precision(self, request: Request) -> Trace:
+    def _in_own_process(self, request: Request) -> Trace:
         """Keras decides on the precision where a layer is made: in a process of its own, a script is run again."""
         if "script" not in request.source:
             return child.trace(request, timeout=self._timeout)
@@ -216,6 +221,15 @@ class Workshop:
 
     def _why(self, code: int | None, result: str, memory: int) -> BuoyError:
         return child.failure(code, result, self._said, limit=memory, timeout=self._timeout)
+
+
+def _must_fork(what: str) -> None:
+    if not _FORKS:
+        raise UsageError(
+            f"{what} cannot be planned on {this_system()}",
+            expected="Linux or macOS, where a process can be forked",
+            hint="write a function that returns a model and a batch: `buoy plan train.py:build`",
+        )
 
 
 def _or_error(make: Callable[[], Trace]) -> Trace | BuoyError:

@@ -8,8 +8,8 @@ from typing import Any
 
 from buoy.flight import recorder
 from buoy.flight.beacon import Beacon
-from buoy.flight.last_words import describe
 from buoy.flight.privacy import mask_code
+from buoy.machine.files import append
 
 _MOST = 120
 _MOST_CELLS = 10_000
@@ -29,18 +29,19 @@ def mark_cells(beacon: Beacon) -> None:
         return len(shell.user_ns.get("In") or ()) - running
 
     beacon.cell(f"In [{number(running=True)}]")
-    before = ["start"]
 
     def begins(info: Any) -> None:
         beacon.cell(f"In [{number(running=False)}] {_first_line(info.raw_cell)}")
-        beacon.phase(before[0])
+        beacon.phase("start")  # a plan, a plot, a download: whether this cell trains shows at its first step
         _name_file(shell, info.raw_cell, number(running=False))
 
     def ends(result: Any) -> None:
         beacon.cell("")
-        before[0] = beacon.phase("done")
+        beacon.phase("done")
         there = recorder.current()
         if there is not None:
+            from buoy.flight.last_words import describe
+
             error = getattr(result, "error_in_exec", None)
             # The kernel lives on, so that nothing else would say what left a training.
             there.cell_ended(describe(error) if error is not None else None)
@@ -58,16 +59,13 @@ def _name_file(shell: Any, code: str | None, number: int) -> None:
         name = os.path.basename(shell.compile.get_code_name(code, code, number))
         folder = os.path.join(there.attempt.folder, f"process-{os.getpid()}")
         if not name.startswith("<") and name.isprintable():  # else the number is in the name
-            with open(os.path.join(folder, CELLS), "a", encoding="utf-8") as file:
-                file.write(f"{number} {name}\n")
+            append(os.path.join(folder, CELLS), f"{number} {name}\n")
     except Exception:  # noqa: BLE001 - another kernel's ways, a full disk: it is a cell without a number then
         pass
 
 
 def _first_line(code: str | None) -> str:
-    lines = [
-        line.strip()
-        for line in (code or "").splitlines()
-        if line.strip() and not line.lstrip().startswith("#")
-    ]
-    return mask_code(lines[0])[:_MOST] if lines else ""
+    lines = (line.strip() for line in (code or "").splitlines())
+    first = next((line for line in lines if line and not line.startswith("#")), "")
+    # Cut before it is masked, since a cell waits for it; and far enough behind that no half of a secret is left.
+    return mask_code(first[: _MOST + 500])[:_MOST]

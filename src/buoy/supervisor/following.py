@@ -9,8 +9,9 @@ import os
 import time
 from collections.abc import Callable
 
-from buoy.flight.attempt import Attempt, attempt_numbers, read_json
+from buoy.flight.attempt import Attempt, attempt_numbers
 from buoy.flight.recorder import ATTEMPT_VARIABLE, Recorder
+from buoy.machine.records import read_json
 
 LOOK_SECONDS = 1.0
 

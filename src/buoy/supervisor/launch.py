@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
+import shutil
 import signal
 import sys
 
@@ -67,24 +69,102 @@ def child_environment(attempt_folder: str) -> dict[str, str]:
     return environment
 
 
+def startable(command: list[str]) -> list[str]:
+    """The command as it can be executed: a script gets this Python. An error, before anything is written, if it
+    cannot be started.
+    """
+    name = command[0]
+    if name == "-m":
+        return [sys.executable, *command]
+    if name.endswith(".py") and os.path.isfile(name) and not _is_program(name):
+        return [sys.executable, *command]
+    if shutil.which(name) is None:
+        if name in (
+            "python",
+            "python3",
+        ):  # many systems have only one of the two names, and buoy has a Python
+            return startable([sys.executable, *command[1:]])
+        there = os.path.isdir(name) or shutil.which(name, mode=os.F_OK) is not None
+        raise launch_error(name, errno.EACCES if there else errno.ENOENT)
+    script = _script_of(command)
+    if script is not None and not os.path.exists(script):
+        raise _no_script(script)
+    return command
+
+
+def _is_program(path: str) -> bool:
+    """Whether a shell, too, would start this script by its own first line (`./train.py`)."""
+    if not os.path.dirname(path) or not os.access(path, os.X_OK):
+        return False
+    with open(path, "rb") as file:
+        return file.read(2) == b"#!"
+
+
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+def _script_of(command: list[str]) -> str | None:
+    """The script that a Python is given.
+
+    >>> _script_of(["python3", "-u", "-X", "dev", "train.py", "--lr", "1"])
+    'train.py'
+    >>> _script_of(["python", "-m", "pkg.train"])
+    """
+    if not re.fullmatch(r"python[\d.]*", os.path.basename(command[0])):
+        return None
+    words = iter(command[1:])
+    for word in words:
+        if not word.startswith("-"):
+            return word
+        if word == "-" or re.fullmatch(r"-[A-Za-z]*[cm].*", word) or word.startswith("--help"):
+            return None
+        if word in _WITH_VALUE:
+            next(words, None)
+    return None
+
+
+def _no_script(name: str) -> LaunchError:
+    from difflib import get_close_matches
+
+    folder, base = os.path.split(name)
+    try:
+        near = get_close_matches(
+            base, [each for each in os.listdir(folder or ".") if each.endswith(".py")], n=1
+        )
+    except OSError:
+        near = []
+    meant = shlex.quote(os.path.join(folder, near[0])) if near else None
+    return LaunchError(
+        "no such script",
+        received=name,
+        expected=f"a file, seen from {os.getcwd()}",
+        hint=f"did you mean `{meant}`?" if meant else "check the spelling and the folder",
+        exit_code=ExitCode.NOT_FOUND,
+    )
+
+
 def launch_error(name: str, number: int) -> LaunchError:
     """Why a program could not be started, in words."""
-    script, typed = name.endswith(".py"), shlex.quote(name)
+    typed = shlex.quote(name)
     if number in (errno.ENOENT, errno.ENOTDIR) and not os.path.exists(name):
+        if name.endswith(".py"):
+            return _no_script(name)
         return LaunchError(
             "command not found",
             received=name,
             expected="a program on PATH, or a path to one",
-            hint=f"`buoy run -- python {typed}`?" if script else "check the spelling, or give the full path",
+            hint="check the spelling, or give the full path",
             exit_code=ExitCode.NOT_FOUND,
         )
-    reason, hint = os.strerror(number), f"`buoy run -- python {typed}`" if script else f"`chmod +x {typed}`"
+    reason, hint = os.strerror(number), f"`chmod +x {typed}`"
     if os.path.isdir(name):
         reason, hint = "a folder", "name the program in it"
     elif number == errno.ENOENT:
         reason, hint = "the interpreter in its first line is not there", f"`head -1 {typed}` shows that line"
     elif number == errno.ENOEXEC:
         hint = f"start it with its interpreter: `buoy run -- bash {typed}`"
+    if name.endswith(".py"):
+        hint = f"`buoy run -- python {typed}`"
     return LaunchError(
         "the command cannot be executed",
         received=f"{name} ({reason})",

@@ -10,15 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from buoy.errors import RunFolderError
-from buoy.flight.attempt import Attempt, discard, new_attempt, write_json
+from buoy.flight.attempt import Attempt, discard, new_attempt
 from buoy.flight.log import EventLog, read_events
+from buoy.machine.records import write_json
 from buoy.supervisor.following import is_gone
 from buoy.supervisor.launch import Child, Terminal
 from buoy.supervisor.refused import forget, is_refused
 from buoy.supervisor.start import describe_attempt, start_sidecar, write_attempt
+from buoy.text import printable, typed
 from buoy.verdict.model import Verdict
 from buoy.verdict.saved import from_here
-from buoy.verdict.values import typed
 
 _FORWARDED = {
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM,
@@ -56,34 +57,45 @@ class Outcome:
 def supervise(order: Order) -> int:
     """Run the command, again after deaths that can be survived, and return its exit code."""
     best_step: int | None = None
+    before: Outcome | None = None
     restarts = 0
     began = time.time()
     while True:
         life = _Life(order, new_attempt(order.run_folder), began, restarts)
         outcome = life.live()
         try:
-            again = _look_back(order, life.attempt, outcome, restarts, best_step)
+            again = _look_back(order, life.attempt, outcome, restarts, best_step, before)
         except Exception as error:  # noqa: BLE001 - the command has ended: its own code is what counts now
             order.say(f"buoy: could not look back on this attempt: {error!r}")
             again = False
         if not again:
             return exit_code(outcome.status)
         restarts += 1
-        step = _last_step(outcome)
+        step, before = _last_step(outcome), outcome
         best_step = step if best_step is None else max(best_step, step or 0)
 
 
 def _look_back(
-    order: Order, attempt: Attempt, outcome: Outcome, restarts: int, best_step: int | None
+    order: Order,
+    attempt: Attempt,
+    outcome: Outcome,
+    restarts: int,
+    best_step: int | None,
+    before: Outcome | None,
 ) -> bool:
     """Tell how it ended, and whether there is a further attempt."""
     if outcome.status == 0:
         return False
+    order.say("")  # the command may have left a progress bar without the end of its line
     if not outcome.asked_to_stop and is_refused(attempt) and forget(attempt):
         order.say("buoy: no attempt is kept of this: another process trains that run, and goes on")
         return False
     step, saved = _last_step(outcome), saved_something(attempt)
     reason = _why_not_again(order, outcome, restarts, step, saved, best_step) if order.restart else None
+    if (
+        order.restart and reason is None and (step is not None or not saved)
+    ):  # else it may well have got further
+        reason = _same_end(before, outcome, step, best_step)
     again = bool(order.restart) and reason is None
     if order.restart:  # before it is told: what to do depends on it
         _note(attempt, "restart", again=again, why=reason)
@@ -120,6 +132,23 @@ def _why_not_again(
     if best_step is not None and not saved and (step or 0) <= best_step:
         return f"it got no further than step {best_step} of the attempt before"
     return None
+
+
+def _same_end(
+    before: Outcome | None, outcome: Outcome, step: int | None, best_step: int | None
+) -> str | None:
+    """That it died twice in one way at one place and got no further: the third time it would too."""
+    if before is None or before.verdict is None or outcome.verdict is None or (step or 0) > (best_step or 0):
+        return None
+    first, second = before.verdict, outcome.verdict
+    # Only a place of the death itself counts: stacks from some time before tell where it was then.
+    places = [
+        (end.cause.id, end.where.file, end.where.line, end.where.seconds_before) for end in (first, second)
+    ]
+    if second.where.file is None or second.where.seconds_before is not None or places[0] != places[1]:
+        return None
+    at = printable(f"{second.where.file}:{second.where.line}", 80)
+    return f"it died twice in the same way ({second.cause.id}) at the same place, {at}, and would again"
 
 
 def _last_step(outcome: Outcome) -> int | None:

@@ -16,17 +16,19 @@ if __name__ == "__main__":  # started by path: make `import buoy` find the packa
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from buoy.flight.alarms import Alarms
-from buoy.flight.attempt import read_json, write_json
-from buoy.flight.death import counter_change, exit_status, gather
+from buoy.flight.death import counter_change, exit_status, gather, role
 from buoy.flight.log import EventLog, SampleLog
 from buoy.flight.mirror import Mirrors
 from buoy.flight.parent import Parent
 from buoy.flight.privacy import mask_text
 from buoy.flight.sampler import Sampler
-from buoy.flight.stacks import StackAsker
+from buoy.flight.stacks import Holders, StackAsker
+from buoy.flight.stall import wants_stacks
 from buoy.machine.colab import ColabEvents
+from buoy.machine.files import append
 from buoy.machine.kernel_log import KernelLog
 from buoy.machine.priority import step_back
+from buoy.machine.records import read_json, write_json
 
 _NICE = 5
 _GAP_SECONDS = 2.0
@@ -55,14 +57,15 @@ class Sidecar:
         self._before = self._sampler.counters()
         self._alarms = Alarms(self._attempt, self._sampler)
         self._stacks = StackAsker(self._events)
-        self._mirrors = Mirrors(folder, self._attempt.get("mirror"))
+        self._holders = Holders(folder, self._events, self._sampler)
+        self._mirrors = Mirrors(folder, self._attempt.get("mirror"), self._attempt.get("mirror_mount"))
         self._poll = select.poll()
         self._poll.register(self._pidfd, select.POLLIN)
         self._child_pidfds: dict[int, int] = {}  # descriptor -> pid
         self._parent = Parent(pid)
         if self._parent.pidfd >= 0:
             self._poll.register(self._parent.pidfd, select.POLLIN)
-        self._last = time.monotonic()
+        self._last = self._before_last = time.monotonic()
         self._failed_ticks = 0
         self._longest_gap = 0.0
         self._clock_offset = time.time() - time.monotonic()
@@ -93,7 +96,7 @@ class Sidecar:
     def _tick(self, now: float) -> None:
         sample = self._sampler.sample(now)
         self._samples.add(sample)
-        self._last = now
+        self._before_last, self._last = self._last, now
         self._follow_children()
         warnings = self._alarms.feed(now, sample)
         for warning in warnings:
@@ -101,18 +104,17 @@ class Sidecar:
             _tell(warning.text)
         for kind, values in self._alarms.take_events():
             self._events.add(kind, **values)
-            if kind == "hang":
-                self._stacks.ask(self._lead_pid(), "hang")
-        self._stacks.near_exhaustion(self._sampler.pressure, self._lead_pid(), now)
-        self._mirrors.tick(now, alarm=bool(warnings))
+            if kind == "hang" and wants_stacks(values):
+                self._stacks.ask(self._sampler.lead_pid, "hang")
+        self._stacks.near_exhaustion(self._sampler.pressure, self._sampler.lead_pid, now)
+        named = self._holders.tick(now, [warning.alarm for warning in warnings])
+        if named is not None:
+            _tell(named)
+        self._mirrors.tick(now, alarm=bool(warnings) or named is not None)
         for home, trouble in self._mirrors.new_troubles():
             text = f"the mirror {home} takes no copy: {trouble}; the log here goes on"
             self._events.add("warning", alarm="mirror", text=text, values={})
             _tell(text)
-
-    def _lead_pid(self) -> int:
-        lead = self._sampler.lead()
-        return next((pid for pid, reading in self._sampler.beacons.items() if reading is lead), self._pid)
 
     def _check_clock(self, now: float) -> None:
         gap = now - self._last
@@ -138,10 +140,13 @@ class Sidecar:
 
     def _follow_children(self) -> None:
         known = set(self._child_pidfds.values())
-        for pid in self._sampler.children:
+        for pid in list(self._sampler.children):
             if pid not in known:
                 try:
                     descriptor = os.pidfd_open(pid)
+                except ProcessLookupError:  # it lived too shortly to be followed
+                    self._sampler.forget(pid)
+                    continue
                 except OSError:
                     continue
                 self._child_pidfds[descriptor] = pid
@@ -183,9 +188,10 @@ class Sidecar:
                 "process-death",
                 pid=pid,
                 name=mask_text(self._sampler.names.get(pid, "?")),
-                role="child",
+                role=role(self._sampler, pid),
                 status=status,
                 source=source,
+                since=round(self._before_last, 4),
                 rss=self._sampler.rss.get(pid),
                 counters=counter_change(self._before, self._sampler.counters()),
                 kernel_log=lines,
@@ -200,13 +206,14 @@ class Sidecar:
                 self._other_died(descriptor, together=True)
         evidence = gather(
             self._sampler, self._pidfd, self._attempt, self._folder, self._before, self._kernel_log,
-            self._kernel_lines, self._colab, self._last, self._longest_gap,
+            self._kernel_lines, self._colab, self._samples.newest, self._longest_gap,
         )  # fmt: skip
         try:
             os.unlink(os.path.join(self._folder, "reserve"))  # room for what follows, on a full disk too
         except OSError:
             pass
-        self._samples.flush_minute()
+        self._holders.hear_last()
+        self._samples.flush()
         self._events.add("end")
         write_json(os.path.join(self._folder, "death.json"), evidence)
         from buoy.verdict import settle  # only now: it is larger than the whole sampling loop
@@ -266,8 +273,7 @@ def _leave_word(folder: str) -> None:
     import traceback
 
     try:
-        with open(os.path.join(folder, "sidecar.log"), "a") as file:
-            traceback.print_exc(file=file)
+        append(os.path.join(folder, "sidecar.log"), traceback.format_exc())
     except OSError:
         pass
 

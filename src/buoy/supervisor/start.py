@@ -9,9 +9,11 @@ import sys
 import time
 
 from buoy import __version__
-from buoy.flight.attempt import ATTEMPT_SCHEMA, Attempt, is_kernel, open_new, write_json
+from buoy.flight.attempt import ATTEMPT_SCHEMA, Attempt, is_kernel
 from buoy.flight.privacy import mask_arguments
-from buoy.machine import host, procfs
+from buoy.machine import disk, host, procfs
+from buoy.machine.files import open_new
+from buoy.machine.records import write_json
 
 _SIDECAR = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sidecar.py")
 _READY_SECONDS = 10.0
@@ -119,6 +121,7 @@ def describe_attempt(
         "platform": limits.platform,
         "limits": limits.to_json(),
         "mirror": mirror,
+        "mirror_mount": disk.mount_apart(mirror, attempt.run_folder) if mirror is not None else None,
         "buoy": __version__,
         "python": sys.version.split()[0],
         "kernel": host.kernel_release(),

@@ -19,6 +19,7 @@ from buoy.flight.recorder import Recorder
 from buoy.machine import procfs
 from buoy.supervisor.following import is_gone
 from buoy.supervisor.start import start_sidecar
+from buoy.text import visible
 
 LOOK_SECONDS = 2.0
 RETRY_SECONDS = 10.0
@@ -141,7 +142,7 @@ class Upkeep:
     @staticmethod
     def _say(text: str) -> None:
         try:
-            sys.stderr.write(f"buoy: {text}\n")
+            sys.stderr.write(f"buoy: {visible(text)}\n")
         except (OSError, AttributeError):
             pass  # stderr is closed
 

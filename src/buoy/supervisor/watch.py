@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from buoy.errors import RunFolderError
+from buoy.errors import RunFolderError, this_system
 from buoy.flight import recorder
 from buoy.flight.attempt import Attempt, new_attempt
 from buoy.flight.recorder import Recorder
@@ -20,6 +20,7 @@ from buoy.supervisor.start import (
     write_attempt,
 )
 from buoy.supervisor.upkeep import Upkeep, forget
+from buoy.text import visible
 
 _upkeep: Upkeep | None = None
 
@@ -41,6 +42,12 @@ def watch(
     """
     if is_rehearsal():
         return _join(None)
+    if sys.platform != "linux":
+        if recorder.current() is None:  # once
+            _say(
+                f"recording needs Linux, and this is {this_system()}: nothing is recorded, the training continues"
+            )
+        return _join(None)
     there = recorder.current()
     was_nowhere = there is not None and there.attempt is None
     if there is not None and _upkeep is not None:
@@ -52,7 +59,7 @@ def watch(
     if attempt is not None:
         is_here = folder is None or os.path.realpath(folder) == os.path.realpath(attempt.run_folder)
         if folder is not None and not is_here and not was_nowhere:
-            from buoy.verdict.values import printable
+            from buoy.text import printable
 
             _say(f"already recording into {printable(attempt.run_folder)}; {printable(folder)} is not used")
         return _join(attempt)
@@ -103,7 +110,7 @@ def _begin_in(attempt: Attempt) -> Recorder:
 
 def _say(text: str) -> None:
     try:
-        sys.stderr.write(f"buoy: {text}\n")
+        sys.stderr.write(f"buoy: {visible(text)}\n")
     except (OSError, AttributeError):
         pass  # stderr is closed
 

@@ -1,4 +1,4 @@
-"""Running out of memory on purpose: a test kit for anyone who trains. See docs/testing.md.
+"""Running out of memory on purpose: a test kit for anyone who trains. See `buoy explain testing`.
 
 >>> from buoy.testing import byte_budget, every_allocation, shim
 """
@@ -26,6 +26,9 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'buoy.testing' has no attribute {name!r}")
     from importlib import import_module
 
+    from buoy.errors import need_linux
+
+    need_linux("`buoy.testing` needs")
     module = import_module(_HOMES[name])
     # All of it at once: the module is now an attribute of this package, and one of them has the same name.
     for other, home in _HOMES.items():

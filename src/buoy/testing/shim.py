@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from buoy.errors import ExitCode, UsageError
+from buoy.machine.files import foreign, make_folder
 from buoy.units import parse_bytes
 
 SMALLEST = 4096
@@ -62,6 +63,11 @@ def build() -> str:
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder = os.path.join(cache, "buoy")
     library = os.path.join(folder, f"shim-{digest}.so")
+    if (what := foreign(folder)) is not None:  # what is loaded from there runs as this user
+        raise UsageError(
+            "the cache folder cannot be used", received=f"{folder} ({what})", expected="a folder of this user",
+            hint="name another one with XDG_CACHE_HOME",
+        )  # fmt: skip
     if os.path.exists(library):
         return library
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))), None)
@@ -70,7 +76,7 @@ def build() -> str:
             "the allocation shim needs a C compiler", received="no cc, gcc or clang on PATH",
             expected="a C compiler", hint="for example `apt-get install gcc`",
         )  # fmt: skip
-    os.makedirs(folder, exist_ok=True)
+    make_folder(folder)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = os.path.join(scratch, "shim.so")
         command = [compiler, "-O2", "-fPIC", "-shared", "-o", made, source, "-ldl"]

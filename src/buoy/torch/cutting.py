@@ -17,6 +17,7 @@ from buoy.torch.beside import GradientBeside
 from buoy.torch.carried import STATE_HINT, Carried, keeps_state
 from buoy.torch.few import SAMPLES
 from buoy.torch.kind import kind_of
+from buoy.torch.memory import limited, memory_of
 from buoy.torch.pairs import NoPair
 from buoy.torch.probe import DEPENDS, NOT_AGAIN, Finding, Probe
 from buoy.torch.release import release
@@ -163,11 +164,14 @@ class Cutting:
         assert self._step is not None
         kind, self._is_fresh = self._kind_now(), True
         self._carried.moved = {}
-        found = self._ask(*self._step, samples)
-        if self._trained.look():  # the loss function freezes and thaws: only now is it known what it trains
+        with limited(memory_of(self._trained.first)):  # a few samples may be all that the batch has
             found = self._ask(*self._step, samples)
-        if found is not None and (found.fails or found.reason in (DEPENDS, NOT_AGAIN)):
-            self._explain(found)
+            if (
+                self._trained.look()
+            ):  # the loss function freezes and thaws: only now is it known what it trains
+                found = self._ask(*self._step, samples)
+            if found is not None and (found.fails or found.reason in (DEPENDS, NOT_AGAIN)):
+                self._explain(found)
         if found is not None:
             self._found[kind] = found
             self.exchanges = self.exchanges or found.exchanges

@@ -7,6 +7,8 @@ Four kinds of sources, one kind of `Pass`:
 - a loader with a state of its own (torchdata's `StatefulDataLoader` over a dataset with a state): that is used;
 - a sequence: by index;
 - anything else that can be iterated: what was already seen is read again, and the cost is told.
+
+A loader that accelerate prepared is whichever of these the loader within it is.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
+from buoy.torch.accelerate import PreparedPass, is_prepared, within
 from buoy.torch.data_memory import DataMemory
 from buoy.torch.every_pass import draw_in_every_pass
 from buoy.torch.extent import changed, extent_of
@@ -69,9 +72,10 @@ class Pass(Protocol):
 class Feeds:
     """Opens passes; keeps what must live as long as the user's loader does (persistent workers)."""
 
-    def __init__(self, say: Say) -> None:
+    def __init__(self, say: Say, *, is_saved: bool = False) -> None:
+        """`is_saved`: the training answers signals with a checkpoint, for which it may need more batches."""
         draw_in_every_pass()
-        self._say = say
+        self._say, self._is_saved = say, is_saved
         # By the user's loader and no longer than it lives: some scripts build one for each epoch.
         self._twins: weakref.WeakKeyDictionary[Any, tuple[DataLoader[Any], Order]] = (
             weakref.WeakKeyDictionary()
@@ -89,9 +93,23 @@ class Feeds:
         if state and (told := changed(state.get("extent"), extent)) is not None:
             self._say(told)
             state = {**state, "last": None}  # there is nothing more to tell
-        opened = self._open(loader, place, state)
+        if is_prepared(loader):
+            loader.set_epoch(
+                place.epoch
+            )  # it tells its sampler by a count that a resumed process begins at 0
+        opened = self._open(within(loader), place, state)
         opened.extent = extent
-        return opened
+        return PreparedPass(loader, opened) if is_prepared(loader) else opened
+
+    def reopen(self, loader: Any, place: Place, lost: Pass) -> Pass | None:
+        """The same pass from where it is, with new workers; None: it has none."""
+        if not is_loader(loader) or not loader.num_workers:
+            return None
+        state, inner = lost.state_dict(), within(loader)
+        for each in (inner, *self._twins.get(inner, ())[:1], *self._staying.get(inner, ())[:1]):
+            if getattr(each, "_iterator", None) is not None:  # persistent workers, and they are gone
+                object.__setattr__(each, "_iterator", None)
+        return self.open(loader, place, state)
 
     def between_passes(self, loader: Any) -> dict[str, Any] | None:
         """What a loader's sampler or stream keeps from pass to pass; None: nothing, or it is not known."""
@@ -106,6 +124,7 @@ class Feeds:
 
     def _memory(self, loader: Any) -> DataMemory | None:
         """Of what is iterated over in this process; what workers keep, they keep for themselves."""
+        loader = within(loader)
         if _is_by_index(loader):
             return self._twin(loader)[1].memory
         if is_loader(loader):
@@ -164,7 +183,7 @@ class Feeds:
         twin, passes = copy.copy(loader), SeededPasses(loader.dataset)
         replaced = {
             "dataset": passes,
-            "worker_init_fn": WorkerStart(loader.worker_init_fn),
+            "worker_init_fn": WorkerStart(loader.worker_init_fn, is_saved=self._is_saved),
             "generator": None,
             "_iterator": None,
         }
@@ -182,7 +201,7 @@ class Feeds:
         replaced = {
             "dataset": SeededDataset(loader.dataset, loader.collate_fn),
             "batch_sampler" if loader.batch_sampler is not None else "sampler": order,
-            "worker_init_fn": WorkerStart(loader.worker_init_fn),
+            "worker_init_fn": WorkerStart(loader.worker_init_fn, is_saved=self._is_saved),
             "_iterator": None,
         }
         for name, value in replaced.items():

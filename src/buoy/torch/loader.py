@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
+from buoy.flight.last_words import leave_out_ours
 from buoy.torch.data import Feeds, Pass, Place, Say
 from buoy.torch.rng import initial_seed
 
@@ -18,14 +20,22 @@ class ResumableLoader:
     """
 
     def __init__(
-        self, loader: Any, say: Say, *, seed: int | None = None, saved: dict[str, Any] | None = None
+        self,
+        loader: Any,
+        say: Say,
+        *,
+        seed: int | None = None,
+        saved: dict[str, Any] | None = None,
+        is_stopping: Callable[[], bool] = bool,
     ) -> None:
+        """`is_stopping`: a signal has asked the training to end, and may have ended the workers before it."""
         self.loader = loader
         """The user's own."""
         self.epoch = 0
         """Of the next pass."""
         self.seed = initial_seed() if seed is None else seed
-        self._feeds = Feeds(say)
+        self.is_stopping = is_stopping
+        self._feeds = Feeds(say, is_saved=True)
         self._saved = saved
         self._walk: _Walk | None = None
 
@@ -79,11 +89,29 @@ class _Walk:
         return self
 
     def __next__(self) -> Any:
+        try:
+            return self._next()
+        except BaseException as error:
+            leave_out_ours(error)
+            raise
+
+    def _next(self) -> Any:
         if self._pass is None:
             self._pass = self._feeds.open(self._owner.loader, self._place, self._saved)
         if self._looks_ahead:
             self._recent.append(self._pass.state_dict())
-        return next(self._pass)
+        try:
+            return next(self._pass)
+        except StopIteration:
+            raise
+        except Exception:
+            if not self._owner.is_stopping():
+                raise
+            again = self._feeds.reopen(self._owner.loader, self._place, self._pass)
+            if again is None:
+                raise
+            self._pass = again
+        return next(again)
 
     @property
     def batches(self) -> int:

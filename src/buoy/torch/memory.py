@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
 
 from buoy.machine.host_memory import HostMemory, host_memory
+from buoy.microbatch.sizing import SPARE
 
-__all__ = ["CudaMemory", "HostMemory", "Memory", "UnknownMemory", "host_memory", "memory_of"]
+__all__ = [
+    "CudaMemory",
+    "HostMemory",
+    "Memory",
+    "UnknownMemory",
+    "host_memory",
+    "left_in",
+    "limited",
+    "memory_of",
+]
 
 
 class Memory(Protocol):
@@ -38,6 +49,19 @@ def memory_of(tensor: torch.Tensor) -> Memory:
     if tensor.is_cpu:
         return host_memory()
     return CudaMemory(tensor.device) if tensor.is_cuda else UnknownMemory()
+
+
+def left_in(memory: Memory, taken: int = 0) -> int | None:
+    """Bytes that can still be had when so many more are taken; None when nothing tells."""
+    free = memory.free()
+    if free is None:
+        return None
+    return max(free - taken, SPARE) if isinstance(memory, HostMemory) else free - taken
+
+
+def limited(memory: Memory) -> AbstractContextManager[None]:
+    """What asks for more than there is raises: devices do so anyway, the host's kernel would kill."""
+    return memory.limited() if isinstance(memory, HostMemory) else nullcontext()
 
 
 class UnknownMemory:

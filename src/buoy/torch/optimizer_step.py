@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from types import MethodType
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim import optimizer as hooks
 
+from buoy.flight.last_words import leave_out_ours
 from buoy.microbatch.errors import BadLoss, OutOfMemory, TornStep
 from buoy.microbatch.oom import is_oom
 from buoy.torch.release import release
@@ -39,6 +41,9 @@ class Guard(Protocol):
     def has_room(self, parameter: torch.Tensor, need: int) -> bool:
         """Whether so many bytes can surely be had where this is."""
 
+    def limited(self, parameter: torch.Tensor) -> AbstractContextManager[None]:
+        """Around what may ask for more memory than there is where this is."""
+
     def recovered(self, what: str) -> None:
         """A failed step was undone and done again."""
 
@@ -58,7 +63,11 @@ def make_atomic(optimizer: Optimizer, guard: Guard) -> None:
     # A method, since schedulers take `step.__func__`; and with the attributes by which they know their own wrapper.
     @functools.wraps(getattr(plain, "__func__", plain))
     def step(self: Optimizer, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        return atomic(closure, args, kwargs)
+        try:
+            return atomic(closure, args, kwargs)
+        except BaseException as error:
+            leave_out_ours(error)
+            raise
 
     step.atomic = atomic  # type: ignore[attr-defined]
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
@@ -102,9 +111,17 @@ class _AtomicStep:
                 loss = closure()
             closure = None
         passed = () if closure is None else (closure,)
-        hooked = False
         self._look()
-        is_roomy, makes_state = guard.has_room(next(_parameters(optimizer)), self._need), self._makes_state()
+        first = next(_parameters(optimizer))
+        is_roomy = guard.has_room(first, self._need)
+        with nullcontext() if is_roomy else guard.limited(first):
+            made = self._done(passed, args, kwargs, is_roomy)
+        return loss if loss is not None else made
+
+    def _done(self, passed: Any, args: Any, kwargs: Any, is_roomy: bool) -> Any:
+        """Whole, or parameter by parameter."""
+        optimizer, guard, separable = self._optimizer, self._guard, self._separable
+        hooked, makes_state = False, self._makes_state()
         # The step that makes state is the one that may not fit; by parameter it takes no more than whole. A fused one
         # leaves no mark on what it has written, so that nobody could say how far it came.
         is_unmarked = makes_state and any(group.get("fused") for group in optimizer.param_groups)
@@ -121,8 +138,7 @@ class _AtomicStep:
             )
             error: BaseException
             try:
-                made = self._plain(*passed, *args, **kwargs)
-                return loss if loss is not None else made
+                return self._plain(*passed, *args, **kwargs)
             except Exception as caught:  # handled below, outside, where its frames can be let go
                 if not is_oom(caught):
                     raise
@@ -145,11 +161,9 @@ class _AtomicStep:
             guard.recovered("optimizer step")
             del error
         if self._foreign:
-            made = self._tried(list(_parameters(optimizer)), optimizer.param_groups,
+            return self._tried(list(_parameters(optimizer)), optimizer.param_groups,
                                functools.partial(self._plain, *passed, *args, **kwargs))  # fmt: skip
-        else:
-            made = self._unwrapped(passed, args, kwargs, separable, hooked)
-        return loss if loss is not None else made
+        return self._unwrapped(passed, args, kwargs, separable, hooked)
 
     def _look(self) -> None:
         """Once per optimizer, state and gradients being what they were: what a step changes, and needs.

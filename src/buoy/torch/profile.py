@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from buoy.flight.profile import Summary
+from buoy.machine.files import make_folder
 from buoy.torch.holders import holders
 from buoy.torch.saved_bytes import SavedBytes
 from buoy.torch.state import parts
@@ -109,7 +110,7 @@ class Profile:
             return None
         path = os.path.join(self._folder, f"{int(time.time())}.pt.trace.json")
         try:
-            os.makedirs(self._folder, exist_ok=True)
+            make_folder(self._folder)
             self._profiler.export_chrome_trace(path)
             if _is_whole(path):
                 return path

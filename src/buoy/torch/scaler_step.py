@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from buoy.flight.last_words import leave_out_ours
 from buoy.microbatch.oom import is_oom
 from buoy.torch.optimizer_step import Guard
 from buoy.torch.release import release
@@ -40,6 +41,7 @@ def _repeated(
                 return plain(*args, **kwargs)
             except Exception as caught:
                 if not is_oom(caught) or before != _versions(scaler, optimizers) or number == _TRIES - 1:
+                    leave_out_ours(caught)
                     raise
                 error = caught
             release(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from ctypes import c_uint64
 from multiprocessing.sharedctypes import RawValue
@@ -9,6 +10,8 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from buoy.flight.last_words import leave_out_ours
+from buoy.machine.priority import leave_group
 from buoy.torch.own_generators import own_generators
 from buoy.torch.rng import draw_from, global_generators, mix, seed_everything, seed_generator
 
@@ -47,7 +50,11 @@ class SeededDataset(Dataset[Any]):
     def __getitem__(self, key: Key) -> Any:
         number, index = key
         self._seed(number)
-        return self.inner[index]
+        try:
+            return self.inner[index]
+        except BaseException as error:
+            leave_out_ours(error)
+            raise
 
     @property
     def __getitems__(self) -> Callable[[list[Key]], Any] | None:
@@ -60,7 +67,11 @@ class SeededDataset(Dataset[Any]):
 
     def _get_items(self, keys: list[Key]) -> Any:
         self._seed(keys[0][0])
-        return self.inner.__getitems__([index for _, index in keys])
+        try:
+            return self.inner.__getitems__([index for _, index in keys])
+        except BaseException as error:
+            leave_out_ours(error)
+            raise
 
     def _seed(self, number: int) -> None:
         number = spread(number)
@@ -100,14 +111,22 @@ class SeededPasses(IterableDataset[Any]):
 class WorkerStart:
     """The user's `worker_init_fn`, which must find the user's dataset in `get_worker_info()`, not our wrapper."""
 
-    def __init__(self, start: Callable[[int], object] | None) -> None:
-        self._start = start
+    def __init__(self, start: Callable[[int], object] | None, *, is_saved: bool) -> None:
+        """`is_saved`: the training answers signals with a checkpoint."""
+        self._start, self._is_saved = start, is_saved
 
     def __call__(self, worker: int) -> None:
         """In a new worker, before its first item."""
+        if self._is_saved and os.getpgrp() != os.getpid():
+            # Not forked from the training (`multiprocessing_context="spawn"`), or it would have left already.
+            leave_group(end_with_parent=False)
         information = get_worker_info()
         if information is not None and isinstance(information.dataset, (SeededDataset, SeededPasses)):
             # It refuses a plain assignment.
             object.__setattr__(information, "dataset", information.dataset.inner)
         if self._start is not None:
-            self._start(worker)
+            try:
+                self._start(worker)
+            except BaseException as error:
+                leave_out_ours(error)
+                raise

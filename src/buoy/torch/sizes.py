@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from buoy.microbatch.history import History
-from buoy.microbatch.sizing import Fit, Sizer
+from buoy.microbatch.sizing import Fit, Sizer, short
 from buoy.microbatch.split import Batch, even
 from buoy.torch.cutting import Cutting
-from buoy.torch.memory import HostMemory, Memory, memory_of
+from buoy.torch.memory import HostMemory, Memory, left_in, memory_of
 from buoy.torch.optimizer_step import expected_state
 from buoy.torch.probe import Finding
 from buoy.torch.ramp import MeasuredRamp
 from buoy.torch.trained import Trained
+
+_SURELY = 1.25
+"""Times what was measured: the heap has gaps."""
 
 
 class Sizes:
@@ -37,15 +41,18 @@ class Sizes:
         self._history = History()
         self._trained, self._optimizers, self._cutting = trained, optimizers, cutting
         self._largest = 0
+        self._is_short_told = False
+        self._measured = (0.0, 0)
+        """The cost of the last batch that was measured whole, and the bytes that it needed."""
 
     @property
     def entries(self) -> list[dict[str, Any]]:
         """Every change so far, for `replay`."""
         return self._history.entries
 
-    def replay(self, sizes: list[dict[str, Any]], step: int) -> None:
-        """Use the sizes that an earlier attempt has logged, as far as it came."""
-        self._history.replay(sizes, step)
+    def replay(self, sizes: list[dict[str, Any]], step: int, done: int) -> None:
+        """Use the sizes that an earlier attempt has logged, as far as it came: `done` steps."""
+        self._history.replay(sizes, step, done)
 
     def leave_log(self) -> None:
         """What was logged no longer holds here."""
@@ -59,19 +66,50 @@ class Sizes:
                 return replayed, None
             self._history.leave()  # the bound was given anew, and is lower
         memory = memory_of(self._trained.first)
-        size, ramp = self._sizer.samples(whole.samples, whole.each, self._free(memory, whole))
+        free = self._free(memory, whole)
+        size, ramp = self._sizer.samples(whole.samples, whole.each, free)
         if size >= whole.samples and not ramp:
             return [whole.samples], None
-        if isinstance(memory, HostMemory) and (
-            ramp or size < self._sizer.samples(whole.samples, whole.each, None)[0]
-        ):
+        usual = self._sizer.samples(whole.samples, whole.each, None)[0]
+        if isinstance(memory, HostMemory) and (ramp or size < usual):
             memory.give_back()
-            size, ramp = self._sizer.samples(whole.samples, whole.each, self._free(memory, whole))
+            free = self._free(memory, whole)
+            size, ramp = self._sizer.samples(whole.samples, whole.each, free)
         if self._cutting.reason(whole) is not None and self._sizer.most is None:
             return [whole.samples], None
         if ramp and self._cutting.finding is not None:
             return [whole.samples], MeasuredRamp(size, memory, self._missing_state)
+        if size < usual:
+            self._tell_short(step, whole, size, free)
         return even(whole.samples, size), None
+
+    @contextmanager
+    def limited(self, whole: Batch, parts: list[int]) -> Iterator[None]:
+        """Around a try in parts of these sizes: out of memory is an exception, also where the kernel would kill.
+
+        What is known to fit needs none of it.
+        """
+        memory = memory_of(self._trained.first)
+        if not isinstance(memory, HostMemory) or self._surely_fits(memory, whole, max(parts)):
+            yield
+            return
+        with memory.limited():
+            before = memory.used()
+            memory.mark()
+            yield
+            highest = memory.highest()
+        if before is not None and highest is not None:
+            self._measured = (max(parts) * whole.each, highest - before)
+
+    def _surely_fits(self, memory: HostMemory, whole: Batch, size: int) -> bool:
+        free = self._free(memory, whole)
+        if free is None:
+            return True
+        if self._sizer.fit is not None and self._cutting.reason(whole) is None:
+            return self._sizer.fit.samples(free, whole.each) >= size
+        # Samples that depend on each other may need more than in proportion (a matrix of all pairs).
+        cost, need = self._measured
+        return size * whole.each <= cost and need * _SURELY <= free
 
     def is_only_asked(self, whole: Batch) -> bool:
         """A cut is asked for by the person's own bound alone: as far as is known, the batch fits."""
@@ -114,7 +152,21 @@ class Sizes:
         size, _ = self._sizer.samples(whole.samples, whole.each, None)
         if size < whole.samples:
             self._say(f"{count_of(whole.samples)} at once would not fit: {size} at a time from now on")
+        elif len(parts) > 1 and not self._is_short_told:  # once: it stays short for a while
+            self._is_short_told = True
+            self._say(
+                f"memory is short: the batch of step {step + 1} was split to measure it, at most {max(parts)} of "
+                f"{whole.samples} samples at a time"
+            )
         self._event("sized", step=step + 1, samples=size, of=whole.samples)
+
+    def _tell_short(self, step: int, whole: Batch, size: int, free: int | None) -> None:
+        """Once: how much is free changes from step to step."""
+        if self._is_short_told or free is None:
+            return
+        self._is_short_told = True
+        self._say(short(size, whole.samples, free))
+        self._event("sized", step=step, samples=size, of=whole.samples)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the same sizes."""
@@ -130,8 +182,7 @@ class Sizes:
         # The host's memory changes by others' doing; a device's reading is only needed for what was never tried.
         if not isinstance(memory, HostMemory) and self.has_passed(whole.samples, whole):
             return None
-        free = memory.free()
-        return None if free is None else free - self._missing_bytes()
+        return left_in(memory, self._missing_bytes())
 
     def _missing_bytes(self) -> int:
         """Gradients and optimizer state that are still to be made."""

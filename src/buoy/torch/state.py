@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from buoy.checkpoint.state import CannotSave, Tensor
-from buoy.checkpoint.store import StoredTensor
+from buoy.checkpoint.store import DamagedCheckpoint, StoredTensor
 from buoy.checkpoint.values import Value, leaves, refuse, shape_of, value_of
 from buoy.errors import BuoyError
 from buoy.torch.data import is_loader
@@ -89,11 +89,10 @@ def load_all(states: dict[str, Any], things: dict[str, Tracked]) -> None:
     """Load what fits, or nothing: all are checked first, and a failure half-way is undone."""
     wrong = [f"{name}: {words}" for name, thing in things.items() for words in thing.mismatches(states[name])]
     if wrong:
-        shown = "\n    ".join(wrong[:10])
-        more = f"\n    and {len(wrong) - 10} more" if len(wrong) > 10 else ""
         raise BuoyError(
             "the checkpoint is of another training; nothing was loaded",
-            received=f"\n    {shown}{more}",
+            received=f"{len(wrong)} difference{'s' if len(wrong) > 1 else ''}",
+            details=wrong[:10] + ([f"and {len(wrong) - 10} more"] if len(wrong) > 10 else []),
             expected="the same names, shapes and types as in the checkpoint",
             hint="build the same model and optimizer, or start a new run in another folder",
         )
@@ -104,6 +103,9 @@ def load_all(states: dict[str, Any], things: dict[str, Tracked]) -> None:
             if thing.weight < _HEAVY:
                 undo.append((thing, _own(thing.state())))
             thing.load(states[name])
+        except DamagedCheckpoint:
+            _undo(undo)
+            raise
         except Exception as error:
             _undo(undo)
             raise BuoyError(
@@ -209,9 +211,15 @@ class _Module:
     def load(self, state: Any) -> None:
         self.grown.make_room(state)
         names = {key.replace(_COMPILED, ""): key for key in self._module.state_dict()}
-        whole = {
-            names[key]: _own(value) if _may_be_kept(key, value) else value for key, value in state.items()
-        }
+        whole = {names[key]: value for key, value in state.items()}
+        own_ways = tuple(_own_ways(self._module))
+        for key, value in whole.items():
+            if (
+                key.startswith(own_ways)
+                or key.endswith("_extra_state")
+                or not isinstance(value, torch.Tensor)
+            ):
+                whole[key] = _own(value)
         self._module.load_state_dict(whole)
 
 
@@ -273,7 +281,12 @@ class _Optimizer:
         return wrong
 
     def load(self, state: Any) -> None:
+        built = [dict(group) for group in self._optimizer.param_groups]
         self._optimizer.load_state_dict(state)
+        for place, (before, group) in enumerate(zip(built, self._optimizer.param_groups, strict=True)):
+            wrong = [name for name, value in before.items() if not _are_alike(value, group.get(name, ...))]
+            if wrong:  # torch takes any, and its next step would fail
+                raise ValueError(f"group {place} was saved without a usable {', '.join(wrong)}")
         # Read side by side with their parameters, which may lie otherwise than those that were saved.
         for group in self._optimizer.param_groups:
             for parameter in group["params"] if group.get("fused") else ():
@@ -291,6 +304,16 @@ class _Beside:
 
     def __init__(self, value: Value) -> None:
         self.state, self.mismatches, self.load = value.state, value.mismatches, value.load
+
+
+def _are_alike(built: object, saved: object) -> bool:
+    """Whether a setting that was saved can stand for the one that the script has given."""
+    if built is None or saved is None:
+        return True
+    if isinstance(built, tuple | list) and isinstance(saved, tuple | list):
+        return len(built) == len(saved) and all(map(_are_alike, built, saved))
+    figures = (int, float, torch.Tensor)
+    return isinstance(saved, figures if isinstance(built, figures) else type(built))
 
 
 def _lying_as(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -359,9 +382,17 @@ def _holds_values_back(module: nn.Module) -> bool:
     return callable(getattr(module, "persistent", None)) and hasattr(module, "_defaults")
 
 
-def _may_be_kept(key: str, value: object) -> bool:
-    """A module copies parameters and buffers; other values it may keep as they are."""
-    return key.endswith("_extra_state") or not isinstance(value, torch.Tensor)
+def _own_ways(module: nn.Module) -> Iterator[str]:
+    """Where in a module's state_dict are the parts that load in a way of their own: they may keep what they are given.
+
+    torch's own way copies parameters and buffers.
+    """
+    if type(module).load_state_dict is not nn.Module.load_state_dict:
+        yield ""
+    for path, part in module.named_modules():
+        is_usual = type(part)._load_from_state_dict is nn.Module._load_from_state_dict
+        if not is_usual or part._load_state_dict_pre_hooks:
+            yield f"{path}." if path else ""
 
 
 def _own(value: Any) -> Any:

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from buoy.flight.imports import after_import
+from buoy.flight.last_words import leave_out_ours
 from buoy.flight.recorder import Recorder
 
 
@@ -55,6 +56,9 @@ def _time_data_loaders(recorder: Recorder) -> None:
         start = time.monotonic()
         try:
             return original(self)
+        except BaseException as error:
+            leave_out_ours(error)
+            raise
         finally:
             waited(time.monotonic() - start)
 
@@ -70,7 +74,11 @@ def _mark_evaluation(recorder: Recorder) -> None:
     @functools.wraps(original)
     def evaluate(self: Any) -> Any:
         beacon.phase("eval")  # until the next optimizer step
-        return original(self)
+        try:
+            return original(self)
+        except BaseException as error:
+            leave_out_ours(error)
+            raise
 
     torch.nn.Module.eval = evaluate  # type: ignore[method-assign]
 
@@ -82,8 +90,12 @@ def _mark_saving(recorder: Recorder) -> None:
 
     @functools.wraps(original)
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        with recorder.phase("checkpoint"):
-            original(obj, f, *args, **kwargs)
+        try:
+            with recorder.phase("checkpoint"):
+                original(obj, f, *args, **kwargs)
+        except BaseException as error:
+            leave_out_ours(error)
+            raise
         recorder.event(
             "save", what="torch.save", path=str(f) if isinstance(f, str) or hasattr(f, "__fspath__") else None
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from typing import Any
+
 import torch
 
 from buoy.checkpoint.state import Tensor
@@ -42,12 +45,40 @@ def as_tensor(value: object) -> Tensor | None:
     return Tensor(word, tuple(tensor.shape), copy_into, key, _order(tensor), address)
 
 
+class Lent(torch.Tensor):
+    """A stored tensor that is read when it is copied from: of a model that is loaded, one is in memory at a time.
+
+    It knows what it is; whatever else torch is asked to do with it is done with its numbers, read for that alone. So it
+    is for those who copy: whoever kept it and changed it would change nothing.
+    """
+
+    stored: StoredTensor
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """torch's own way to ask a class of tensors for anything."""
+        if function in _DESCRIBING:
+            return super().__torch_function__(function, types, args, kwargs)  # type: ignore[no-untyped-call]
+        if function is torch.Tensor.copy_ and len(args) == 2 and _is_read_straight(*args):
+            return args[0]
+        given = {name: _numbers(value) for name, value in (kwargs or {}).items()}
+        return function(*map(_numbers, args), **given)
+
+
+_OF_TENSORS: Any = torch.Tensor
+_DESCRIBING = {
+    getattr(_OF_TENSORS, name).__get__ for name in ("shape", "dtype", "ndim", "layout", "requires_grad")
+}
+_DESCRIBING |= {_OF_TENSORS.size, _OF_TENSORS.dim, _OF_TENSORS.numel}
+
+
 def lent(stored: StoredTensor) -> torch.Tensor:
-    """A stored tensor over the checkpoint's own memory: to copy from, not to keep."""
-    kind = _TYPES[stored.dtype]
-    if 0 in stored.shape:
-        return torch.empty(stored.shape, dtype=kind)
-    return torch.frombuffer(stored.memory, dtype=kind).view(stored.shape)
+    """A stored tensor to copy from, not to keep."""
+    described = torch.empty(stored.shape, dtype=_TYPES[stored.dtype], device="meta").as_subclass(Lent)
+    described.stored = stored
+    return described
 
 
 def kept(stored: StoredTensor) -> torch.Tensor:
@@ -56,11 +87,40 @@ def kept(stored: StoredTensor) -> torch.Tensor:
     A fused optimizer reads a parameter and its moments side by side, as they lie: in another order than the parameter's
     (channels last) the moments would be those of other weights.
     """
-    tensor = lent(stored)
+    tensor = torch.empty(stored.shape, dtype=_TYPES[stored.dtype])
+    stored.read_into(_memory(tensor))
     if stored.order is None:
-        return tensor.clone()
+        return tensor
     back = sorted(range(tensor.dim()), key=stored.order.__getitem__)
     return tensor.permute(stored.order).clone(memory_format=torch.contiguous_format).permute(back)
+
+
+def _is_read_straight(to: Any, lent: Any) -> bool:
+    """Read it into the very tensor that it is copied to, where that is plain memory; whether it was."""
+    is_plain = type(to) in (torch.Tensor, torch.nn.Parameter) and to.is_cpu and to.is_contiguous()
+    if not (is_plain and isinstance(lent, Lent) and (to.shape, to.dtype) == (lent.shape, lent.dtype)):
+        return False
+    if to.is_conj() or to.is_neg() or to.is_inference() or (to.requires_grad and torch.is_grad_enabled()):
+        return False
+    lent.stored.read_into(_memory(to))
+    torch.autograd.graph.increment_version(to)
+    return True
+
+
+def _numbers(value: Any) -> Any:
+    """The same with every lent tensor read."""
+    if isinstance(value, Lent):
+        return kept(value.stored)
+    if type(value) in (list, tuple):
+        return type(value)(map(_numbers, value))
+    return value
+
+
+def _memory(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous tensor in the machine's own memory."""
+    if not tensor.numel():
+        return memoryview(bytearray())
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def _order(tensor: torch.Tensor) -> tuple[int, ...] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from buoy.microbatch.split import Batch, Split, even
 from buoy.torch.backward import LossFunction, Progress, accumulate, read_loss
 from buoy.torch.before import Before
 from buoy.torch.cutting import Cutting
-from buoy.torch.memory import memory_of
+from buoy.torch.memory import left_in, limited, memory_of
 from buoy.torch.optimizer_step import make_atomic
 from buoy.torch.peak import too_big
 from buoy.torch.ramp import MeasuredRamp
@@ -80,9 +80,9 @@ class Transaction(Progress):
         """Every change of size so far, for `replay`."""
         return self._sizes.entries
 
-    def replay(self, sizes: list[dict[str, Any]]) -> None:
+    def replay(self, sizes: list[dict[str, Any]], done: int = 0) -> None:
         """Use the sizes that an earlier attempt has logged, as far as it came."""
-        self._sizes.replay(sizes, self.steps)
+        self._sizes.replay(sizes, self.steps, done)
 
     def track(
         self,
@@ -247,7 +247,8 @@ class Transaction(Progress):
         weights = self._trained.all if found is not None and found.steps_inside else []
         counts = [parameter._version for parameter in weights]
         try:
-            return self._before.guarded(work, keep=True)
+            with nullcontext() if ramp is not None else self._sizes.limited(whole, parts):
+                return self._before.guarded(work, keep=True)
         except BaseException as error:  # noqa: BLE001 - Ctrl-C must find the state of before the step too
             for name, value in made.items():
                 setattr(scaler, name, value)
@@ -374,8 +375,12 @@ class Transaction(Progress):
 
     def has_room(self, parameter: torch.Tensor, need: int) -> bool:
         """Whether so many bytes can surely be had where this is."""
-        free = memory_of(parameter).free()
-        return free is not None and free > need
+        left = left_in(memory_of(parameter))
+        return left is not None and left > need
+
+    def limited(self, parameter: torch.Tensor) -> AbstractContextManager[None]:
+        """Around what may ask for more memory than there is where this is."""
+        return limited(memory_of(parameter))
 
     def recovered(self, what: str) -> None:
         """A failed optimizer step was undone and is done again."""

@@ -10,9 +10,9 @@ from buoy.checkpoint.schedule import Cost
 from buoy.flight.attempt import Attempt
 from buoy.flight.recorder import Recorder
 
-_EXHAUSTION = {"ram", "vram", "disk", "shm"}
-_DEADLY = _EXHAUSTION - {"disk"}
-"""What ends the process when it is full; on a disk that fills, more checkpoints are no help."""
+_EXHAUSTION = {"ram", "ram-level", "vram", "disk", "shm"}
+_DEADLY = _EXHAUSTION - {"disk", "ram-level"}
+"""What ends the process when it is full, at a forecast time; on a disk that fills, more checkpoints are no help."""
 _MOST_BYTES = 256 << 10
 _PAUSE = 60.0
 """A leak is told again and again; one checkpoint a minute is enough for being told."""

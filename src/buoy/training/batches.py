@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from buoy.flight.last_words import leave_out_ours
+
 
 class Batches:
     """Iterates over a loader from where the run is. Each `iter()` is a new pass.
@@ -29,4 +31,8 @@ class Batches:
     def __next__(self) -> Any:
         if self._current is None:
             self._current = iter(self)
-        return next(self._current)
+        try:
+            return next(self._current)
+        except BaseException as error:
+            leave_out_ours(error)
+            raise

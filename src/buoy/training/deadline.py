@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass
 
 from buoy.checkpoint.schedule import Cost
-from buoy.flight.attempt import Attempt, read_json
+from buoy.flight.attempt import Attempt
+from buoy.machine.records import read_json
 
 _LEAST_MARGIN = 30.0
 _LEAST_PAUSE = 10.0

@@ -39,6 +39,11 @@ class Follower:
         """Rank 0 tells how long the training will be."""
         self.recorder.epoch(epoch)
 
+    @property
+    def is_stopping(self) -> bool:
+        """A signal has asked this process to end."""
+        return self._signals.asked is not None
+
     def due(self, step: int) -> str | None:
         """Only a signal can make a rank that does not write ask for a save."""
         return self._signals.asked
@@ -52,8 +57,8 @@ class Follower:
         self._signals.answer()
 
     def finish(self) -> None:
-        """Put the signal handlers back."""
-        self._signals.disarm()
+        """Restore the signal handlers."""
+        self._signals.let_go()
 
 
 def _say_nothing(text: str) -> None:

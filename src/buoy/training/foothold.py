@@ -10,7 +10,7 @@ import errno
 import os
 
 from buoy.errors import RunFolderError
-from buoy.machine import disk
+from buoy.machine import disk, files
 from buoy.supervisor.start import RESERVE_BYTES
 from buoy.units import format_bytes
 
@@ -27,8 +27,7 @@ def make_folder(folder: str) -> None:
     try:
         for path in reversed(disk.folders_to_make(folder)):
             _make(path, 0o777 if len(path) < len(folder) else 0o700, made)
-        with open(probe, "xb") as file:
-            file.write(bytes(_PROBE_BYTES))
+        files.write_new(probe, bytes(_PROBE_BYTES))
         os.unlink(probe)
     except OSError as error:
         _take_back(probe, made)

@@ -80,7 +80,9 @@ class Guarding:
         from buoy.torch.loader import ResumableLoader
 
         saved = self.place.get("data") if not self._arrived and not self.place.get("finished") else None
-        made = ResumableLoader(loader, say, seed=self.seed, saved=saved)
+        made = ResumableLoader(
+            loader, say, seed=self.seed, saved=saved, is_stopping=lambda: self.keeper.is_stopping
+        )
         self.seed = made.seed
         return made
 

@@ -12,10 +12,12 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from math import inf, isfinite
 from subprocess import SubprocessError
 
 from buoy.checkpoint import schedule
+from buoy.checkpoint.budget import PASSING
 from buoy.checkpoint.mirror import Mirror
 from buoy.checkpoint.retention import Keep, as_keep
 from buoy.checkpoint.saver import Saver
@@ -44,6 +46,7 @@ _NAG_SECONDS = 900.0
 _GRACE_SECONDS = 10.0
 """Who has sent a signal will not wait much longer for a writer that hangs."""
 _ENDING = ("sigterm", "interrupt")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Keeper:
@@ -155,6 +158,11 @@ class Keeper:
         if end is not None:
             self.recorder.lasts(self.folder, end)
 
+    @property
+    def is_stopping(self) -> bool:
+        """A signal has asked this process to end, and waits for the checkpoint."""
+        return self._signals.asked is not None
+
     def due(self, step: int) -> str | None:
         """The reason to save now, between two steps, or None. Costs less than a microsecond when there is none."""
         if self._signals.asked is None and step < self._step_due and time.monotonic() < self._look:
@@ -265,12 +273,12 @@ class Keeper:
                 if finite is False and not self._told_lost:
                     self._told_lost = True
                     say(self._shelf.lost(step))
-                while True:
+                for tries in count():
                     left = most - (time.monotonic() - began) if most is not None else None
                     receipt = self._saver.save(
                         items, about, as_tensor, wait=wait, make_room=self._shelf.make_room, most=left
                     )
-                    if not self._gave_way(receipt):
+                    if not self._gave_way(receipt, tries):
                         break
             except Exception as error:
                 if isinstance(error, BuoyError) and not self._expected:
@@ -281,7 +289,7 @@ class Keeper:
             self._ended = step
             self.recorder.trained(self.folder, step, True)
         elif finished:
-            no_room = receipt.errno in (errno.ENOSPC, errno.EDQUOT)
+            no_room = receipt.errno in _FULL
             self.recorder.trained(self.folder, step, False, unsaved=receipt.error, no_room=no_room)
         now = time.monotonic()
         self._saved, self._last_step, self._alarm, self._again = now, step, False, False
@@ -326,7 +334,7 @@ class Keeper:
         if self._finished:
             return
         self._finished = True
-        self._signals.disarm()
+        self._signals.let_go()
         self.recorder.trained(self.folder, self.recorder.beacon.count, False)
         try:
             self._saver.wait()
@@ -361,10 +369,16 @@ class Keeper:
                 say(words)
         self._shelf.tidy()
 
-    def _gave_way(self, receipt: Receipt) -> bool:
-        """Whether the disk was full and an older one has made room: then it is worth trying again at once."""
-        full = receipt.errno in (errno.ENOSPC, errno.EDQUOT) and receipt.bytes > 0
-        return full and self._shelf.give_way(receipt.bytes)
+    def _gave_way(self, receipt: Receipt, tries: int = 0) -> bool:
+        """Whether the disk was full and an older one has made room: then it is worth trying again at once.
+
+        So it is at the end, after which there is no later, where the disk says that it has room.
+        """
+        if receipt.errno not in _FULL or receipt.bytes <= 0:
+            return False
+        is_last = self._ending and tries > 0
+        is_sure = receipt.errno == errno.EDQUOT or self._failures >= PASSING or is_last
+        return self._shelf.give_way(receipt.bytes, is_sure=is_sure) or (self._ending and not is_sure)
 
     def _failed(self, receipt: Receipt, now: float) -> None:
         if not self._ending and self._gave_way(receipt):
@@ -374,15 +388,17 @@ class Keeper:
         pause = min(_RETRY_MOST, _RETRY_SECONDS * 2 ** (self._failures - 1))
         self._not_before = now + pause
         newest = self._shelf.newest_step()
+        room = self._shelf.room_in_words(receipt.bytes) if receipt.errno in _FULL and receipt.bytes else ""
+        error = f"{receipt.error}{room}"
         stands = f"step {newest} is the newest that is safe" if newest is not None else "nothing is saved yet"
         if self._ending:  # there is no next try, and nobody looks at the log of what ended well
-            words = f"the end of the training, step {receipt.step}, is not saved: {receipt.error}; {stands}"
+            words = f"the end of the training, step {receipt.step}, is not saved: {error}; {stands}"
             self.recorder.event("trouble", what=words)
             say(words)
             return
         self._trouble(
             "save",
-            f"step {receipt.step} is not saved: {receipt.error}; {stands}; "
+            f"step {receipt.step} is not saved: {error}; {stands}; "
             f"the training goes on, the next try is in {format_duration(pause)}",
         )
 

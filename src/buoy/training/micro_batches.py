@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from buoy.flight.log import read_lines
+from buoy.microbatch.history import SizeLog
 
 LOG = "micro-batches.jsonl"
 
@@ -21,7 +19,7 @@ class MicroBatches:
         self, folder: str | None, saved: dict[str, Any] | None, settings: dict[str, Any], rank: int = 0
     ) -> None:
         name = LOG if not rank else f"micro-batches.{rank}.jsonl"
-        self._log = os.path.join(folder, name) if folder is not None else None
+        self._log = SizeLog(os.path.join(folder, name) if folder is not None else None)
         self._saved = saved
         # A notebook's kernel trains several runs under one recorder.
         self._settings = {**settings, "event": partial(settings["event"], path=folder)}
@@ -51,8 +49,9 @@ class MicroBatches:
         if self._transaction is None:
             self._begin()
         loss = self._transaction.backward(*arguments, **options)
-        if len(self._transaction.sizes) != self._logged:
-            self._write_log()
+        sizes = self._transaction.sizes
+        self._log.step(self._transaction.steps, sizes[self._logged :])
+        self._logged = len(sizes)
         self._loss = loss
         return loss
 
@@ -99,33 +98,15 @@ class MicroBatches:
                     "so the numbers differ from those of an uninterrupted run"
                 )
             transaction.load_state_dict(self._saved)
-            transaction.replay(self._logged_sizes())
-        elif self._log is not None:
-            with suppress(OSError):
-                os.unlink(self._log)  # of an attempt that came to no checkpoint: this one begins anew
+            transaction.replay(*self._log.read())
+        else:
+            self._log.clear()
 
     def _hand_over(self) -> None:
         from buoy.torch.state import parts
 
         new, self._new = self._new, []
         self._transaction.track(*parts(new))
-
-    def _logged_sizes(self) -> list[dict[str, Any]]:
-        """Also of the steps that were made after the checkpoint: they are done again as they were."""
-        if self._log is None or not os.path.exists(self._log):
-            return []
-        return [line for line in read_lines(self._log) if isinstance(line, dict) and "sizer" in line]
-
-    def _write_log(self) -> None:
-        sizes = self._transaction.sizes
-        new, self._logged = sizes[self._logged :], len(sizes)
-        if self._log is None:
-            return
-        try:
-            with open(self._log, "a", encoding="utf-8") as file:
-                file.writelines(json.dumps(entry) + "\n" for entry in new)
-        except OSError:
-            pass  # a full disk: the checkpoint knows the size at its own step
 
 
 def _calls_backward_itself(value: object) -> bool:

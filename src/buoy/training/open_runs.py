@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from buoy.verdict.values import printable
+from buoy.text import printable
 
 if TYPE_CHECKING:
     from buoy.training.run import Run

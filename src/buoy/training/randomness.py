@@ -46,4 +46,5 @@ class Randomness:
 
     def _restore(self, which: str) -> None:
         if self._saved:
-            self._rng.restore(self._saved.mine[which], self._say)
+            with self._saved.reading("the state of the random numbers"):
+                self._rng.restore(self._saved.mine[which], self._say)

@@ -12,8 +12,8 @@ from buoy.flight.mirror import ask_for_copies
 from buoy.flight.recorder import Recorder
 from buoy.supervisor.refused import REFUSED
 from buoy.supervisor.watch import watch
+from buoy.text import printable
 from buoy.training.foothold import make_folder
-from buoy.verdict.values import printable
 
 
 def record(store: Store, mirror: str | None, limit: float | None, say: Callable[[str], None]) -> Recorder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from buoy.checkpoint.store import Checkpoint
@@ -47,14 +48,19 @@ class Resumption:
         """Optimizers that are loaded when the script is back at the saved place."""
         self._gone: set[str] = set()
         """What the checkpoint had, once it is let go."""
-        whole = self._own_state()
         self.step = self._checkpoint.step if self._checkpoint is not None else 0
-        self.mine: dict[str, Any] = whole["ranks"][self._rank] if whole else {}
-        """This rank's place and random state."""
-        self.micro_batch: dict[str, Any] | None = self.mine.get("micro_batch")
+        with self.reading("what the run kept of itself"):
+            whole = self._own_state()
+            self.mine: dict[str, Any] = whole["ranks"][self._rank] if whole else {}
+            """This rank's place and random state."""
+            self.micro_batch: dict[str, Any] | None = self.mine.get("micro_batch")
 
     def __bool__(self) -> bool:
         return bool(self.mine)
+
+    def reading(self, what: str) -> AbstractContextManager[None]:
+        """For code that uses what was saved: somebody may have written something else there."""
+        return self._checkpoint.reading(what) if self._checkpoint is not None else nullcontext()
 
     @property
     def finished(self) -> bool:
@@ -94,9 +100,11 @@ class Resumption:
         An optimizer that lacks groups, which the script may add on its way to the saved place, waits until it has
         `arrived` there.
         """
-        checkpoint = self._checkpoint
-        if checkpoint is None:
-            return
+        if self._checkpoint is not None:
+            with self.reading(f"what was saved of {', '.join(things)}"):
+                self._load(self._checkpoint, things, arrived)
+
+    def _load(self, checkpoint: Checkpoint, things: dict[str, Tracked], arrived: bool) -> None:
         from buoy.torch.grown import expect_grown
         from buoy.torch.loose_buffers import load_buffers
         from buoy.torch.state import changed_settings, load_all, settings_of

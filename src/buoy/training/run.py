@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.store import Receipt
+from buoy.flight.last_words import leave_out_ours
 from buoy.flight.profile import Profiler, Profiling
 from buoy.planner.rehearsal import is_rehearsal
 from buoy.training import arguments, open_runs, planned
@@ -34,7 +35,7 @@ class Run:
 
     Built on a folder that has checkpoints it resumes from the newest good one: `track` loads, `epochs` and `batches`
     continue where they were. `Run()` without a folder keeps nothing on disk. What is saved, and when it is exact,
-    is in docs/resume.md.
+    is in `buoy explain resume`.
 
     >>> import torch, buoy
     >>> data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
@@ -96,13 +97,14 @@ class Run:
         not), or batches when none is tracked."""
         self.batch = 0
         """Batches that the loop has handed out in this pass, those before a resume included."""
-        self._position = Position(self._from.mine.get("position"))
+        self._feeds = data.Feeds(self._say, is_saved=self._keeper is not None)
+        with self._from.reading("what the run kept of itself"):
+            self._position = Position(self._from.mine.get("position"))
+            self._random = Randomness(self._from, seed, self._say)
+            self._loaders = Loaders(self._feeds, self._from.mine.get("loaders"))
+            self._tracking = Tracking(self._from, self._on_step, self._say)
         if self._from.finished:
             self._from.announce()
-        self._random = Randomness(self._from, seed, self._say)
-        self._feeds = data.Feeds(self._say)
-        self._loaders = Loaders(self._feeds, self._from.mine.get("loaders"))
-        self._tracking = Tracking(self._from, self._on_step, self._say)
         self._micro = MicroBatches(
             self.folder,
             self._from.micro_batch,
@@ -257,7 +259,11 @@ class Run:
             loss = loss_fn(batch)
             loss.backward()
             return loss
-        return self._micro.backward(batch, loss_fn, reduction=reduction, split=split, scaler=scaler)
+        try:
+            return self._micro.backward(batch, loss_fn, reduction=reduction, split=split, scaler=scaler)
+        except BaseException as error:
+            leave_out_ours(error)
+            raise
 
     # -- saving -----------------------------------------------------------------------------------------------
 
@@ -411,10 +417,11 @@ class Run:
         if loop.done:
             self._random.return_to_way()
             return
-        from buoy.torch.data import Place
+        from buoy.torch.data import Pass, Place
 
         __tracebackhide__ = True
         position, exhausted, counts_batches = self._position, False, not self._position.counts_steps
+        again: Pass | None = None
         try:
             self._arrive()
             place = Place(self._random.seed, self._rank, position.epoch, loop.number)
@@ -432,10 +439,17 @@ class Run:
                         exhausted = True
                         return
                     except Exception:
-                        # A signal to the whole group ends the loader's workers too: the step before is still whole.
-                        if safe and self._saves is not None and self._saves.is_stopping(self.step):
+                        # A signal may have ended the loader's workers too.
+                        if again is not None or self._saves is None or not self._saves.is_stopping:
+                            raise
+                        if safe and self._saves.is_alone:
                             self._safe_point()
-                        raise
+                        again = self._feeds.reopen(loader, place, feed)
+                        if again is None:
+                            raise
+                        feed = again
+                        loop.place = feed.state_dict
+                        continue
                     self.batch = feed.batches
                     if self._saves is not None and (loop.trains or counts_batches):
                         self._saves.weights_change()
@@ -445,6 +459,9 @@ class Run:
                     if counts_batches:
                         self.step += 1
                     yield batch
+        except BaseException as error:
+            leave_out_ours(error)
+            raise
         finally:
             position.end_loop(loop, exhausted=exhausted)
             if not loop.nested:

@@ -48,7 +48,8 @@ class Saves:
         from buoy.torch import distributed
 
         self._ranks = distributed
-        self._alone = distributed.world()[1] == 1
+        self.is_alone = distributed.world()[1] == 1
+        """No other process trains with this one."""
         self._keeper = keeper
         self._best = keep.metric[0] if isinstance(keep, Keep) and keep.best else None
         self.best_metric = BestMetric(keep, say)
@@ -85,17 +86,18 @@ class Saves:
         self._outside_since = None
         wish, pin = self._wish or (otherwise, None)
         reason = self._keeper.due(step) or wish
-        if not self._alone:
+        if not self.is_alone:
             reason = _REASONS[self._ranks.agree(_REASONS.index(reason))]
         return reason, pin
 
-    def is_stopping(self, step: int) -> bool:
-        """A signal has asked this process, the only one, to end."""
-        return self._alone and self._keeper.due(step) in ENDING
+    @property
+    def is_stopping(self) -> bool:
+        """A signal has asked this process to end."""
+        return self._keeper.is_stopping
 
     def postpone(self, step: int) -> None:
         """Something of a step is under way; a save that is due for long is told."""
-        if not self._alone or not (self._wish or self._keeper.due(step)):
+        if not self.is_alone or not (self._wish or self._keeper.due(step)):
             return
         now = time.monotonic()
         if self._waiting_since is None:
@@ -125,7 +127,7 @@ class Saves:
         from buoy.torch.tensors import as_tensor
 
         __tracebackhide__ = True
-        if not self._alone and not self._ranks.is_up():
+        if not self.is_alone and not self._ranks.is_up():
             if self.step != about["step"]:
                 self._trouble(
                     f"step {about['step']} is not saved: the process group is gone; call `run.save()` before "
@@ -146,7 +148,7 @@ class Saves:
         if about["reason"] in ENDING:
             self._ranks.agree(0)  # nobody goes before rank 0 has written
             self._keeper.stop_if_asked()
-            if not self._alone:
+            if not self.is_alone:
                 raise SystemExit(128 + 15)  # another rank was told to stop
         return receipt
 

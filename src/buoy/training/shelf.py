@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,6 +17,8 @@ _PATIENCE = 10.0
 """Seconds for a removal; where it takes longer, saving would not go well either."""
 _GROWN = 1.1
 """A checkpoint that is so many times the planned size is planned for anew."""
+_SHORT_SECONDS = 1800.0
+"""So long after room was short for them fewer are kept; then as many as the disk says it has room for."""
 _PAGES = 16 << 10
 """Disks count in pages: two checkpoints of the same state differ by less than this."""
 
@@ -42,6 +45,8 @@ class Shelf:
         self._has_finite = False
         """The last one from before the loss was lost is there, and stays beside what is planned."""
         self._is_predicted = True
+        self._was_short: float | None = None
+        """When it was last found that there is no room for what is planned; fewer are kept since."""
 
     def plan(self, size: int, hours: float | None) -> budget.Plan:
         """What can be kept of checkpoints of this size, before the first is made; kept to from now on."""
@@ -59,14 +64,17 @@ class Shelf:
         """A checkpoint took so much: plan again where that, or what stays beside it, is new; what changes, in words."""
         before, planned = self._keep, self._planned
         has_finite = last_finite(self._store.list()) is not None
-        if not planned or not (
-            self._is_predicted or size > _GROWN * planned or has_finite != self._has_finite
-        ):
+        is_over = self._was_short is not None and time.monotonic() - self._was_short >= _SHORT_SECONDS
+        is_new = self._is_predicted or size > _GROWN * planned or has_finite != self._has_finite
+        if not planned or not (is_new or is_over):
             return None
         self._is_predicted = False
         found = self.plan(size, hours)
         if found.keep == before:
             return None
+        self._was_short = None
+        if is_over:
+            return f"there is room again: keeping {budget.said(found.keep)}"
         each, expected = format_bytes(size), format_bytes(planned)
         grown = f"checkpoints are {each}" + (f", not {expected}" if each != expected else "")
         finite = " beside the last finite one" if has_finite else ""
@@ -103,15 +111,26 @@ class Shelf:
             + (", which `disk=` does not allow" if is_given else "")
         )
 
-    def give_way(self, size: int) -> bool:
-        """A write of so many bytes found the disk or a quota full: make room for it, whatever the disk says is free."""
+    def give_way(self, size: int, *, is_sure: bool) -> bool:
+        """A write of so many bytes found the disk full: make room for it, if that is what was missing.
+
+        `is_sure`: it is full, or a quota is, whatever the disk itself reports; else nothing is removed where it reports
+        room enough.
+        """
         self.settle()
+        if not is_sure and budget.reported_room(self._store.folder, size) is not None:
+            return False
         entries = self._store.list()
         # A quota is not seen: nothing seems to be missing, and one after the other is tried.
         missing = max(1, size - _PAGES - (budget.free(self._store.folder) or 0))
         return self._remove(to_make_room(entries, self._keep, missing)) or self._go_down_to_one(
             entries, missing
         )
+
+    def room_in_words(self, size: int) -> str:
+        """To be added to words that there is none: what the disk itself reports, where that is enough."""
+        free = budget.reported_room(self._store.folder, size)
+        return f", though the disk reports {format_bytes(free)} free" if free is not None else ""
 
     def tidy(self) -> None:
         """Apply retention, beside the training: deleting gigabytes takes a while on some disks."""
@@ -162,11 +181,12 @@ class Shelf:
         beside = (self._keep.best is not None) + sum(bool(entry.about.get("pin")) for entry in stay[1:])
         last = max(1, min(self._keep.last, len(stay) - beside))
         self._keep = replace(self._keep, last=last, every=None)
+        self._was_short = time.monotonic()
         self._trouble(
             "room",
             f"there is no room for {SAFE + 1} checkpoints any more: step "
             f"{', '.join(str(entry.step) for entry in going)} removed, step {good[0].step} is good and stays; "
-            f"keeping {budget.said(self._keep)} from now on",
+            f"keeping {budget.said(self._keep)} until there is room again",
         )
         return True
 

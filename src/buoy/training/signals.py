@@ -1,20 +1,28 @@
 """SIGTERM and Ctrl-C while a training loop runs: first a checkpoint at the end of the step, then what the signal asks.
 
-The handlers that were there before are put back before they are called, so the process ends exactly as it would
+The handlers that were there before are restored before they are called, so the process ends exactly as it would
 have ended: killed by SIGTERM, with a KeyboardInterrupt, or as the user's own handler wants it.
+
+Terminals, `timeout` and schedulers signal a whole process group. Workers that die of the same signal would take the
+step with them: those that are forked while the loop runs leave the group, and what a handler of SIGCHLD raises
+about the others (torch's does, anywhere) waits until the signal is answered.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.popen_fork import Popen
 from types import FrameType
+from weakref import WeakSet
 
 from buoy.flight.last_words import OURS, show_until
 from buoy.flight.recorder import Recorder
+from buoy.machine.priority import leave_group
 from buoy.units import format_duration
 
 GRACE_SECONDS = 20.0
@@ -34,11 +42,14 @@ class Signals:
         self._say = say
         self._grace = grace
         self._before: dict[int, Handler] = {}
-        self._owner = os.getpid()
+        self._owner, self._main = os.getpid(), threading.main_thread()
         self._number: int | None = None
         self._since = 0.0
         self._late = False
         self._timer: threading.Timer | None = None
+        self._on_child: Callable[[int, FrameType | None], object] | None = None
+        """The handler of SIGCHLD, while it is not called."""
+        self._child_ended = False
         self.asked: str | None = None
         """`sigterm` or `interrupt` once one has come, else None: the reason to save at the next safe point."""
 
@@ -46,7 +57,8 @@ class Signals:
         """Take the signals over; nothing in threads other than the main one, nor where they are ignored."""
         if self._before or threading.current_thread() is not threading.main_thread():
             return
-        self._owner = os.getpid()
+        self._owner, self._main = os.getpid(), threading.main_thread()
+        _forks.watch(self)
         for number in _REASONS:
             before = signal.getsignal(number)
             # None: a handler that Python did not install and could not put back.
@@ -62,6 +74,12 @@ class Signals:
             number, before = self._before.popitem()
             if signal.getsignal(number) == self._on_signal:
                 self._recorder.set_handler(number, before)
+
+    def let_go(self) -> None:
+        """The training is over; a signal that was never answered is forgotten."""
+        self.disarm()
+        if threading.current_thread() is threading.main_thread():
+            self._hear_of_children()
 
     def answer(self) -> None:
         """The checkpoint is made: let the signal that asked for it act as if it came now."""
@@ -81,6 +99,7 @@ class Signals:
         now = time.monotonic()
         if self._number is None:
             self._number, self._since = number, now
+            self._put_off_children()
             self.asked = _REASONS[signal.Signals(number)]
             self._announce(number)
         elif self._late or number != self._number or now - self._since > _ECHO[signal.Signals(number)]:
@@ -92,10 +111,34 @@ class Signals:
 
     def _in_child(self, number: int, frame: FrameType | None) -> None:
         """A forked worker: SIGTERM ends it as ever; of Ctrl-C the first is the training's own to answer."""
+        if _forks.is_new:
+            return  # nobody knew of this process: the signal was to the training's group
         if number == signal.SIGINT and self._number is None:
             self._number = number
             return
         self._act(number, frame)
+
+    def leave_in_worker(self) -> None:
+        """In a process that was just forked: out of reach of signals to the training's group, if there is a loop."""
+        if self._before:
+            leave_group(end_with_parent=threading.main_thread() is self._main)
+
+    def _put_off_children(self) -> None:
+        handler = signal.getsignal(signal.SIGCHLD)
+        if callable(handler):
+            self._on_child, self._child_ended = handler, False
+            signal.signal(signal.SIGCHLD, self._note_child)
+
+    def _note_child(self, number: int, frame: FrameType | None) -> None:
+        self._child_ended = True
+
+    def _hear_of_children(self) -> Callable[[int, FrameType | None], object] | None:
+        """Restore the handler of SIGCHLD; returned where it was not called and is to be."""
+        handler, self._on_child = self._on_child, None
+        if handler is None or signal.getsignal(signal.SIGCHLD) != self._note_child:
+            return None
+        signal.signal(signal.SIGCHLD, handler)
+        return handler if self._child_ended else None
 
     def _announce(self, number: int) -> None:
         if number == signal.SIGINT:
@@ -122,7 +165,46 @@ class Signals:
         if self._timer is not None:
             self._timer.cancel()
         self.disarm()
+        on_child = self._hear_of_children()
         if callable(before):
             before(number, frame)
         else:
             os.kill(os.getpid(), number)
+        if on_child is not None:
+            on_child(signal.SIGCHLD, None)
+
+
+class _Forks:
+    """Takes new workers out of the training's process group, before a signal to it can reach them."""
+
+    def __init__(self) -> None:
+        self._armed: WeakSet[Signals] = WeakSet()
+        self._is_watched = False
+        self.is_new = False
+        """This process was just forked."""
+
+    def watch(self, signals: Signals) -> None:
+        self._armed.add(signals)
+        if not self._is_watched:
+            self._is_watched = True
+            os.register_at_fork(
+                before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child
+            )
+
+    def _before(self) -> None:
+        self.is_new = True
+
+    def _in_parent(self) -> None:
+        self.is_new = False
+
+    def _in_child(self) -> None:
+        """Only what `multiprocessing` starts as a daemon is a worker for certain: others may outlive the training."""
+        caller, launch = sys._getframe(1), Popen._launch.__code__  # type: ignore[attr-defined]
+        process = caller.f_locals.get("process_obj") if caller.f_code is launch else None
+        if process is not None and process.daemon:
+            for signals in self._armed:
+                signals.leave_in_worker()
+        self.is_new = False
+
+
+_forks = _Forks()

@@ -48,9 +48,11 @@ class Tracking:
 
         `late`: loops over batches were begun before.
         """
+        from buoy.torch.accelerate import unwrapped
         from buoy.torch.state import on_step, tracked
         from buoy.torch.tensors import as_tensor
 
+        objects = {name: unwrapped(value) for name, value in objects.items()}
         new: dict[str, Tracked] = {}
         for name, value in objects.items():
             if name == OURS or (name in self.objects and self.objects[name] is not value):

@@ -43,7 +43,7 @@ def why(run: str | None = None, attempt: int | None = None) -> Verdict:
 
 def settle(folder: str) -> Verdict:
     """Judge an attempt that has just died and write its verdict.json, whole or not at all."""
-    from buoy.flight.attempt import write_json
+    from buoy.machine.records import write_json
     from buoy.verdict.evidence import load
     from buoy.verdict.judge import judge
 

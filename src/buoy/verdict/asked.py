@@ -7,10 +7,11 @@ import sys
 from typing import NamedTuple
 
 from buoy.errors import RunFolderError
-from buoy.flight.attempt import Attempt, find_attempt, find_run, is_kernel, is_run, read_json
+from buoy.flight.attempt import Attempt, find_attempt, find_run, is_kernel, is_run
 from buoy.flight.beacon import read_beacon
 from buoy.flight.log import read_events
 from buoy.flight.trainings import Training, training_of
+from buoy.machine.records import read_json
 from buoy.verdict.going_on import FINISHED, LEFT, UNSAVED
 from buoy.verdict.own_story import IDLE, what_became
 

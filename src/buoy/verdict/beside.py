@@ -6,7 +6,9 @@ import os
 import shlex
 from dataclasses import replace
 
-from buoy.flight.attempt import Attempt, attempts_of, is_kernel, lost_recording, read_json
+from buoy.flight.attempt import Attempt, attempts_of, is_kernel, lost_recording
+from buoy.machine.records import read_json
+from buoy.text import printable
 from buoy.verdict.asked import Asked, concerned
 from buoy.verdict.evidence import load
 from buoy.verdict.going_on import FINISHED, LEFT, NOT_BEGUN
@@ -15,7 +17,7 @@ from buoy.verdict.kernel_end import stories, with_its_runs
 from buoy.verdict.model import Verdict
 from buoy.verdict.own_story import of_run
 from buoy.verdict.saved import from_here
-from buoy.verdict.values import mapping, number, printable, text
+from buoy.verdict.values import mapping, number, text
 
 MOST_LOOKS = 8
 """Attempts that are looked at, newest first."""

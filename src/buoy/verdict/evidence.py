@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any, Literal, NamedTuple
 
-from buoy.flight.attempt import read_json
-from buoy.flight.beacon import read_beacon
-from buoy.flight.log import read_events
+from buoy.flight.beacon import FatalSignal, read_beacon
+from buoy.flight.log import read_events, read_samples
+from buoy.machine.files import read_end
+from buoy.machine.helpers import ROLE
+from buoy.machine.records import read_json
+from buoy.text import whole_number
+from buoy.units import format_duration
 from buoy.verdict.lost_child import lost_child
 from buoy.verdict.now import Now, observe
 from buoy.verdict.status import Status, make_status
@@ -20,7 +23,12 @@ Mode = Literal["no-kernel-log", "old-kernel", "notes-only"]
 
 SIGNAL_FILES = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGXCPU")
 _TEXT_MOST = 256 << 10
-_SAMPLES_TAIL = 24 << 10
+_SAMPLES_SLACK = 0.05
+"""Seconds: more than the rounding of times."""
+_MANY_PROCESSES = 16
+"""Of more than these less is read of each."""
+_SAMPLES_TAIL = 48 << 10
+"""Some hundred samples: ten minutes at full rate would cost a tenth of a second."""
 
 
 class Dump(NamedTuple):
@@ -45,6 +53,8 @@ class ProcessNotes(NamedTuple):
     signals: tuple[tuple[str, Dump], ...] = ()
     cells: str = ""
     """Lines `NUMBER FILE`: the cells by the files that stacks name."""
+    fatal: FatalSignal | None = None
+    """What the kernel said to it of a signal that ends a process."""
 
     @property
     def source(self) -> str:
@@ -67,6 +77,17 @@ class ProcessNotes(NamedTuple):
         kind = str((self.exception or {}).get("type"))
         return kind.endswith((".CalledProcessError", ".ChildFailedError"))
 
+    def raised_by_kernel(self, signal: int | None) -> FatalSignal | None:
+        """This signal, if the kernel itself raised it because of what the code did: nobody can send such a one."""
+        return self.fatal if self.fatal and self.fatal.number == signal and self.fatal.code > 0 else None
+
+    def sent_by(self, signal: int | None) -> int | None:
+        """The pid of another process that sent this signal; 0: one outside of its container."""
+        fatal = self.fatal
+        if fatal is None or fatal.number != signal or fatal.code > 0 or fatal.pid == self.pid:
+            return None  # a library that handled a crash sends itself the signal once more
+        return int(fatal.pid)
+
     def dump(self, name: str) -> Dump:
         """The stacks written when this signal came; empty when it never came."""
         return dict(self.signals).get(name, Dump())
@@ -84,6 +105,10 @@ class ProcessDeath(NamedTuple):
     lines: tuple[dict[str, Any], ...]
     rss: int | None
     source: str
+    since: float | None = None
+    """When it was last seen alive: `t` is when its death was noticed, which a busy machine puts off."""
+    is_ours: bool = False
+    """Whether it was a process of buoy's own, such as one that traced a plan."""
 
 
 class ParentDeath(NamedTuple):
@@ -109,6 +134,8 @@ class Evidence(NamedTuple):
     now: Now
     is_death_damaged: bool = False
     """Whether there is a record of the death that cannot be read."""
+    lost_samples: str | None = None
+    """That samples of its end were taken and are not here, in words: what is left does not tell of the end."""
 
     def without(self, mode: Mode) -> Evidence:
         """The same death as a poorer machine would have recorded it."""
@@ -169,6 +196,18 @@ class Evidence(NamedTuple):
     def died_wall(self) -> float | None:
         """When it died, on the wall clock."""
         return _first(number(self.death.get("wall")), number(self.exit.get("wall")))
+
+    @property
+    def end_t(self) -> float | None:
+        """When it was over for the training: when the exception that ended it came to the top, else at its death.
+
+        A process may take its time to leave, and what happens meanwhile did not end it.
+        """
+        note = (self.speaker.exception if self.speaker else None) or {}
+        raised, died = number(note.get("t")), self.died_t
+        if raised is None or note.get("uncaught") is False or self.status.signal is not None:
+            return died
+        return raised if died is None else min(raised, died)
 
     @property
     def last_t(self) -> float | None:
@@ -262,6 +301,7 @@ class Evidence(NamedTuple):
                 make_status(integer(event.get("status")), "events.jsonl"),
                 number(event.get("t")), number(event.get("wall")), mapping(event.get("counters")),
                 _lines(event.get("kernel_log")), count(event.get("rss")), "events.jsonl",
+                number(event.get("since")), event.get("role") == ROLE,
             ))  # fmt: skip
         return deaths
 
@@ -306,16 +346,20 @@ def load(folder: str) -> Evidence:
     attempt = read_json(os.path.join(folder, "attempt.json")) or {}
     pid = count(attempt.get("pid"))
     events = read_events(folder)
+    death = _of_process(read_json(os.path.join(folder, "death.json")), pid)
+    samples = list(read_samples(folder, _SAMPLES_TAIL))
+    lost = _lost_samples(death, samples)
     return Evidence(
         folder=os.path.abspath(folder),
         attempt=attempt,
         exit=_of_process(read_json(os.path.join(folder, "exit.json")), pid),
-        death=_of_process(read_json(os.path.join(folder, "death.json")), pid),
+        death=death,
         events=tuple(events),
         processes=_processes(folder),
-        samples=tuple(_last_samples(folder)),
+        samples=tuple(samples) if lost is None else (),
         now=observe(attempt),
         is_death_damaged=_is_damaged(os.path.join(folder, "death.json")),
+        lost_samples=lost,
     )
 
 
@@ -332,69 +376,51 @@ def _of_process(record: dict[str, Any] | None, pid: int | None) -> dict[str, Any
 
 def _processes(folder: str) -> dict[int, ProcessNotes]:
     try:
-        names = sorted(
-            name for name in os.listdir(folder) if name.startswith("process-") and name[8:].isdecimal()
-        )
+        names = os.listdir(folder)
     except OSError:
         return {}
-    return {int(name[8:]): _notes(os.path.join(folder, name), int(name[8:])) for name in names}
+    pids = sorted({pid for name in names if name[:8] == "process-" and (pid := whole_number(name[8:]))})
+    most = _TEXT_MOST // max(1, len(pids) // _MANY_PROCESSES)
+    return {pid: _notes(os.path.join(folder, f"process-{pid}"), pid, most) for pid in pids}
 
 
-def _notes(folder: str, pid: int) -> ProcessNotes:
+def _notes(folder: str, pid: int, most: int) -> ProcessNotes:
     beacon = read_beacon(os.path.join(folder, "beacon"))
     notes = ProcessNotes(
         pid=pid,
-        fault=_dump(folder, "fault.txt"),
-        stacks=_dump(folder, "stacks.txt"),
-        signals=tuple((name, _dump(folder, f"{name}.txt")) for name in SIGNAL_FILES),
-        cells=_dump(folder, "cells").text,
+        fault=_dump(folder, "fault.txt", most),
+        stacks=_dump(folder, "stacks.txt", most),
+        signals=tuple((name, _dump(folder, f"{name}.txt", most)) for name in SIGNAL_FILES),
+        cells=_dump(folder, "cells", most).text,
     )
     if beacon is None:
         return notes
     return notes._replace(step=count(beacon.step) or None, step_t=number(beacon.step_t), epoch=integer(beacon.epoch),
-        phase=text(beacon.phase), cell=text(beacon.cell), note=beacon.note,
+        phase=text(beacon.phase), cell=text(beacon.cell), note=beacon.note, fatal=beacon.fatal,
     )  # fmt: skip
 
 
-def _dump(folder: str, name: str) -> Dump:
+def _dump(folder: str, name: str, most: int) -> Dump:
     try:
-        with open(os.path.join(folder, name), "rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(0, end - _TEXT_MOST))
-            data = file.read()
-            wall = os.fstat(file.fileno()).st_mtime
+        data, wall = read_end(os.path.join(folder, name), most)
     except OSError:
         return Dump()
     return Dump(data.decode("utf-8", "replace"), wall) if data else Dump()
 
 
-def _last_samples(folder: str) -> list[dict[str, Any]]:
-    """The last few dozen samples. Only the tail is parsed: ten minutes at full rate would cost a tenth of a second."""
-    try:
-        names = sorted(name for name in os.listdir(folder) if name.startswith("samples-"))
-    except OSError:
-        return []
-    samples: list[dict[str, Any]] = []
-    for name in names[-2:]:
-        try:
-            with open(os.path.join(folder, name), "rb") as file:
-                fields = mapping(_parse(file.readline(_SAMPLES_TAIL))).get("fields")
-                end = file.seek(0, os.SEEK_END)
-                file.seek(max(0, end - _SAMPLES_TAIL))
-                lines = file.read().split(b"\n")
-        except OSError:
-            continue
-        if isinstance(fields, list):
-            rows = [row for row in map(_parse, lines) if isinstance(row, list) and len(row) == len(fields)]
-            samples += [dict(zip(map(str, fields), row, strict=True)) for row in rows]
-    return samples
-
-
-def _parse(line: bytes) -> object:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
+def _lost_samples(death: dict[str, Any], samples: list[dict[str, Any]]) -> str | None:
+    """Whether the sample that the death record speaks of is missing: a folder that was copied in part, a full disk."""
+    died, age = number(death.get("t")), number(death.get("last"))
+    if died is None or age is None:
         return None
+    newest = number(samples[-1].get("t")) if samples else None
+    if newest is not None and died - newest <= age + _SAMPLES_SLACK:
+        return None
+    here = "there is none"
+    if newest is not None:
+        here = f"the newest is from {format_duration(died - newest)} before the end"
+    until = "the end" if age < 1.0 else f"{format_duration(age)} before it"
+    return f"samples are missing from this folder: {here}, and the recorder took some up to {until}"
 
 
 def _lines(value: object) -> tuple[dict[str, Any], ...]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from buoy.microbatch import words
+from buoy.text import printable
 from buoy.verdict.model import Grade
 from buoy.verdict.sizes import bytes_asked_for
-from buoy.verdict.values import count, integer, mapping, mappings, printable, text
+from buoy.verdict.values import count, integer, mapping, mappings, text
 
 ENOMEM, EAGAIN, ENFILE, EMFILE, EFBIG, ENOSPC, EDQUOT = 12, 11, 23, 24, 27, 28, 122
 
@@ -24,7 +25,10 @@ _ERRNO_KINDS = {
 
 # Words that only the library itself uses.
 _OWN_WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("shm-full", ("unable to allocate shared memory(shm)", "unable to open shared memory object")),
+    ("shm-full", (
+        "unable to allocate shared memory(shm)", "unable to open shared memory object",
+        "unable to write to file </torch_", "unable to resize file </torch_", "unable to stretch file </torch_",
+    )),
     ("memory-error", words.HOST_OWN),
     ("distributed", (
         "gloo/transport", "ProcessGroupGloo", "ProcessGroupNCCL", "NCCL error", "ncclRemoteError",
@@ -54,6 +58,8 @@ _DISTRIBUTED = tuple(f"torch.distributed.Dist{part}Error" for part in ("Backend"
 _SIGNALLED = "torch.distributed.elastic.multiprocessing.api.SignalException"
 _LIBRARIES = ("tensorflow.", "torch.", "jaxlib.", "cupy", "safetensors", "tokenizers", "xgboost", "h5py")
 _FORKING = ("subprocess.py", "popen_fork.py", "popen_spawn_posix.py", "popen_forkserver.py")
+
+_SHM = "/dev/shm"  # noqa: S108 - a comparison
 
 _Kind = tuple[str, Grade]
 _SIGNALS: dict[str, _Kind] = {
@@ -118,12 +124,19 @@ def classify(note: dict[str, Any], disk_was_full: bool = False) -> ExceptionFind
     if kind == "disk-full" and grade == "certain" and not quota and not (_is_full(outer.free) or inodes == 0):
         grade = "likely"  # the same error comes of inotify watches and semaphores that run out
     path = text(note.get("filename"))
-    if kind == "disk-full" and path is not None and path.startswith("/dev/shm"):  # noqa: S108 - a comparison
+    if kind == "disk-full" and not quota and _was_shm(note, path, outer.on_full_disk or inodes == 0):
         kind = "shm-full"
     return ExceptionFinding(
         kind, grade, chosen.type, chosen.message, chosen.errno, bytes_asked_for(chosen.message), path, outer.free,
         count(note.get("shm_free")),
     )  # fmt: skip
+
+
+def _was_shm(note: dict[str, Any], path: str | None, is_disk_full: bool) -> bool:
+    """Whether it was the shared memory that had no room: the file lies there, or no other place is known to be full."""
+    if (path is not None and path.startswith(_SHM)) or note.get("on_shm") is True:
+        return True
+    return path is None and not is_disk_full and _is_full(count(note.get("shm_free")))
 
 
 def _link(value: dict[str, Any]) -> _Link:

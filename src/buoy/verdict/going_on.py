@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from buoy.flight.attempt import attempts_of, is_kernel
 from buoy.flight.log import read_events
 from buoy.flight.trainings import Training, training_of
+from buoy.text import printable
 from buoy.units import format_duration
 from buoy.verdict.model import Verdict
 from buoy.verdict.saved import Saved, is_in_a_loop_of_its_own, last_save, newest_checkpoint, saved_of
-from buoy.verdict.values import count, mapping, printable, text
+from buoy.verdict.values import count, mapping, text
 
 if TYPE_CHECKING:
     from buoy.verdict.evidence import Evidence
@@ -56,7 +57,7 @@ def _what_was_restarted(evidence: Evidence) -> str:
         used = "its one restart is" if allowed == 1 else f"its {allowed} restarts are"
         return f"; {used} used up: mend the cause, then give the same command again"
     reason = text(decided.get("why")) if decided is not None else None
-    return f"; `--restart {allowed}` did not start it again: {printable(reason, 80)}" if reason else ""
+    return f"; `--restart {allowed}` did not start it again: {printable(reason, 160)}" if reason else ""
 
 
 def _command_that_restarts(evidence: Evidence) -> str:

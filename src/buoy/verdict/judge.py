@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from typing import Any
 
-from buoy.flight.stall import is_busy, is_stopped
+from buoy.text import printable, whole_number
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.causes import IN_ORDER, unknown
-from buoy.verdict.causes.common import died_before, recent_signal, standing_hang, status_reading, step_of
+from buoy.verdict.causes.common import (
+    died_before,
+    recent_signal,
+    standing_hang,
+    status_reading,
+    violent_deaths,
+)
+from buoy.verdict.causes.hang import past as past_hang
 from buoy.verdict.causes.parent_lost import parent_name
 from buoy.verdict.causes.thrashing import standing as standing_thrashing
 from buoy.verdict.evidence import Evidence, ProcessNotes
 from buoy.verdict.exceptions import classify
 from buoy.verdict.kernel_end import fitting
 from buoy.verdict.lost_child import lost_child
+from buoy.verdict.memory import standing, variables, with_memory
 from buoy.verdict.model import Cause, Claim, Holder, Reading, Verdict, Where
 from buoy.verdict.oom import describe_limit
 from buoy.verdict.traces import cell_of, headline, user_frame
-from buoy.verdict.values import count, integer, mapping, mappings, number, printable, text
+from buoy.verdict.values import count, integer, mapping, mappings, number, text
 
 _MEMORY_CAUSES = ("kernel-oom", "worker-killed", "memory-error", "gpu-oom", "thrashing", "shm-full", "killed",
                   "recorder-lost", "unknown")  # fmt: skip
@@ -28,13 +37,16 @@ _PARENT_SECONDS = 10.0
 """A parent that ended longer before has nothing to do with it: whoever logs out leaves trainings behind."""
 _JUST_BEFORE = 5.0
 """Seconds before the end in which a child held its memory beside the others."""
-_ALIVE = ("still-running", "hang", "thrashing")
+_ALIVE = ("still-running", "hang", "starved", "waiting", "thrashing")
+_CHILDREN_MOST = 2
+_PID = re.compile(r"pid (\d+)")
 
 
 def judge(evidence: Evidence) -> Verdict:
     """What the evidence says about this attempt."""
     cause = next((found for judge_one in IN_ORDER if (found := judge_one(evidence)) is not None), None)
-    cause = fitting(_with_history(evidence, cause or unknown.judge(evidence)), evidence)
+    cause = with_memory(_with_history(evidence, cause or unknown.judge(evidence)), evidence)
+    cause = fitting(cause, evidence)
     run_folder = os.path.dirname(os.path.dirname(evidence.folder))
     return Verdict(
         run=run_folder,
@@ -42,15 +54,16 @@ def judge(evidence: Evidence) -> Verdict:
         mechanism=_mechanism(evidence),
         cause=cause,
         where=_where(evidence, cause),
-        holders=_holders(evidence) if cause.id in _MEMORY_CAUSES else (),
+        holders=_holders(evidence, cause.id)
+        if cause.id in _MEMORY_CAUSES or standing(evidence) is not None
+        else (),
         wall=evidence.died_wall,
         ran_for=_ran_for(evidence, cause),
     )
 
 
 def _number_of(folder: str) -> int:
-    name = os.path.basename(folder)
-    return int(name) if name.isdigit() and len(name) < 10 else 0
+    return whole_number(os.path.basename(folder)) or 0
 
 
 def _ran_for(evidence: Evidence, cause: Cause) -> float | None:
@@ -83,19 +96,11 @@ def _mechanism(evidence: Evidence) -> Claim:
 
 def _with_history(evidence: Evidence, cause: Cause) -> Cause:
     """The cause, with what had gone wrong before the end in its cascade."""
-    before: list[Claim] = []
+    before = [*_lost_samples(evidence, cause), *_lost_children(evidence, cause)]
     hang = standing_hang(evidence)
     if hang is not None and cause.id not in (*_ALIVE, "clean-exit"):
-        age = number(hang.get("age"))
-        t, end = number(hang.get("t")), evidence.last_t
-        total = age + max(0.0, end - t) if age is not None and t is not None and end is not None else age
-        reading = Reading(f"no step for {format_duration(age)}", "events.jsonl", number(hang.get("wall")))
-        words = f"it had hung since {step_of(hang)}, for {format_duration(total)}"
-        if is_busy(hang):
-            words = f"no step had come since {step_of(hang)}, for {format_duration(total)}, while it computed"
-        elif is_stopped(hang.get("threads")):
-            words = f"it had been stopped by a signal: no step since {step_of(hang)}, for {format_duration(total)}"
-        before.append(Claim(words, "certain", (reading,)))
+        stalled = past_hang(evidence, hang)
+        before += [stalled] if stalled is not None else []
     if cause.id in ("killed", "hang", "terminated", "unknown", "recorder-lost"):
         slow = standing_thrashing(evidence)
         if slow is not None:
@@ -121,6 +126,24 @@ def _with_history(evidence: Evidence, cause: Cause) -> Cause:
         words = f"an exception had been reported earlier: {printable(classify(exception).short, 80)}"
         before.append(Claim(words, "possible"))
     return replace(cause, cascade=(*before, *cause.cascade)) if before else cause
+
+
+def _lost_samples(evidence: Evidence, cause: Cause) -> list[Claim]:
+    """That what is said of its last moments rests on less than was recorded."""
+    if evidence.lost_samples is None or cause.id == "clean-exit":
+        return []
+    return [Claim(evidence.lost_samples, "certain", (Reading("the time of the last sample", "death.json"),))]
+
+
+def _lost_children(evidence: Evidence, cause: Cause) -> list[Claim]:
+    """The violent deaths of child processes, whatever the cause makes of them; the last two one by one."""
+    if cause.id in _ALIVE:
+        return []
+    told = {pid for claim in (cause.claim, *cause.cascade) for pid in _PID.findall(claim.text)}
+    found = [child for child in violent_deaths(evidence) if str(child.death.pid) not in told]
+    shown = found[-_CHILDREN_MOST:]
+    more = len(found) - len(shown)
+    return [child.claim(0 if index else more) for index, child in enumerate(shown)]
 
 
 def _where(evidence: Evidence, cause: Cause) -> Where:
@@ -184,8 +207,8 @@ def _from_stacks(evidence: Evidence, speaker: ProcessNotes, where: Where, cause:
     return where
 
 
-def _holders(evidence: Evidence) -> tuple[Holder, ...]:
-    found = []
+def _holders(evidence: Evidence, cause: str) -> tuple[Holder, ...]:
+    found = variables(evidence, on_device=cause == "gpu-oom")
     exception = evidence.speaker.exception if evidence.speaker else None
     asked = classify(exception).asked if exception and evidence.status.signal is None else None
     if asked is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from buoy.flight.attempt import is_kernel
 from buoy.flight.trainings import Training, training_of
+from buoy.text import printable
 from buoy.units import format_duration
 from buoy.verdict.going_on import (
     FINISHED,
@@ -24,7 +25,6 @@ from buoy.verdict.going_on import (
 from buoy.verdict.model import Cause, Claim, Verdict
 from buoy.verdict.own_story import IDLE, before, fate, grade_of, what_became
 from buoy.verdict.saved import from_here, last_save, saved_of, steps_of_its_own
-from buoy.verdict.values import printable
 
 if TYPE_CHECKING:
     from buoy.verdict.evidence import Evidence

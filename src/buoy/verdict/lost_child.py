@@ -6,15 +6,23 @@ The parent's line that raised is not at fault for such an exception: what counts
 from __future__ import annotations
 
 import signal
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from buoy.text import whole_number
 from buoy.verdict.status import Status, make_status
-from buoy.verdict.values import mappings, text
+from buoy.verdict.values import mapping, mappings, text
 
 _ELASTIC = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
 _SPAWNED = ("torch.multiprocessing.spawn.ProcessExitedException",)
 _POOLS = ("BrokenProcessPool", "TerminatedWorkerError", "WorkerCrashedError")
 _SOURCE = "the parent's exception"
+_BROKEN = (
+    "BrokenPipeError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError",
+    "IncompleteReadError",
+)  # fmt: skip
+_SILENT = ("EOFError", "Empty", "TimeoutError")
+"""What a line to a child says whose other end is gone; a file that is cut short, or a slow server, says the same."""
+_LINES_TO_CHILDREN = ("/multiprocessing/", "/concurrent/futures/")
 
 
 class LostChild(NamedTuple):
@@ -25,10 +33,33 @@ class LostChild(NamedTuple):
     status: Status = Status()
     exact: bool = False
     """Whether the words come of the parent's own wait status, in a type that only its library raises."""
+    is_in_chain: bool = False
+    """Whether another exception followed from it, or while it was dealt with."""
+
+
+BrokenLine = Literal["to a child", "to anyone"]
+"""Whose end a line led to: only processes that belong together talk through `multiprocessing`."""
 
 
 def lost_child(note: dict[str, Any]) -> LostChild | None:
-    """What an exception note says of a lost child; None when it reports none."""
+    """What an exception note says of a lost child; None when it reports none, itself or in its chain."""
+    found = _reported(note)
+    if found is not None:
+        return found
+    inner = next((lost for lost in map(_reported, mappings(note.get("chain"))) if lost is not None), None)
+    return inner._replace(exact=False, is_in_chain=True) if inner is not None else None
+
+
+def broken_line(note: dict[str, Any]) -> BrokenLine | None:
+    """The line to another process, if that it broke is what an exception or its chain says."""
+    kinds = {str(link.get("type")).rpartition(".")[2] for link in (note, *mappings(note.get("chain")))}
+    file = text(mapping(note.get("inner")).get("file")) or ""
+    if any(part in file for part in _LINES_TO_CHILDREN):
+        return "to a child" if kinds & {*_BROKEN, *_SILENT} else None
+    return "to anyone" if kinds & {*_BROKEN} else None
+
+
+def _reported(note: dict[str, Any]) -> LostChild | None:
     kind, message = text(note.get("type")) or "", text(note.get("message")) or ""
     if kind == _ELASTIC:
         return _failed_rank(message)
@@ -64,10 +95,11 @@ def _failed_rank(message: str) -> LostChild:
     for line in root.splitlines():
         name, _, value = line.strip().partition(":")
         words = value.replace("(", " ").replace(")", " ").split()
-        if name.strip() == "rank" and words and words[0].isdecimal():
-            rank = int(words[0])
-        elif name.strip() == "exitcode" and words and words[0].lstrip("-").isdecimal():
-            code = int(words[0])
+        if name.strip() == "rank" and words:
+            rank = whole_number(words[0])
+        elif name.strip() == "exitcode" and words:
+            code = whole_number(words[0].removeprefix("-"))
+            code = -code if code is not None and words[0].startswith("-") else code
             pid = next(iter(pids_in(value)), None)
     if code is None or not -65 < code < 256:
         return LostChild("a rank", exact=True)
@@ -87,12 +119,8 @@ def _status(message: str) -> Status:
         if found:
             return _by_name(rest.partition(".")[0].partition("(")[0])
     _, found, rest = message.partition("with exit code ")
-    digits = rest.split(" ", 1)[0].rstrip(".")
-    return (
-        make_status(int(digits) << 8, _SOURCE)
-        if found and digits.isdecimal() and int(digits) < 256
-        else Status()
-    )
+    code = whole_number(rest.split(" ", 1)[0].rstrip(".")) if found else None
+    return make_status(code << 8, _SOURCE) if code is not None and code < 256 else Status()
 
 
 def _by_name(name: str) -> Status:

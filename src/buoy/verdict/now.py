@@ -85,6 +85,8 @@ def _lives_in_container(attempt: dict[str, Any]) -> bool:
     pid, start = count(attempt.get("pid")), count(attempt.get("start_ticks"))
     if not pid or start is None:
         return False
+    if not os.path.isdir("/proc"):
+        return False  # a Mac, Windows: nothing of that run is here
     for name in os.listdir("/proc"):
         stat = procfs.parse_stat(procfs.read_bytes(f"/proc/{name}/stat")) if name.isdigit() else None
         if stat is None or stat.start_ticks != start or stat.state in ("Z", "X"):

@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 from buoy.machine.kernel_log import parse_oom_kill
+from buoy.text import printable
 from buoy.units import format_duration
 from buoy.verdict.evidence import Evidence, ProcessDeath
 from buoy.verdict.model import Grade, Reading
 from buoy.verdict.status import Status
-from buoy.verdict.values import count, mapping, mappings, number, printable, text
+from buoy.verdict.values import count, mapping, mappings, number, text
 
 SIGKILL = 9
 _SAME_MOMENT = 5.0
@@ -86,7 +87,8 @@ def describe_limit(evidence: Evidence) -> tuple[int | None, int | None]:
     sample = evidence.last_sample
     limit = count(group.get("limit")) or count(sample.get("cgroup_limit"))
     seen = [count(row.get("cgroup_used")) or 0 for row in evidence.samples]
-    peak = max([count(group.get("used")) or 0, *seen], default=0) or None
+    # What is used after the death says nothing of the time before it, where no sample does.
+    peak = max([count(group.get("used")) or 0, *seen]) or None if seen else None
     return limit, peak
 
 
@@ -173,7 +175,7 @@ def _counted_in_group(evidence: Evidence, death: ProcessDeath, group: _Delta) ->
         watched = large or (evidence.ran_for or 0.0) >= _WATCHED
         sole = group.recent > len(_rivals(evidence, death))
         reading = memory_reading(evidence) if describe_limit(evidence)[0] is not None else None
-        grade: Grade = "likely" if watched and sole else "possible"
+        grade: Grade = "likely" if watched and sole and evidence.lost_samples is None else "possible"
         return OomFinding("oom", grade, (group.reading, *([reading] if reading else [])))
     return OomFinding(
         "open", "possible", (group.reading, Reading(foreign, "death.json")),

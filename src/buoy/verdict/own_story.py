@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from buoy.flight.attempt import is_kernel
 from buoy.flight.trainings import Training, training_of
+from buoy.text import printable
 from buoy.units import format_duration
 from buoy.verdict.going_on import (
     FINISHED,
@@ -22,7 +23,7 @@ from buoy.verdict.going_on import (
 from buoy.verdict.model import Cause, Claim, Grade, Reading, Verdict, Where
 from buoy.verdict.now import is_asked_by_itself, waits_for_us
 from buoy.verdict.saved import from_here, step_at_opening
-from buoy.verdict.values import number, printable
+from buoy.verdict.values import number
 
 if TYPE_CHECKING:
     from buoy.verdict.evidence import Evidence

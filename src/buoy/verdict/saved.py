@@ -7,7 +7,8 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from buoy.flight.trainings import Training
-from buoy.verdict.values import count, integer, number, printable, text
+from buoy.text import printable
+from buoy.verdict.values import count, integer, number, text
 
 if TYPE_CHECKING:
     from buoy.checkpoint.store import Entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from buoy.errors import BuoyError
+from buoy.text import whole_number
 from buoy.units import parse_bytes
 
 _WIDTHS = {
@@ -43,9 +44,11 @@ def _tensor(rest: str) -> int | None:
     shape, closed, after = rest.partition("]")
     kind = after.removeprefix(" and type ").split(" ", 1)[0]
     width = _WIDTHS.get(kind)
-    sides = shape.split(",") if shape else []
-    if not closed or width is None or not all(side.strip().isdigit() for side in sides):
+    sides = [whole_number(side.strip()) for side in shape.split(",")] if shape else []
+    if not closed or width is None:
         return None
     for side in sides:
-        width *= int(side)
+        if side is None:
+            return None
+        width *= side
     return width if width < 1 << 62 else None

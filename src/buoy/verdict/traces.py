@@ -7,6 +7,8 @@ import re
 import sysconfig
 from typing import NamedTuple
 
+from buoy.text import whole_number
+
 _LIBRARY = (os.path.dirname(os.__file__) + os.sep, sysconfig.get_path("stdlib") + os.sep)
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # Where other interpreters than the one that reads keep theirs.
@@ -121,4 +123,5 @@ def _frame(line: str) -> Frame | None:
         return None
     file, _, rest = line[8:].rpartition('", line ')
     digits, _, function = rest.partition(" in ")
-    return Frame(file, int(digits), function.strip()) if file and digits.isdigit() else None
+    line_number = whole_number(digits)
+    return Frame(file, line_number, function.strip()) if file and line_number is not None else None

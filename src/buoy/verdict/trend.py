@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+from math import inf
 from typing import NamedTuple
 
 from buoy.units import format_bytes, format_duration, format_share
@@ -19,6 +22,11 @@ _WINDOWS = ((2 / 3, 2.0, 0.05), (1 / 3, 1.3, 0.2), (1 / 6, 1.3, 0.2))
 one; the least rise, as a share of the limit: what is less is noise."""
 _LATE, _LATE_SECONDS = 2.0, 30.0
 """A forecast has come true within so many times its time left, or so many seconds more."""
+_MOST_BYTES = 8 << 20
+_MOST_ROWS = 600
+"""Of the samples at full rate: ten minutes are ten times as many, and parsing them would delay the verdict."""
+_PEAKS = 60
+"""Of more rows than twice this the highest of each of so many stretches count: memory rises and falls within a step."""
 
 _Rows = list[tuple[float, int]]
 
@@ -45,44 +53,110 @@ def growth_before_the_end(evidence: Evidence, limit: int | None) -> Growth | Non
     return told
 
 
+def growth_of_others(evidence: Evidence) -> float | None:
+    """Bytes a second by which other processes than the training's grew, if the last warning said that of the end."""
+    values = _last_warning(evidence, "ram")
+    return number(values.get("per_second")) if values.get("whose") == "others" else None
+
+
 def foretold(evidence: Evidence, alarm: str) -> Growth | None:
-    """The growth of the last warning that this would be full, if the end came about when it said."""
-    events = [event for event in evidence.events_of("warning") if event.get("alarm") == alarm]
-    event = events[-1] if events else {}
-    values, t, end = mapping(event.get("values")), number(event.get("t")), evidence.last_t
+    """The training's own growth, by the last warning that this would be full, if the end came about when it said."""
+    values = _last_warning(evidence, alarm)
     left, used, limit = number(values.get("seconds")), number(values.get("used")), number(values.get("limit"))
-    if t is None or end is None or left is None or not 0 <= end - t <= _LATE * left + _LATE_SECONDS:
-        return None
     by_step, by_second = number(values.get("per_step")), number(values.get("per_second"))
     amount = by_step if by_step is not None else by_second
-    if amount is None or amount <= 0 or used is None or limit is None:
+    age = number(values.get("age"))
+    if values.get("whose") == "others" or amount is None or amount <= 0:
+        return None
+    if used is None or limit is None or age is None:
         return None
     found = Growth(amount, by_step is not None)
     words = (
-        f"warned {format_duration(end - t)} before: {format_share(int(used), int(limit))} in use, growing {found}, "
+        f"warned {format_duration(age)} before: {format_share(int(used), int(limit))} in use, growing {found}, "
         f"full in about {format_duration(left)}"
     )
-    return found._replace(warned=Reading(words, "events.jsonl", number(event.get("wall"))))
+    return found._replace(warned=Reading(words, "events.jsonl", number(values.get("wall"))))
+
+
+def _last_warning(evidence: Evidence, alarm: str) -> dict[str, object]:
+    """The values of the last warning, with its `age` and `wall`; empty if the end did not come about when it said."""
+    events = [event for event in evidence.events_of("warning") if event.get("alarm") == alarm]
+    event = events[-1] if events else {}
+    values, t, end = mapping(event.get("values")), number(event.get("t")), evidence.last_t
+    left = number(values.get("seconds"))
+    if t is None or end is None or left is None or not 0 <= end - t <= _LATE * left + _LATE_SECONDS:
+        return {}
+    return {**values, "age": end - t, "wall": event.get("wall")}
 
 
 def bytes_per_step(evidence: Evidence, limit: int | None) -> float | None:
-    """Growth for each step over the later samples, if it is steady."""
-    rows = [
-        (float(step), used)
-        for sample in evidence.samples
-        if (step := count(sample.get("step"))) and (used := count(sample.get("tree_rss")))
-    ]
-    return _growth(rows, limit, _FEWEST_STEPS)
+    """Growth for each step, if it is steady over the later part of the attempt."""
+    rows = [(float(step), used) for _, step, used in _readings(evidence.folder) if step]
+    return _growth(_peaks(rows), limit, _FEWEST_STEPS)
 
 
 def bytes_per_second(evidence: Evidence, limit: int | None) -> float | None:
     """Growth for each second over the later samples, if it is steady: for programs whose steps nobody counts."""
-    rows = [
-        (t, used)
-        for sample in evidence.samples
-        if (t := number(sample.get("t"))) is not None and (used := count(sample.get("tree_rss")))
+    rows = [(t, used) for t, _, used in _readings(evidence.folder)]
+    return _growth(_until_full(_peaks(rows)), limit, _FEWEST_SECONDS)
+
+
+def _readings(folder: str) -> list[tuple[float, int, int]]:
+    """Seconds, steps, and what the training held: by the minute for the whole attempt, and the last minutes finely."""
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.startswith("samples-"))
+    except OSError:
+        return []
+    fine = [row for name in names for row in _table(os.path.join(folder, name), _MOST_ROWS // len(names))]
+    coarse = []
+    for row in _table(os.path.join(folder, "minutes.jsonl"), _MOST_ROWS):
+        t, step, used = (row.get(name) for name in ("t", "step", "tree_rss"))
+        if isinstance(t, list) and isinstance(used, list) and len(t) == len(used) == 3:
+            last = step[2] if isinstance(step, list) and len(step) == 3 else 0
+            coarse.append({"t": t[2], "step": last, "tree_rss": used[1]})
+    first = min((t for row in fine if (t := number(row.get("t"))) is not None), default=inf)
+    rows = [row for row in coarse if (number(row.get("t")) or inf) < first] + fine
+    return [
+        (t, count(row.get("step")) or 0, used)
+        for row in rows
+        if (t := number(row.get("t"))) is not None and (used := count(row.get("tree_rss")))
     ]
-    return _growth(_until_full(rows), limit, _FEWEST_SECONDS)
+
+
+def _table(path: str, most: int) -> list[dict[str, object]]:
+    """So many rows of a file, evenly spread; the last ones among them."""
+    try:
+        with open(path, "rb") as file:
+            lines = file.read(_MOST_BYTES).splitlines()
+    except OSError:
+        return []
+    fields = mapping(_parsed(lines[0])).get("fields") if lines else None
+    if not isinstance(fields, list):
+        return []
+    every = max(1, len(lines) // max(1, most))
+    chosen = lines[1:][::-every][::-1]
+    found = [row for row in map(_parsed, chosen) if isinstance(row, list) and len(row) == len(fields)]
+    return [dict(zip(map(str, fields), row, strict=True)) for row in found]
+
+
+def _parsed(line: bytes) -> object:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _peaks(rows: _Rows) -> _Rows:
+    """The highest of each stretch, where there are many."""
+    if len(rows) <= 2 * _PEAKS:
+        return rows
+    start, width = rows[0][0], (rows[-1][0] - rows[0][0]) / _PEAKS
+    found: dict[int, tuple[float, int]] = {}
+    for row in rows:
+        place = int((row[0] - start) / width) if width > 0 else 0
+        if place not in found or row[1] > found[place][1]:
+            found[place] = row
+    return list(found.values())
 
 
 def _until_full(rows: _Rows) -> _Rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 
@@ -38,18 +37,3 @@ def count(value: object) -> int | None:
 def text(value: object) -> str | None:
     """A text that says something."""
     return value if isinstance(value, str) and value else None
-
-
-def printable(value: str, most: int = 300) -> str:
-    """One line that is safe to show on a terminal: no control characters, and cut in the middle."""
-    line = " ".join("".join(sign if sign.isprintable() else " " for sign in value).split())
-    return line if len(line) <= most else f"{line[: most * 2 // 3]} ... {line[-most // 3 + 5 :]}"
-
-
-def typed(path: str) -> str:
-    """A path as a word of a command that can be pasted.
-
-    >>> typed("runs/my notebook (1)"), typed("runs/cats")
-    ("'runs/my notebook (1)'", 'runs/cats')
-    """
-    return shlex.quote(path) if path.isprintable() else shlex.quote(printable(path))

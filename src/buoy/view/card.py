@@ -6,12 +6,13 @@ import os
 from html import escape
 from typing import Any
 
-from buoy.units import format_duration
+from buoy.text import printable
+from buoy.units import format_bytes, format_duration
 from buoy.verdict.traces import is_cell
-from buoy.verdict.values import printable
 
 WELL = ("clean-exit", "finished", "not-begun", "left")
 """Ends at which nothing was lost."""
+_HOLDERS = 4
 _READING = 110
 """Signs of a reading that are shown: a line of the kernel's log says the rest to nobody."""
 _MOST_ADVICE = 4000
@@ -46,6 +47,7 @@ def verdict_card(verdict: dict[str, Any]) -> str:
         _evidence(claim, _mapping(verdict.get("mechanism"))),
         _before(cause.get("cascade")),
         _row("where", _place(_mapping(verdict.get("where")))),
+        _memory(verdict.get("holders")),
         _row("beside", _code(printable(str(verdict.get("beside") or ""), 400))),
         _next(cause.get("next")),
         "</div>",
@@ -88,6 +90,18 @@ def _before(cascade: object) -> str:
         _row("before", f"{_text(claim.get('text', ''))} ({_text(claim.get('grade', 'possible'))})")
         for claim in claims[:3]
     )
+
+
+def _memory(holders: object) -> str:
+    """Who held the memory, with the variables first."""
+    known = [each for each in holders if isinstance(each, dict)] if isinstance(holders, list | tuple) else []
+    lines = []
+    for each in known[:_HOLDERS]:
+        size = each.get("bytes")
+        told = format_bytes(size if isinstance(size, int) else None)
+        detail = f", {_text(each['detail'], 200)}" if each.get("detail") else ""
+        lines.append(_row("memory", f"{told} <b>{_text(each.get('name'), 60)}</b>{detail}"))
+    return "".join(lines)
 
 
 def _place(where: dict[str, Any]) -> str:

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from buoy.flight.log import read_lines
-from buoy.verdict.values import printable
+from buoy.machine.records import read_lines
+from buoy.text import printable
 from buoy.view.history import History
 from buoy.view.places import without_places
 

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from buoy.checkpoint.copies import is_there
+from buoy.checkpoint.manifest import saved_at
 from buoy.checkpoint.mirror_status import lag_in_words
 from buoy.checkpoint.reader import Checkpoint
 from buoy.checkpoint.retention import last_finite
 from buoy.checkpoint.store import Entry
+from buoy.text import joined
 from buoy.units import format_bytes, format_duration
 
 SCHEMA = "buoy.checkpoints/1"
@@ -34,7 +36,7 @@ def listed(run: str, entries: Sequence[Entry], mirror: dict[str, Any], now: floa
     lag = lag_in_words(mirror, good[0].step if good else None, now)
     if lag is not None:
         lines.append(lag)
-    return "\n".join(lines)
+    return joined(lines)
 
 
 def listed_json(run: str, entries: Sequence[Entry], mirror: dict[str, Any]) -> dict[str, object]:
@@ -62,8 +64,8 @@ def shown(checkpoint: Checkpoint) -> str:
     """What is in one checkpoint, for people."""
     about = checkpoint.about
     lines = [f"step {checkpoint.step} in {checkpoint.folder}", f"  saved because  {_reason(about)}"]
-    saved = about.get("time")
-    if isinstance(saved, int | float):
+    saved = saved_at(about)
+    if saved is not None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(saved))
         lines.append(f"  saved          {stamp}, {format_duration(max(0.0, time.time() - saved))} ago")
     epoch = about.get("epoch")
@@ -80,8 +82,8 @@ def shown(checkpoint: Checkpoint) -> str:
     described = [("tensor", "type", "shape", "size")]
     for name, stored in checkpoint.tensors.items():
         shape = " x ".join(map(str, stored.shape)) or "scalar"
-        described.append((name, stored.dtype, shape, format_bytes(len(stored.memory))))
-    return "\n".join([*lines, *_table(described)])
+        described.append((name, stored.dtype, shape, format_bytes(stored.nbytes)))
+    return joined([*lines, *_table(described)])
 
 
 def shown_json(checkpoint: Checkpoint) -> dict[str, object]:
@@ -94,7 +96,7 @@ def shown_json(checkpoint: Checkpoint) -> dict[str, object]:
         "versions": checkpoint.versions,
         "names": checkpoint.names,
         "tensors": [
-            {"name": name, "dtype": stored.dtype, "shape": list(stored.shape), "bytes": len(stored.memory)}
+            {"name": name, "dtype": stored.dtype, "shape": list(stored.shape), "bytes": stored.nbytes}
             for name, stored in checkpoint.tensors.items()
         ],
     }
@@ -111,7 +113,7 @@ def _groups(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
     for name, stored in checkpoint.tensors.items():
         group = name.partition("/")[0]
         tensors, size = groups.get(group, (0, 0))
-        groups[group] = (tensors + 1, size + len(stored.memory))
+        groups[group] = (tensors + 1, size + stored.nbytes)
     return groups
 
 

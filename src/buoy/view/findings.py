@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 from typing import TextIO
 
 from buoy.errors import in_notebook
 from buoy.lint.engine import Report
 from buoy.lint.model import Diagnostic
+from buoy.text import visible
 
 _COLOURS = {"error": "31", "warning": "33", "note": "36", "bold": "1", "dim": "2"}
 _WIDEST = 160
@@ -33,7 +35,7 @@ class Paint:
 
 def full(report: Report, paint: Paint) -> str:
     """Each finding with its source line, a caret, and what to do."""
-    parts = [_full(item, paint) for item in report.diagnostics]
+    parts = [_full(_shown(item), paint) for item in report.diagnostics]
     return "\n".join([*parts, summary(report)]) + "\n"
 
 
@@ -41,9 +43,21 @@ def concise(report: Report, paint: Paint) -> str:
     """One line per finding: `train.py:12:5: BY401 warning: ...`."""
     lines = [
         f"{location(item)}: {item.code} {paint(item.severity, item.severity)}: {item.message}"
-        for item in report.diagnostics
+        for item in map(_shown, report.diagnostics)
     ]
     return "\n".join([*lines, summary(report)]) + "\n"
+
+
+def _shown(item: Diagnostic) -> Diagnostic:
+    """What it says of somebody's file, as a terminal may have it."""
+    return replace(
+        item,
+        path=visible(item.path),
+        message=visible(item.message),
+        hint=visible(item.hint),
+        source=tuple(map(visible, item.source)),
+        fix=item.fix and replace(item.fix, title=visible(item.fix.title)),
+    )
 
 
 def location(item: Diagnostic) -> str:

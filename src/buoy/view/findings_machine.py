@@ -9,6 +9,7 @@ from typing import Any
 from buoy.lint import rules
 from buoy.lint.engine import Report
 from buoy.lint.model import Diagnostic, Edit, Place
+from buoy.text import visible
 
 SCHEMA = "buoy.check/1"
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -44,7 +45,7 @@ def _plain(item: Diagnostic) -> dict[str, Any]:
         "start": _place(item.start),
         "end": _place(item.end),
         "fingerprint": item.fingerprint,
-        "page": f"docs/rules/{item.code}.md",
+        "explain": f"buoy explain {item.code}",
         "fix": fix,
     }
 
@@ -81,7 +82,7 @@ def github(report: Report) -> str:
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return visible(text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A"))
 
 
 def _property(text: str) -> str:
@@ -109,7 +110,7 @@ def _rule(code: str) -> dict[str, Any]:
         "id": code,
         "name": rule.name,
         "shortDescription": {"text": rule.summary},
-        "help": {"text": f"See {rule.page} of buoy."},
+        "help": {"text": f"`buoy explain {code}` prints its page."},
     }
 
 
@@ -135,4 +136,4 @@ def _result(item: Diagnostic, codes: list[str]) -> dict[str, Any]:
 def _uri(path: str) -> str:
     from urllib.parse import quote
 
-    return quote("stdin" if path == "-" else path.replace(os.sep, "/"))
+    return quote(os.fsencode("stdin" if path == "-" else path.replace(os.sep, "/")))

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any
 
-from buoy.flight.attempt import Attempt, attempt_numbers, attempts_of, is_kernel, missing_of, read_json
+from buoy.flight.attempt import Attempt, attempt_numbers, attempts_of, is_kernel, missing_of
 from buoy.flight.beacon import read_beacon
-from buoy.flight.log import read_events, read_lines
+from buoy.flight.log import SAMPLES_MOST_BYTES, fields_of, measured, read_events, read_samples, sample_files
 from buoy.flight.trainings import training_of
+from buoy.machine.records import read_json, read_lines
 from buoy.verdict.own_story import IDLE, what_became
+from buoy.verdict.values import number
 from buoy.view.liveness import is_alive
 
-MOST_BYTES = 12 << 20
-"""Of one attempt's samples at full rate: ten minutes are about 1 MiB, so this is only met by damage."""
+_MOST_MINUTES = 50_000
+"""A month's. Only damage makes more."""
+_MOST_BYTES = 64 << 20
+"""Of those minutes."""
 
 LEAST_SECONDS = 2.0
 """Of steps without a pause: what is shorter tells no time per step."""
@@ -42,6 +46,8 @@ class Life:
     """The newest sample, by field name; empty when there is none."""
     alive: bool = False
     """Whether its process lives on this machine."""
+    peaks: dict[str, float] = field(default_factory=dict)
+    """The highest value of each series."""
 
     @property
     def ended(self) -> bool:
@@ -180,16 +186,16 @@ def read_life(attempt: Attempt, every: int = 1) -> Life:
     life.events = read_events(folder)
     life.verdict = read_json(os.path.join(folder, "verdict.json"))
     life.alive = not life.ended and is_alive(life.about)
-    samples = list(_samples(folder, life, every))
-    minutes = list(_minutes(os.path.join(folder, "minutes.jsonl")))
-    _measure(life, minutes, samples)
+    if sum(_size(path) for path in sample_files(folder)) > SAMPLES_MOST_BYTES:
+        life.missing.append("samples: there are far more than buoy keeps; only the newest were read")
+    _measure(life, _minutes(os.path.join(folder, "minutes.jsonl")), read_samples(folder, every=every))
     ran_for = (life.verdict or {}).get("ran_for")
     if is_number(ran_for) and life.series:  # the last sample is a moment older than the end
         life.seconds = max(life.seconds, float(ran_for))  # type: ignore[arg-type]
     beacon = read_beacon(os.path.join(folder, f"process-{life.about.get('pid')}", "beacon"))
     if beacon is not None and beacon.step_t:  # a sample is a moment older
         life.last = {**life.last, "step": beacon.step, "phase": beacon.phase}
-    if not samples and not minutes:
+    if not life.series and not life.last:
         life.missing.append("samples: nothing was measured in this attempt")
     elif life.is_untimed:
         least, of = (
@@ -202,91 +208,47 @@ def read_life(attempt: Attempt, every: int = 1) -> Life:
     return life
 
 
-def _samples(folder: str, life: Life, every: int) -> Iterator[dict[str, Any]]:
-    try:
-        names = sorted(name for name in os.listdir(folder) if name.startswith("samples-"))
-    except OSError:
-        return
-    room = MOST_BYTES
-    chosen = []
-    for name in reversed(names):  # the newest first, so that what is left out is the oldest
-        path = os.path.join(folder, name)
-        size = min(_size(path), room)
-        if size <= 0:
-            break
-        chosen.append((path, size))
-        room -= size
-    if room <= 0:
-        life.missing.append("samples: there are far more than buoy keeps; only the newest were read")
-    for path, size in reversed(chosen):
-        yield from _rows(path, size, every)
-
-
-def _rows(path: str, most: int, every: int) -> Iterator[dict[str, Any]]:
-    try:
-        with open(path, "rb") as file:
-            header = file.readline(1 << 16)
-            file.seek(max(len(header), _size(path) - most))
-            data = file.read(most)
-    except OSError:
-        return
-    fields = _fields(header)
-    lines = data.split(b"\n")
-    for number, line in enumerate(lines):
-        if number % every and number < len(lines) - 3:  # the last line may be torn
-            if (step := _step_of(line, fields)) is not None:
-                yield step
-            continue
-        values = _parsed(line)
-        if isinstance(values, list) and len(values) == len(fields):
-            yield dict(zip(fields, values, strict=True))
-
-
-def _step_of(line: bytes, fields: list[str]) -> dict[str, Any] | None:
-    """Only where the training was: left out, pauses and new beginnings between two others would count as its steps."""
-    parts = line.split(b",", 4)
-    if fields[:4] != ["t", "wall", "step", "phase"] or len(parts) != 5:
-        return None
-    try:
-        return {"t": float(parts[0][1:]), "step": int(parts[2]), "phase": parts[3].strip(b'"').decode()}
-    except ValueError:
-        return None
-
-
 def _minutes(path: str) -> Iterator[dict[str, Any]]:
     """One dict per minute: field -> [min, max, last]."""
     fields: list[str] = []
-    for line in read_lines(path):
+    for line in islice(read_lines(path, _MOST_BYTES), _MOST_MINUTES):
         if isinstance(line, dict):
-            fields = [str(name) for name in line.get("fields") or ()]
+            fields = fields_of(line)
         elif fields and len(line) == len(fields):
-            yield {name: value for name, value in zip(fields, line, strict=True) if isinstance(value, list)}
+            row = {name: value for name, value in zip(fields, line, strict=True) if isinstance(value, list)}
+            if is_triple(row.get("t")):
+                yield row
 
 
-def _measure(life: Life, minutes: list[dict[str, Any]], samples: list[dict[str, Any]]) -> None:
-    known = life.about.get("t")
-    times = [row["t"] for row in samples if is_number(row.get("t"))]
-    firsts = [row["t"][0] for row in minutes if is_triple(row.get("t"))]
-    if isinstance(known, int | float):
-        start = float(known)
-    else:
-        start = float(min([*times[:1], *firsts[:1]], default=0.0))
-        life.about["t"] = start
-    full_rate_from = times[0] if times else float("inf")
+def _measure(life: Life, minutes: Iterator[dict[str, Any]], samples: Iterator[dict[str, Any]]) -> None:
+    """Row by row: a long run's are many."""
+    timed = (row for row in samples if is_number(row.get("t")))
+    first, earliest = next(timed, None), next(minutes, None)
+    start = number(life.about.get("t"))
+    if start is None:
+        begins = [row["t"] for row in [first] if row] + [row["t"][0] for row in [earliest] if row]
+        start = life.about["t"] = float(min(begins, default=0.0))
     series: dict[str, list[Point]] = {name: [] for name in _READINGS}
     steps: list[Step] = []
-    for row in minutes:
-        if is_triple(row.get("t")) and row["t"][1] < full_rate_from:
+    for row in chain([earliest] if earliest else (), minutes):
+        if first is None or row["t"][1] < first["t"]:
             _add_minute(row, start, series, steps)
-    for row in samples:
-        if is_number(row.get("t")):
-            _add_sample(row, start, series, steps)
+        if first is None:
+            life.last = {name: measured(name, value[2]) for name, value in row.items() if len(value) == 3}
+    for row in chain([first] if first else (), timed):
+        _add_sample(row, start, series, steps)
+        life.last = row if "wall" in row else life.last
     series["step_seconds"] = _step_times(steps)
     life.series = {name: points for name, points in series.items() if points}
+    life.peaks = {name: max(point[2] for point in points) for name, points in life.series.items()}
+    for (
+        name,
+        fields,
+    ) in _READINGS.items():  # of the samples at full rate not all may have been read: the minutes know
+        highest = [row[key][1] for row in minutes for key in fields[:1] if is_triple(row.get(key))]
+        if highest:
+            life.peaks[name] = max(life.peaks.get(name, 0.0), float(max(highest)))
     life.seconds = max((points[-1][0] for points in life.series.values()), default=0.0)
-    life.last = next((row for row in reversed(samples) if "wall" in row), {})
-    if not samples and minutes:
-        life.last = {name: value[2] for name, value in minutes[-1].items() if len(value) == 3}
 
 
 # What is drawn -> the fields it may come from, best first. `cgroup_used` is what the kernel compares with the limit.
@@ -362,15 +324,3 @@ def _size(path: str) -> int:
         return os.stat(path).st_size
     except OSError:
         return 0
-
-
-def _fields(header: bytes) -> list[str]:
-    value = _parsed(header)
-    return [str(name) for name in value.get("fields") or ()] if isinstance(value, dict) else []
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None

@@ -11,8 +11,11 @@ if TYPE_CHECKING:
     from buoy.verdict.evidence import Evidence
     from buoy.verdict.model import Cause
 
-RUNNING, STOPPED, HANGS, MAY_HANG = "running", "stopped", "hangs", "may hang"
-"""A process that lives: the last two took no step for far too long, and of those the last one computes."""
+RUNNING, STOPPED = "running", "stopped"
+STALLS = {"blocked": "hangs", "starved": "starved", "network": "waits", "disk": "waits", "sleep": "waits"}
+"""The state of a process that took no step for far too long, by what its threads did."""
+MAY_HANG = "may hang"
+"""The same of one that computes, or wakes up now and then."""
 NOT_SEEN = "not seen from here"
 """The state of an attempt without an end that was recorded on another machine: it may live there, or not."""
 
@@ -30,9 +33,9 @@ def state_of_living(about: dict[str, Any], events: list[dict[str, Any]], step: i
     if observe(about).stopped:
         return STOPPED
     hang = stall.standing(events)
-    if hang is None or (hang.get("step") or 0) != (step or 0):
+    if hang is None or hang.get("is_quiet") is True or (hang.get("step") or 0) != (step or 0):
         return RUNNING
-    return MAY_HANG if stall.is_busy(hang) else HANGS
+    return STALLS.get(stall.state_of(hang), MAY_HANG)
 
 
 def is_out_of_sight(evidence: Evidence, cause: Cause) -> bool:

@@ -8,23 +8,25 @@ from typing import Any
 
 from buoy.checkpoint.store import Store
 from buoy.errors import in_notebook
-from buoy.flight.attempt import Attempt, attempts_of, is_kernel, read_json
+from buoy.flight.attempt import Attempt, attempts_of, is_kernel
 from buoy.flight.beacon import read_beacon
 from buoy.flight.forecast import Forecast
 from buoy.flight.trainings import training_of
+from buoy.machine.records import read_json
+from buoy.text import printable, typed, visible
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.asked import Asked, concerned
 from buoy.verdict.going_on import NOT_BEGUN
 from buoy.verdict.now import waits_for_us
 from buoy.verdict.own_story import IDLE, STORIES
-from buoy.verdict.values import count, printable, typed
+from buoy.verdict.values import count
 from buoy.view.changes import sizes, words
 from buoy.view.history import Life, Point, of_its_own, own_events, read_life, saved_in
 from buoy.view.liveness import (
-    HANGS,
     MAY_HANG,
     NOT_SEEN,
     RUNNING,
+    STALLS,
     STOPPED,
     is_alive,
     is_out_of_sight,
@@ -37,7 +39,7 @@ _FOLLOWED_SECONDS = 180.0
 """A recording on another machine is followed as long as its last reading is younger; mirrors are written rarely."""
 _STALE_SECONDS = 5.0
 """A reading this old is no longer shown as the present one: the recorder takes several in a second."""
-LIVES = (RUNNING, STOPPED, HANGS, MAY_HANG, "idle", "no sample yet")
+LIVES = (RUNNING, STOPPED, MAY_HANG, *STALLS.values(), "idle", "no sample yet")
 """What may yet change."""
 _NO_DEATH = (*LIVES, NOT_SEEN, "not known", "clean-exit", *STORIES.values())
 _MOST_EVENTS = 20
@@ -176,9 +178,11 @@ def _used(life: Life, name: str, series: str, limit: float | None) -> dict[str, 
     points = life.series.get(series)
     if not points:
         return None
+    # What is left after the end is what somebody else held: of a dead one the peak tells.
     return {
         "name": name,
-        "used": points[-1][2],
+        "used": life.peaks[series] if life.ended else points[-1][2],
+        "is_peak": life.ended,
         "limit": limit,
         "full_in": _full_in(life, name, [(t, high) for t, _, high in points], limit),
     }
@@ -257,7 +261,7 @@ def _events(life: Life, events: list[dict[str, Any]], name: str) -> list[dict[st
             text = f"checkpoint{'' if of in ('', name) else f' of {of}'} at step {event['step']}"
             told = [each for each in told if each is not saved]
         if text:
-            told.append({"at": life.since_start(event), "text": printable(str(text), 160)})
+            told.append({"at": life.since_start(event), "text": printable(str(text), 240)})
             saved = told[-1] if event.get("kind") == "save" else saved
     return told[-_MOST_EVENTS:]
 
@@ -272,7 +276,8 @@ def lines(now: dict[str, Any], bar: int = _BAR, events: int = 4) -> list[str]:
         text.append(f"a loop without a run trains in its process: step {now['loop_beside']:.0f} of its own")
     text.append("")
     for item in now["resources"]:
-        note = "  ".join(filter(None, (_warned(item["full_in"]), _which(item.get("of")))))
+        peak = "at its peak" if item.get("is_peak") else ""
+        note = "  ".join(filter(None, (peak, _warned(item["full_in"]), _which(item.get("of")))))
         text.append(_row(item["name"], item["used"], item["limit"], format_bytes, note, bar))
     if now["time"] is not None:
         left = f"{format_duration(now['time']['left'])} left"
@@ -285,7 +290,7 @@ def lines(now: dict[str, Any], bar: int = _BAR, events: int = 4) -> list[str]:
     if now["status"] not in _NO_DEATH:
         ask = "%buoy why" if in_notebook() else f"buoy why {_as_typed(now['run'])}"
         text.append(f"`{ask}` tells what happened")
-    return text
+    return list(map(visible, text))
 
 
 def _as_typed(run: str) -> str:

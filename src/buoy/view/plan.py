@@ -93,10 +93,9 @@ def hint(plan: Plan) -> str:
         return 'it fits; `buoy.Run("runs/cats")` or `buoy.keras.Guard("runs/cats")` keeps it alive'
     if plan.fits:
         # A file that was run to its first step trains; one with a build function may not.
-        if plan.source.endswith(".py"):
-            command = f"`buoy run -- python {shlex.quote(plan.source)}`"
-            return f"it fits; {command} keeps it alive and says why if it dies"
-        return "it fits; `buoy run --` before the training's command keeps it alive and says why if it dies"
+        script = shlex.quote(plan.source) if plan.source.endswith(".py") else "train.py"
+        guard = "`buoy.Run` (Keras: `buoy.keras.Guard`) in it keeps it alive"
+        return f"it fits; `buoy run {script}` records it and says why if it dies; {guard}"
     short = next((need for answer in plan.answers for need in answer.needs if need.verdict == NOT), None)
     if plan.cheapest is not None:
         lines = plan.cheapest.code.splitlines()

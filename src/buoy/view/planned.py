@@ -6,9 +6,9 @@ import os
 from typing import Any
 
 from buoy.estimate import devices
-from buoy.flight.log import read_lines
+from buoy.machine.records import read_lines
+from buoy.text import printable
 from buoy.units import format_bytes
-from buoy.verdict.values import printable
 from buoy.view.changes import sizes
 from buoy.view.history import History, Life
 from buoy.view.places import without_places

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import os
 import re
 import time
@@ -15,8 +14,9 @@ from typing import Any
 from buoy import __version__
 from buoy.checkpoint.store import Entry, Store
 from buoy.errors import UsageError, in_notebook
+from buoy.machine.files import write_whole
+from buoy.text import json_text, printable
 from buoy.units import format_bytes, format_duration
-from buoy.verdict.values import printable
 from buoy.view import changes, chart, planned, timeline, verdicts
 from buoy.view.history import LEAST_SECONDS, History, Life
 from buoy.view.places import without_places
@@ -40,7 +40,7 @@ def page(history: History) -> str:
     script = _static("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
-    data = json.dumps({key: _numbers(axis) for key, (_, axis) in groups.items()}, separators=(",", ":"))
+    data = json_text({key: _numbers(axis) for key, (_, axis) in groups.items()}, None)
     body = "".join(
         [
             _header(history),
@@ -103,16 +103,9 @@ def as_json(history: History) -> dict[str, Any]:
 
 def write(target: str, text: str) -> None:
     """Whole or not at all: a page that a browser has open is never half there."""
-    beside = f"{target}.{os.getpid()}.part"
     try:
-        with open(beside, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(beside, target)
+        write_whole(target, text.encode("utf-8", "replace"), mode=0o666)  # a page for others too
     except OSError as error:
-        try:
-            os.unlink(beside)
-        except OSError:
-            pass
         raise UsageError(
             "cannot write the report",
             received=f"{target} ({error.strerror})",

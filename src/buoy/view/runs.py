@@ -8,17 +8,19 @@ import time
 from typing import Any, NamedTuple
 
 from buoy.checkpoint.store import Store
-from buoy.flight.attempt import Attempt, attempts_of, is_kernel, is_run, missing_of, read_json
+from buoy.flight.attempt import Attempt, attempts_of, is_kernel, is_run, missing_of
 from buoy.flight.beacon import read_beacon
 from buoy.flight.log import read_events
 from buoy.flight.trainings import Training, training_of
+from buoy.machine.records import read_json
+from buoy.text import joined, printable
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.evidence import load
 from buoy.verdict.going_on import FINISHED, NOT_BEGUN
 from buoy.verdict.judge import judge
 from buoy.verdict.now import waits_for_us
 from buoy.verdict.own_story import IDLE, STORIES, what_became
-from buoy.verdict.values import count, mapping, number, printable
+from buoy.verdict.values import count, mapping, number
 from buoy.view.liveness import NOT_SEEN, is_alive, is_out_of_sight, state_of_living
 
 SCHEMA = "buoy.runs/1"
@@ -31,7 +33,7 @@ def find_runs(folder: str) -> list[str]:
     found = []
     for place in (folder, os.path.join(folder, "runs")):
         try:
-            found += [entry.path for entry in os.scandir(place) if entry.is_dir() and is_run(entry.path)]
+            found += [entry.path for entry in os.scandir(place) if is_run(entry.path)]
         except OSError:
             continue
     return found
@@ -39,8 +41,21 @@ def find_runs(folder: str) -> list[str]:
 
 def listed(folder: str) -> list[dict[str, Any]]:
     """The runs that are to be found here, the newest first."""
-    runs = [describe(run) for run in find_runs(folder)]
+    runs = [_described(run) for run in find_runs(folder)]
     return sorted(runs, key=lambda run: run["touched"] or 0.0, reverse=True)
+
+
+def _described(run: str) -> dict[str, Any]:
+    """One that cannot be read hides none of the others."""
+    try:
+        return describe(run)
+    except Exception as error:  # noqa: BLE001 - said in its line
+        words = f"this run cannot be read ({type(error).__name__}: {error}); please report it"
+        return {
+            "run": run, "name": os.path.basename(run), "attempts": None, "status": "not known", "step": None,
+            "alive": False, "checkpoints": 0, "checkpoint_step": None, "finished": False, "bytes": None,
+            "touched": None, "missing": [words],
+        }  # fmt: skip
 
 
 def describe(run: str) -> dict[str, Any]:
@@ -95,7 +110,7 @@ def table(runs: list[dict[str, Any]]) -> str:
         "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
     lines += [f"{shown(run['run'])}: {'; '.join(run['missing'])}" for run in runs if run["missing"]]
-    return "\n".join(lines)
+    return joined(lines)
 
 
 def shown(run: str) -> str:

@@ -124,8 +124,6 @@ def _words(event: dict[str, Any]) -> tuple[str, str] | None:
         )
     if kind == "warning":
         return "warning", str(event.get("text", event.get("alarm", "warning")))
-    if kind == "hang":
-        return "warning", f"no step for {event.get('age')} s"
     if kind == "process-death":
         return "warning", f"a process died: {event.get('name')}"
     if kind == "disk":

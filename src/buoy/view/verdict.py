@@ -9,10 +9,10 @@ import textwrap
 import time
 from typing import Literal
 
+from buoy.text import printable
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.model import Claim, Grade, Reading, Verdict, Where
 from buoy.verdict.traces import is_cell
-from buoy.verdict.values import printable
 
 Style = Literal["full", "concise"]
 
@@ -21,6 +21,7 @@ NARROWEST, WIDEST = 60, 100
 _LABEL = 11
 _FOLDS = 3
 """Lines that one reading may take."""
+_HOLDERS = 4
 _COLOURS: dict[Grade, str] = {"certain": "32", "likely": "33", "possible": "35"}
 
 
@@ -125,11 +126,17 @@ class _Page:
         else:
             lines = [name, *self._indented(claim, 2), *details]
         hint = self._hint(cause.next, CONCISE_LINES - len(lines))
+        label = "evidence:"
+        if (
+            cause.cascade and cause.cascade[0].grade == "certain"
+        ):  # what came before says more than where that is read
+            label, first = "before:", Reading(cause.cascade[0].text, "")
         for fold in (2, 1):
-            words = self._reading(first, 2 + len("evidence: "), fold) if first else []
+            words = self._reading(first, 3 + len(label), fold) if first else []
             if words and len(lines) + len(words) + len(hint) <= CONCISE_LINES:
                 lines += [
-                    f"  {'evidence:' if not number else '':9} {each}" for number, each in enumerate(words)
+                    f"  {label if not number else '':{len(label)}} {each}"
+                    for number, each in enumerate(words)
                 ]
                 break
         lines += hint
@@ -168,7 +175,7 @@ class _Page:
 
     def _holders(self, verdict: Verdict) -> list[str]:
         lines = []
-        for number, holder in enumerate(verdict.holders[:3]):
+        for number, holder in enumerate(verdict.holders[:_HOLDERS]):
             who = f" (pid {holder.pid})" if holder.pid else ""
             detail = (holder.detail or "").removeprefix("main").removeprefix("; ")
             words = f"{printable(holder.name, 50)}{who}{f', {detail}' if detail else ''}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from buoy.verdict.values import printable
+from buoy.text import printable
 from buoy.view.card import verdict_card
 
 _OPEN = 3

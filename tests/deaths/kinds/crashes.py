@@ -5,13 +5,11 @@ from __future__ import annotations
 import signal
 
 from tests.deaths import acts
-from tests.deaths.kind import Expected, Kind, expect
+from tests.deaths.kind import Expected, Kind, expect, with_starved
 
 _CRASH = expect("native-crash", at_least="likely")
-_LOOKS_LIKE_A_CRASH = expect(
-    "native-crash<=likely other-signal",
-    why="a signal sent with kill leaves the same traces as a real crash, so neither may be called certain",
-)
+_FAULT = expect("native-crash", at_least="certain")  # the kernel itself said so to the process
+_SENT = expect("other-signal native-crash<=likely")
 
 
 def _both(name: str, program: str, expected: Expected, **more) -> tuple[Kind, Kind]:
@@ -22,8 +20,31 @@ def _both(name: str, program: str, expected: Expected, **more) -> tuple[Kind, Ki
 
 
 KINDS = (
-    *_both("segfault", "segfault.py", _CRASH),
-    Kind("segfault-in-thread-watch", ("segfault_in_thread.py",), "watch", acts.cue, _CRASH),
+    *_both("segfault", "segfault.py", _FAULT),
+    Kind("segfault-in-thread-watch", ("segfault_in_thread.py",), "watch", acts.cue, _FAULT),
+    Kind("segfault-starved-watch", ("segfault.py",), "watch", acts.cue, _FAULT, starved=True, seconds=120.0),
+    Kind(
+        "segfault-in-isolated-python-run",
+        ("{python}", "-I", "{programs}/isolated.py", "{stage}", "segfault"),
+        "run",
+        acts.cue,
+        expect(
+            "native-crash",
+            no_kernel_log="native-crash<=likely",
+            notes_only="recorder-lost",
+            at_least="certain",
+            why="`python -I` cannot be instrumented: it leaves no note, but the kernel logs its fault",
+        ),
+    ),
+    *with_starved(
+        Kind(
+            "segfault-with-core-run",
+            ("sh", "-c", "ulimit -c unlimited; exec {python} {programs}/segfault.py"),
+            "run",
+            acts.cue,
+            _FAULT,
+        ),
+    ),
     Kind(
         "segfault-with-own-faulthandler-run",
         ("{python}", "-X", "faulthandler", "{programs}/segfault.py"),
@@ -31,20 +52,21 @@ KINDS = (
         acts.cue,
         expect(
             "native-crash",
-            notes_only="recorder-lost",
+            notes_only="recorder-lost native-crash<=likely",
+            at_least="certain",
             why="the script keeps its faulthandler's output to itself",
         ),
     ),
     *_both("segfault-at-interpreter-exit", "segfault_at_exit.py", _CRASH),
-    Kind("segfault-sent-run", ("wait.py",), "run", acts.send(signal.SIGSEGV), _LOOKS_LIKE_A_CRASH),
-    Kind("segfault-sent-watch", ("wait.py",), "watch", acts.send(signal.SIGSEGV), _LOOKS_LIKE_A_CRASH),
+    Kind("segfault-sent-run", ("wait.py",), "run", acts.send(signal.SIGSEGV), _SENT),
+    Kind("segfault-sent-watch", ("wait.py",), "watch", acts.send(signal.SIGSEGV), _SENT),
     *_both("abort", "abort.py", _CRASH),
-    Kind("abort-sent-watch", ("wait.py",), "watch", acts.send(signal.SIGABRT), _LOOKS_LIKE_A_CRASH),
+    Kind("abort-sent-watch", ("wait.py",), "watch", acts.send(signal.SIGABRT), _SENT),
     Kind("cpp-terminate-run", ("cpp_terminate.py",), "run", acts.cue, _CRASH),
     Kind("double-free-watch", ("double_free.py",), "watch", acts.cue, _CRASH),
-    *_both("division-by-zero-in-c", "divide.py", _CRASH, needs=("x86",)),
-    Kind("division-sent-run", ("wait.py",), "run", acts.send(signal.SIGFPE), _LOOKS_LIKE_A_CRASH),
-    *_both("illegal-instruction", "illegal.py", _CRASH, needs=("x86",)),
+    *_both("division-by-zero-in-c", "divide.py", _FAULT, needs=("x86",)),
+    Kind("division-sent-run", ("wait.py",), "run", acts.send(signal.SIGFPE), _SENT),
+    *_both("illegal-instruction", "illegal.py", _FAULT, needs=("x86",)),
     Kind(
         "sigtrap-sent-run",
         ("wait.py",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.deaths import acts
-from tests.deaths.kind import Expected, Kind, expect
+from tests.deaths.kind import Expected, Kind, expect, with_starved
 
 
 def _said(*causes: str) -> Expected:
@@ -111,6 +111,17 @@ KINDS = (
         acts.cue,
         expect("shm-full", notes_only="shm-full worker-killed<=likely bus-error python-exception"),
         needs=("torch", "small-shm"),
+    ),
+    *with_starved(
+        *_both(
+            "shm-full-by-a-plain-write",
+            ("fill_disk.py", "/dev/shm"),
+            expect("shm-full"),
+            needs=("small-shm",),
+        ),
+    ),
+    *_both(
+        "shm-full-wrapped", ("fill_disk_wrapped.py", "/dev/shm"), expect("shm-full"), needs=("small-shm",)
     ),
     *_both("file-size-limit", ("file_size.py",), _said("file-size-limit")),
     *_both("open-files-limit", ("many_files.py",), _said("open-files")),

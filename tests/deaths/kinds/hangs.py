@@ -1,16 +1,19 @@
-"""Trainings that do not die: asked about while they hang, then killed and asked about again."""
+"""Trainings that do not die: asked about while they hang, or only seem to, then killed and asked about again."""
 
 from __future__ import annotations
 
 from tests.deaths import acts
-from tests.deaths.kind import Act, Kind, Launch, expect
+from tests.deaths.kind import Act, Expected, Kind, Launch, expect
 from tests.deaths.kinds.memory import KILLED
 
 _HANGS = expect("hang", at_least="certain")
 _MAY_HANG = expect("hang<=possible")  # it computes: a long step looks the same
+_SEEMS_TO_HANG = expect("hang<=likely", at_least="likely")  # something outside, or a clock, may yet end it
+_STARVED = expect("starved", at_least="certain")
+_STARTING = expect("still-running")
 _COMPUTED = "while it computed"
 _STOPPED = "it had been stopped by a signal"
-_SOON = (("BUOY_HANG_SECONDS", "1"),)
+_SOON = (("BUOY_HANG_SECONDS", "0.5"),)
 
 
 def _kind(
@@ -29,7 +32,59 @@ def _kind(
     )
 
 
+def _still(
+    name: str,
+    how: str,
+    launch: Launch,
+    alive: Expected,
+    says: str = "",
+    act: Act = acts.hang,
+    needs: tuple[str, ...] = (),
+) -> Kind:
+    return Kind(
+        f"{name}-{launch}",
+        ("standing_still.py", how),
+        launch,
+        act,
+        KILLED,
+        alive=alive,
+        says=says,
+        environment=_SOON,
+        needs=needs,
+    )
+
+
 KINDS = (
+    *(
+        _still(
+            f"starved-at-{percent}-percent",
+            "computes",
+            launch,
+            _STARVED,
+            "it had been starved of CPU",
+            acts.starve(percent),
+            ("cpu-cgroup",),
+        )
+        for percent, launch in ((1, "run"), (5, "watch"))
+    ),
+    _still(
+        "starved-by-neighbours", "computes", "run", _STARVED, "it had been starved of CPU", acts.crowd_out
+    ),
+    _still("hang-two-locks", "two_locks", "run", _HANGS, "it had hung since step"),
+    _still("hang-empty-pipe", "empty_pipe", "watch", _HANGS, "it had hung since step"),
+    _still("hang-stuck-child", "stuck_child", "run", _HANGS, "it had hung since step"),
+    _still("hang-lock-of-a-sleeper", "sleeping_owner", "run", _SEEMS_TO_HANG, "it had hung since step"),
+    _still("hang-silent-peer", "silent_peer", "watch", _SEEMS_TO_HANG, "it had hung since step"),
+    _still(
+        "slow-socket",
+        "slow_socket",
+        "run",
+        expect("waiting", at_least="certain"),
+        "it had waited for the network",
+    ),
+    _still("slow-save", "slow_save", "run", expect("waiting<=likely"), "it had waited for a disk"),
+    _still("waits-without-steps", "without_steps", "watch", _STARTING),
+    _still("slow-import", "slow_import", "run", _STARTING),
     _kind("deadlock", "deadlock.py", "run"),
     _kind("deadlock", "deadlock.py", "watch"),
     _kind("blocked-recv", "blocked_recv.py", "run"),

@@ -26,6 +26,22 @@ KINDS = (
     ),
     *(
         Kind(
+            f"cpu-limit-of-the-shell-{name}-run",
+            ("sh", "-c", f"ulimit -St 2; exec {{python}} {{programs}}/burn_cpu.py {how}"),
+            "run",
+            acts.cue,
+            expect(
+                "cpu-limit",
+                notes_only="cpu-limit other-signal",
+                at_least="likely",
+                coarse="other-signal",
+                why="the note says SIGXCPU, not what the limit was",
+            ),
+        )
+        for name, how in (("one-thread", "1"), ("four-threads", "4"))
+    ),
+    *(
+        Kind(
             f"cpu-limit-set-late-{launch}",
             ("burn_cpu.py", "1", "2", "late"),
             launch,

@@ -5,13 +5,46 @@ from __future__ import annotations
 import signal
 
 from tests.deaths import acts
-from tests.deaths.kind import Kind, expect
+from tests.deaths.kind import Kind, expect, with_starved
 
 _LOST = expect(
     "recorder-lost", why="recorder and training were killed together: nothing was left to take a note"
 )
 
+_CUT_SHORT = "samples are missing"
+
+_SAMPLES = (
+    Kind(
+        "oom-then-samples-lost-run",
+        ("leak.py", "4", "0.1"),
+        "run",
+        acts.lose_samples(acts.cue, 0.0),
+        expect("kernel-oom", notes_only="recorder-lost kernel-oom<=likely", why="SIGKILL leaves no note"),
+        says=_CUT_SHORT,
+        memory=128,
+    ),
+    Kind(
+        "oom-then-samples-cut-watch",
+        ("leak.py", "4", "0.1"),
+        "watch",
+        acts.lose_samples(acts.cue, 0.4),
+        expect("kernel-oom", notes_only="recorder-lost kernel-oom<=likely", why="SIGKILL leaves no note"),
+        says=_CUT_SHORT,
+        memory=128,
+    ),
+    Kind(
+        "sigkill-at-90-percent-then-samples-cut-run",
+        ("hold.py", "72"),
+        "run",
+        acts.lose_samples(acts.send(signal.SIGKILL), 0.4),
+        expect("killed", notes_only="recorder-lost", why="SIGKILL leaves no note"),
+        says=_CUT_SHORT,
+        memory=96,
+    ),
+)
+
 KINDS = (
+    *with_starved(*_SAMPLES),
     Kind(
         "recorder-killed-then-sigkill-run",
         ("wait.py",),

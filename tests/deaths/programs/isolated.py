@@ -10,4 +10,8 @@ with open(f"{ready}.part", "w") as file:
 os.rename(f"{ready}.part", ready)
 while not os.path.exists(os.path.join(sys.argv[1], "go")):
     time.sleep(0.005)
+if sys.argv[2:]:
+    import ctypes
+
+    ctypes.string_at(0)
 raise ValueError("nobody takes a note of this")

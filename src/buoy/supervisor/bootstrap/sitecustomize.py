@@ -60,8 +60,11 @@ def _join() -> None:
 
 def _leave_word(error: Exception) -> None:
     try:
-        with open(os.path.join(os.environ["BUOY_ATTEMPT"], "sidecar.log"), "a") as file:
-            file.write(f"process {os.getpid()} ({sys.version.split()[0]}) was not joined: {error!r}\n")
+        path = os.path.join(os.environ["BUOY_ATTEMPT"], "sidecar.log")
+        log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        words = f"process {os.getpid()} ({sys.version.split()[0]}) was not joined: {error!r}\n"
+        os.write(log, words.encode(errors="replace"))
+        os.close(log)
     except (OSError, KeyError):
         pass
 

@@ -47,6 +47,7 @@ IN_ORDER: tuple[Callable[[Evidence], Cause | None], ...] = (
     hang.judge,
     thrashing.judge,
     still_running.judge,
+    worker_killed.judge_relayed,
     kernel_oom.judge,
     cpu_limit.judge,
     time_limit.judge,

@@ -13,9 +13,11 @@ SIGBUS = 7
 
 def is_bus_error(evidence: Evidence) -> bool:
     """Whether it died of SIGBUS, by its status or by its own last word."""
+    speaker = evidence.speaker
+    if speaker and speaker.sent_by(SIGBUS) is not None:
+        return False
     if evidence.status.known:
         return evidence.status.signal == SIGBUS
-    speaker = evidence.speaker
     return bool(speaker and signal_of(headline(speaker.fault.text) or "") == SIGBUS)
 
 

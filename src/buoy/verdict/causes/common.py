@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 from buoy.flight import stall
 from buoy.flight.attempt import is_kernel
+from buoy.text import printable
 from buoy.units import format_duration
 from buoy.verdict.evidence import Evidence, ProcessDeath, ProcessNotes
 from buoy.verdict.exceptions import ExceptionFinding, classify
 from buoy.verdict.lost_child import LostChild, lost_child
 from buoy.verdict.model import Claim, Grade, Reading
+from buoy.verdict.oom import SIGKILL, OomFinding, examine
 from buoy.verdict.room import NO_FILE, full_disk
 from buoy.verdict.status import signal_name
-from buoy.verdict.values import count, integer, mapping, number, printable, text
+from buoy.verdict.values import count, integer, mapping, number, text
 
 _ORDER: tuple[Grade, ...] = ("possible", "likely", "certain")
+AT_SHUTDOWN = (1, 2, 13, 15)
+"""Signals that end a child in order: its parent asked for it, or its reader had enough."""
+_RELAYS = ("timeout", "sudo", "su", "runuser", "unshare", "script")
+_NO_RELAYS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "busybox", "make", "xargs", "setsid")
+_NOTICED_WITHIN = 0.5
+"""Seconds between a death and its record, where the record does not say."""
 
 
 def weaker(*grades: Grade) -> Grade:
@@ -130,13 +139,99 @@ def passed_on(evidence: Evidence, speaker: ProcessNotes) -> tuple[Claim, ...]:
     return (Claim(f"process {speaker.pid} ended first; `{who}` passed its end on", "likely"),)
 
 
-def died_before(evidence: Evidence, death: ProcessDeath, within: float) -> float | None:
-    """Seconds between a child's death and the end; None when it came later or too long before."""
-    end = evidence.died_t
+def age_of(evidence: Evidence, death: ProcessDeath) -> float | None:
+    """Seconds from a child's death to the end, which is the exception where one ended it; None when it came later."""
+    end = evidence.end_t
     if death.t is None or end is None:
         return None
-    age = end - death.t
-    return max(0.0, age) if -0.5 <= age <= within else None
+    since = death.since if death.since is not None else death.t - _NOTICED_WITHIN
+    return max(0.0, end - death.t) if since <= end else None
+
+
+def end_of(evidence: Evidence) -> str:
+    """What the times of a story are counted from: the exception, or the end of the process."""
+    return "the exception" if evidence.end_t != evidence.died_t else "the end"
+
+
+def before(age: float, end: str) -> str:
+    """`12 s before the end`."""
+    return f"just before {end}" if age < 0.5 else f"{format_duration(round(age, 1))} before {end}"
+
+
+def is_relay(evidence: Evidence) -> bool | None:
+    """Whether it is a program that ends itself by the signal that ended its command; None of one nobody knows."""
+    program = os.path.basename(evidence.command.split(" ", 1)[0])
+    if evidence.main is not None or program in _NO_RELAYS:
+        return False
+    return True if program in _RELAYS else None
+
+
+def died_before(evidence: Evidence, death: ProcessDeath, within: float) -> float | None:
+    """The same; None also when it was too long before."""
+    age = age_of(evidence, death)
+    return age if age is not None and age <= within else None
+
+
+class ViolentDeath(NamedTuple):
+    """The end of a child process that neither it nor its parent had in mind."""
+
+    evidence: Evidence
+    death: ProcessDeath
+
+    @property
+    def age(self) -> float | None:
+        """Seconds before the end; None when it came later."""
+        return age_of(self.evidence, self.death)
+
+    @property
+    def oom(self) -> OomFinding | None:
+        """The kernel's part in it, if the signal fits."""
+        return examine(self.evidence, self.death) if self.death.status.signal in (None, SIGKILL) else None
+
+    @property
+    def by_kernel(self) -> bool:
+        """Whether the kernel killed it for want of memory."""
+        return (oom := self.oom) is not None and oom.answer == "oom"
+
+    @property
+    def who(self) -> str:
+        """Its name and pid."""
+        return f"{printable(self.death.name, 50)} (pid {self.death.pid})"
+
+    def claim(self, others: int = 0) -> Claim:
+        """A line of the story; `others`: so many more before it, not told one by one."""
+        when = f" {before(self.age, end_of(self.evidence))}" if self.age is not None else ""
+        more = f"; {others} more child processes had died of signals before" if others else ""
+        reading = Reading(f"pid {self.death.pid}: {self.death.status}", self.death.source, self.death.wall)
+        oom = self.oom
+        if oom is not None and oom.answer == "oom":
+            words = f"{self.who} was killed by the kernel's OOM killer{when}{more}"
+            return Claim(words, oom.grade, (*oom.evidence, reading))
+        return Claim(f"{self.who} was ended by {self.death.status}{when}{more}", "certain", (reading,))
+
+
+def violent_deaths(evidence: Evidence) -> list[ViolentDeath]:
+    """The ends of child processes by a signal that no orderly end sends, or by the kernel; in order of time."""
+    found, counted = [], None
+    for death in evidence.child_deaths:
+        kills = [mapping(death.counters.get(which)).get("after") for which in ("cgroup", "host")]
+        signal, may_be_oom = death.status.signal, kills != counted or death.lines
+        counted = kills
+        if death.is_ours or signal in AT_SHUTDOWN or death.status.exit_code is not None:
+            continue
+        child = ViolentDeath(evidence, death)
+        # Of an end that nobody could read only the kernel's part can be known, and most had none.
+        if signal is not None or (may_be_oom and child.by_kernel):
+            found.append(child)
+    return found
+
+
+def advice_about(violent: list[ViolentDeath]) -> tuple[str, ...]:
+    """A child that died violently may be why the rest failed."""
+    earlier = [child for child in violent if child.age is not None]
+    if not earlier:
+        return ()
+    return (f"first find out why {earlier[-1].who} died: the rest may only follow from that",)
 
 
 def how_to_continue(evidence: Evidence) -> str:

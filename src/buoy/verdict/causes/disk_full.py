@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from buoy.text import printable, typed
 from buoy.units import format_bytes
 from buoy.verdict.causes import bus_error
 from buoy.verdict.causes.common import raised_as
@@ -9,7 +10,7 @@ from buoy.verdict.evidence import Evidence
 from buoy.verdict.exceptions import EDQUOT, ExceptionFinding
 from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.room import NO_FILE, FullDisk, full_disk, mount_of
-from buoy.verdict.values import count, mapping, printable, text, typed
+from buoy.verdict.values import count, mapping, text
 
 
 def judge(evidence: Evidence) -> Cause | None:

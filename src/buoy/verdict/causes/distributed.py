@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from buoy.verdict.causes.common import died_before, raised_as, weaker
+from buoy.verdict.causes.common import raised_as, weaker
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.going_on import go_on
-from buoy.verdict.model import Cause, Claim, Reading
+from buoy.verdict.model import Cause, Claim
 
 
 def judge(evidence: Evidence) -> Cause | None:
@@ -16,16 +16,11 @@ def judge(evidence: Evidence) -> Cause | None:
     message = found.finding.message.lower()
     silent = "timeout" in message or "timed out" in message
     what = "Another rank did not answer in time" if silent else "The connection to another rank broke"
-    cascade = list(found.cascade)
-    for child in evidence.child_deaths:
-        if child.status.signal not in (None, 15) and died_before(evidence, child, 600.0) is not None:
-            reading = Reading(str(child.status), child.source, child.wall)
-            cascade.append(Claim(f"pid {child.pid} died first: {child.status}", "certain", (reading,)))
     return Cause(
         id="distributed",
         claim=Claim(what, weaker(found.grade, "likely"), found.evidence),
         actor=Claim("a rank that died or hangs; this process is not the one to blame", "likely"),
-        cascade=tuple(cascade[:3]),
+        cascade=found.cascade,
         next=("look at the other ranks' logs: `buoy why` on the run of the rank that ended first",
               "`TORCH_DISTRIBUTED_DEBUG=DETAIL` names the collective that did not match", go_on(evidence)),
         survivable=True,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 
+from buoy.text import printable
 from buoy.units import format_duration
 from buoy.verdict.causes.common import (
     Raised,
+    advice_about,
     died_before,
     left_in_a_cell,
     raised,
     status_reading,
+    violent_deaths,
     was_notebook,
     weaker,
 )
@@ -20,7 +23,6 @@ from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.saved import last_save
 from buoy.verdict.status import signal_name
 from buoy.verdict.time_command import TimeCommand, time_command
-from buoy.verdict.values import printable
 
 _SHELLS = (
     "sh", "bash", "dash", "zsh", "ksh", "fish", "busybox", "env", "xargs", "make", "srun", "timeout", "stdbuf", "time",
@@ -30,22 +32,6 @@ _SHELLS = (
 def judge(evidence: Evidence) -> Cause | None:
     """Certain with the status: an exit code is no signal, whatever its number. What a shell passes on is likely."""
     code = evidence.status.exit_code
-    speaker = evidence.speaker
-    if (
-        code is None
-        and not evidence.status.known
-        and speaker
-        and speaker.note
-        and speaker.note.get("kind") == "exit"
-    ):
-        said = speaker.note.get("code")
-        if isinstance(said, int) and 0 < said < 256:
-            reading = Reading(f"it said it would leave with code {said}", speaker.source)
-            return Cause(
-                "exit-code",
-                Claim(f"It ended itself with exit code {said}", "likely", (reading,)),
-                next=_next(evidence, said),
-            )
     if left_in_a_cell(evidence):
         return _in_a_cell(evidence)
     if not code:
@@ -155,4 +141,4 @@ def _next(evidence: Evidence, code: int, silent: bool = False) -> tuple[str, ...
         )
     else:
         steps.append("look for `sys.exit`, `os._exit` or `exit` with this code")
-    return (*steps, *_from_its_checkpoint(evidence))
+    return (*advice_about(violent_deaths(evidence)), *steps, *_from_its_checkpoint(evidence))

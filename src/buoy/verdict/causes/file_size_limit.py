@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from buoy.text import printable
 from buoy.verdict.causes.common import raised_as, status_reading
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Grade, Reading
-from buoy.verdict.values import printable
 
 SIGXFSZ = 25
 

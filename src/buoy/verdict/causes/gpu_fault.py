@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from buoy.machine.kernel_log import parse_xid
+from buoy.text import printable
 from buoy.verdict.causes.common import gpu_grade, raised_as
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim, Reading
-from buoy.verdict.values import printable
 
 
 def judge(evidence: Evidence) -> Cause | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from buoy.text import printable
 from buoy.units import format_bytes, format_share
 from buoy.verdict.causes.common import gpu_grade, raised_as
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.trend import Growth, foretold
-from buoy.verdict.values import count, mappings, printable, text
+from buoy.verdict.values import count, mappings, text
 
 
 def judge(evidence: Evidence) -> Cause | None:

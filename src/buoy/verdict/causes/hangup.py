@@ -36,6 +36,6 @@ def judge(evidence: Evidence) -> Cause | None:
 
 def printable_command(evidence: Evidence) -> str:
     """The command to paste, under `buoy run`."""
-    from buoy.verdict.values import printable
+    from buoy.text import printable
 
     return f"buoy run -- {printable(evidence.command, 70)}"

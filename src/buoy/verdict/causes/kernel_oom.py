@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from buoy.machine.kernel_log import parse_oom_kill
+from buoy.text import printable
 from buoy.units import format_bytes, format_share
 from buoy.verdict.causes.common import status_reading
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.going_on import go_on
+from buoy.verdict.memory import named_advice
 from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.oom import describe_limit, examine, memory_reading
 from buoy.verdict.traces import headline
-from buoy.verdict.trend import growth_before_the_end
-from buoy.verdict.values import count, mappings, printable
+from buoy.verdict.trend import growth_before_the_end, growth_of_others
+from buoy.verdict.values import count, mappings
 
 
 def judge(evidence: Evidence) -> Cause | None:
@@ -88,13 +90,27 @@ def remedies(evidence: Evidence, limit: int | None, peak: int | None, has_worker
     steps = []
     has_steps = bool(count(evidence.last_sample.get("step")))
     growth = growth_before_the_end(evidence, limit)
-    if growth is not None:
-        usual = (
-            "losses and outputs in a list (keep `loss.item()`), and results gathered over an epoch"
-            if growth.is_by_step
-            else "a list that only grows, and a file that is read whole"
+    others = growth_of_others(evidence)
+    if others is not None:
+        steps.append(
+            f"other programs grew, about {format_bytes(others)} a second, and not the training: `ps aux --sort -rss` "
+            "shows them; end them, or give the training a limit of its own"
         )
-        steps.append(f"find what is kept for ever: memory grew {growth}; the usual ones are {usual}")
+    named = named_advice(evidence, grows=growth is not None)
+    if growth is not None and named is not None:
+        steps.append(f"memory grew {growth}: {named}")
+    elif growth is not None and growth.is_by_step:
+        steps.append(
+            f"find what is kept for ever: memory grew {growth}; the usual ones are losses and outputs in a list (keep "
+            "`loss.item()`), and results gathered over an epoch"
+        )
+    elif growth is not None:
+        steps.append(
+            f"load or build in pieces what was made at the end: memory grew {growth} until it was full; if that was a "
+            "loop whose steps nobody counts, find what it keeps"
+        )
+    elif named is not None:
+        steps.append(named)
     children = [p for p in mappings(evidence.death.get("processes")) if p.get("role") == "child"]
     held = sum(count(child.get("rss")) or 0 for child in children)
     if has_workers and children and limit and held > 0.2 * limit:

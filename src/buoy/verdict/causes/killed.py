@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from buoy.units import format_bytes
-from buoy.verdict.causes.common import status_reading
+from buoy.verdict.causes import cpu_limit
+from buoy.verdict.causes.common import is_relay, status_reading, weaker
 from buoy.verdict.causes.exit_code import after_timeout
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim
 from buoy.verdict.oom import describe_limit, examine
 from buoy.verdict.time_command import time_command
+from buoy.verdict.values import mapping, number
 
 SIGKILL = 9
 
@@ -32,7 +34,7 @@ def judge(evidence: Evidence) -> Cause | None:
     )
     claim = Claim(
         f"Somebody killed it with SIGKILL{done}; it was no kernel OOM kill{high}",
-        finding.grade,
+        weaker(finding.grade, "likely") if _may_be_its_own(evidence) else finding.grade,
         (status_reading(evidence), *finding.evidence),
     )
     timer = time_command(evidence.attempt.get("command"))
@@ -47,3 +49,12 @@ def judge(evidence: Evidence) -> Cause | None:
         next=(go_on(evidence), "if it was not you: look for a scheduler's or platform's message at that time"),
         survivable=True,
     )  # fmt: skip
+
+
+def _may_be_its_own(evidence: Evidence) -> bool:
+    """Whether the kernel may have killed it for its CPU time, or it itself because its command had been killed."""
+    if cpu_limit.may_have_reached(evidence, number(mapping(evidence.death.get("cpu")).get("hard_limit"))):
+        return True
+    if is_relay(evidence) is None:
+        return any(child.status.signal == SIGKILL for child in evidence.child_deaths)
+    return is_relay(evidence) is True

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from buoy.machine.kernel_log import parse_segfault
+from buoy.text import printable, typed
 from buoy.verdict.causes.common import status_reading
 from buoy.verdict.evidence import Evidence, ProcessNotes
 from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.status import signal_name
 from buoy.verdict.traces import headline, is_recursion, last_stack, signal_of, user_frame
-from buoy.verdict.values import printable, typed
 
 WORDS = {
     11: "a bad memory access in native code (SIGSEGV)",
@@ -18,30 +18,34 @@ WORDS = {
     4: "an instruction this CPU does not have (SIGILL): often a package built for a newer CPU",
     5: "a trap in native code (SIGTRAP)",
 }
+SIGABRT = 6
+_SI_TKILL = -6
 
 
 def judge(evidence: Evidence) -> Cause | None:
-    """Likely: a signal sent with kill leaves the same traces. Certain only when the kernel logged the fault itself."""
+    """Certain when the kernel said, to the process or in its log, that it raised the signal; one sent looks alike."""
     signal = evidence.status.signal
     speaker = evidence.speaker
     fault = speaker.fault.text if speaker else ""
     if not evidence.status.known:
-        signal = signal_of(headline(fault) or "")
-    if signal not in WORDS:
+        signal = last_word(speaker)
+    if signal not in WORDS or (speaker and speaker.sent_by(signal) is not None):
         return None
     readings = [status_reading(evidence)] if evidence.status.known else []
     grade: Grade = "likely"
-    logged = _logged(evidence)
-    if logged:
-        grade = "certain"
-        readings.insert(0, Reading(logged, "kernel log"))
+    logged, told = _logged(evidence), _told(speaker, signal)
+    proof = logged or told
+    if proof is not None:
+        # What it was told it may have survived, where nobody knows what ended it.
+        grade = "certain" if logged or evidence.status.known else "likely"
+        readings.insert(0, proof)
     readings += stack_reading(speaker)
     words = WORDS[signal]
     if is_recursion(fault):
         words = f"the stack ran over ({signal_name(signal)}): a function calls itself without end"
     when = ", while the interpreter was shutting down" if speaker and speaker.left_in_order else ""
     doubt = None
-    if grade != "certain":
+    if proof is None:
         doubt = Claim(
             f"the code itself; a {signal_name(signal)} sent with `kill` would look the same", "likely"
         )
@@ -59,13 +63,33 @@ def stack_reading(speaker: ProcessNotes | None) -> list[Reading]:
     return [Reading(printable(words, 160), f"process-{speaker.pid}/fault.txt", speaker.fault.wall)]
 
 
-def _logged(evidence: Evidence) -> str | None:
+def last_word(speaker: ProcessNotes | None) -> int | None:
+    """The fatal signal that a process of unknown status wrote of, or was told of, last."""
+    if speaker is None:
+        return None
+    return signal_of(headline(speaker.fault.text) or "") or (speaker.fatal.number if speaker.fatal else None)
+
+
+def _told(speaker: ProcessNotes | None, signal: int) -> Reading | None:
+    """The kernel's own word to the process: that it raised the signal itself, or that the process did, by `abort`."""
+    fatal = speaker.fatal if speaker else None
+    if speaker is None or fatal is None or fatal.number != signal:
+        return None
+    if speaker.raised_by_kernel(signal):
+        at = f" at address {fatal.address:#x}" if signal == 11 and fatal.code in (1, 2) else ""
+        return Reading(f"the kernel raised it{at} (si_code {fatal.code}): it was not sent", speaker.source)
+    if signal == SIGABRT and fatal.code == _SI_TKILL and fatal.pid == speaker.pid:
+        return Reading("the process raised it itself (`abort`)", speaker.source)
+    return None
+
+
+def _logged(evidence: Evidence) -> Reading | None:
     if evidence.attempt.get("initial_pid_namespace") is not True:
         return None
     for line in evidence.own_death.lines:
         found = parse_segfault(str(line["text"]))
         if found and found.get("pid") == evidence.pid:
-            return printable(str(line["text"]), 160)
+            return Reading(printable(str(line["text"]), 160), "kernel log")
     return None
 
 

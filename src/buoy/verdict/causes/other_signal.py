@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from buoy.verdict.causes.common import recent_signal, signal_sender, status_reading
+from buoy.verdict.causes.native_crash import last_word
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.going_on import go_on
-from buoy.verdict.model import Cause, Claim
+from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.status import signal_name
 
 _WORDS = {
@@ -38,7 +39,7 @@ def judge(evidence: Evidence) -> Cause | None:
     """Certain which signal it was; who sent it is not recorded."""
     signal = evidence.status.signal
     if signal is None:
-        return _by_dump(evidence) if not evidence.status.known else None
+        return _by_dump(evidence) or _by_sender(evidence) if not evidence.status.known else None
     if signal in (9, 15):
         return None
     name = signal_name(signal)
@@ -58,9 +59,31 @@ def _by_dump(evidence: Evidence) -> Cause | None:
     return None
 
 
+def _by_sender(evidence: Evidence) -> Cause | None:
+    """Without a status: what the kernel said to the process when the signal came."""
+    speaker = evidence.speaker
+    if speaker is None or speaker.note or speaker.sent_by(last_word(speaker)) is None:
+        return None
+    assert speaker.fatal is not None
+    name = signal_name(speaker.fatal.number)
+    return _cause(evidence, name, Claim(f"It was ended by {name}", "likely"))
+
+
+def _sender(evidence: Evidence) -> Claim | None:
+    """Who sent a signal of those that crashes raise, by the kernel's own word to the process."""
+    speaker = evidence.speaker
+    number = speaker.fatal.number if speaker and speaker.fatal else None
+    pid = speaker.sent_by(number) if speaker and evidence.status.signal in (None, number) else None
+    if speaker is None or pid is None:
+        return None
+    who = f"pid {pid}" if pid else "a process outside of its container"
+    reading = Reading(f"sent with `kill` by {who}: no crash of its own", speaker.source)
+    return Claim(f"sent by {who}; it did not crash by itself", "certain", (reading,))
+
+
 def _cause(evidence: Evidence, name: str, claim: Claim) -> Cause:
     why, step = _WORDS.get(
         name, ("who sent it is not recorded", f"find out which program sends {name}, or install a handler")
     )
-    actor = signal_sender(evidence, name) or Claim(why, "possible")
+    actor = signal_sender(evidence, name) or _sender(evidence) or Claim(why, "possible")
     return Cause("other-signal", claim, actor, (), (step, go_on(evidence)))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from buoy.text import printable
 from buoy.verdict.causes.common import status_reading, was_notebook
 from buoy.verdict.evidence import Evidence, ParentDeath
 from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.oom import examine
-from buoy.verdict.values import printable
 
 _POLL_SECONDS = 3.0
 """ipykernel looks for its parent once a second and leaves with code 1; a loaded machine takes its time."""

@@ -10,6 +10,14 @@ from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.room import NO_PAGE
 from buoy.verdict.values import count, mapping
 
+_OF_A_LOADER = (
+    "fewer workers, a lower `prefetch_factor` or smaller batches need less; `num_workers=0` needs none",
+    "batches that are kept stay there: keep `.clone()` of what you need, not the loader's tensor",
+)
+_OF_A_FILE = (
+    "see what fills it: `ls -lhS /dev/shm`; delete what is old, and write files to a disk instead",
+    "DataLoader workers share this room: fewer workers or smaller batches need less",
+)
 _GUESS_OF_TORCH = "workers are out of shared memory"
 
 
@@ -20,7 +28,8 @@ def judge(evidence: Evidence) -> Cause | None:
     grade: Grade = "likely"
     if found and found.finding.id == "shm-full":
         grade, readings, cascade = found.grade, found.evidence, found.cascade
-        free = found.finding.shm_free if free is None else free
+        seen = [room for room in (free, found.finding.shm_free) if room is not None]
+        free = min(seen, default=None)
     elif found and _GUESS_OF_TORCH in found.finding.message:  # torch says this of any SIGBUS in a worker
         grade = "likely" if free is not None and free < 64 * NO_PAGE else "possible"
         readings, cascade = found.evidence, found.cascade
@@ -44,8 +53,7 @@ def judge(evidence: Evidence) -> Cause | None:
         claim=Claim(f"The shared memory in /dev/shm{size} {state}", grade, readings),
         cascade=cascade,
         next=(
-            "fewer workers, a lower `prefetch_factor` or smaller batches need less; `num_workers=0` needs none",
-            "batches that are kept stay there: keep `.clone()` of what you need, not the loader's tensor",
+            *(_OF_A_FILE if found and found.finding.errno is not None else _OF_A_LOADER),
             "in Docker: `--shm-size=8g` (or `--ipc=host`); as root: `mount -o remount,size=8G /dev/shm`",
         ),
     )  # fmt: skip

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from buoy.verdict.causes.common import how_to_continue
+from buoy.units import format_duration
+from buoy.verdict.causes.common import how_to_continue, standing_hang
+from buoy.verdict.causes.hang import starting
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Reading
+from buoy.verdict.values import number
 
 
 def judge(evidence: Evidence) -> Cause | None:
@@ -22,6 +25,12 @@ def judge(evidence: Evidence) -> Cause | None:
             "It lives but is stopped (Ctrl-Z, SIGSTOP or a debugger)", "certain", (stopped, reading)
         )
         return Cause("still-running", claim, next=(how_to_continue(evidence),))
-    return Cause("still-running", Claim("It is still running", "certain", (reading,)), next=(
-        "ask again when it has ended",
-    ))  # fmt: skip
+    words = "It is still running"
+    event = standing_hang(evidence)
+    if event is not None and event.get("is_quiet") is True:
+        age = format_duration(number(event.get("age")))
+        words = f"It is still starting, or trains without steps that buoy counts: none came in {age}"
+        waits = starting(event)
+        seen = f"it {waits}" if waits else "no thread was seen to wait"
+        reading = Reading(seen, "events.jsonl", number(event.get("wall")))
+    return Cause("still-running", Claim(words, "certain", (reading,)), next=("ask again when it has ended",))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from buoy.text import printable
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.going_on import go_on
 from buoy.verdict.model import Cause, Claim, Reading
-from buoy.verdict.values import number, printable, text
+from buoy.verdict.values import number, text
 
 _STANDS = 600.0
 

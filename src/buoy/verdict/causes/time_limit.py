@@ -10,7 +10,8 @@ from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.values import number, text
 
 _NEAR = 0.97
-_BEYOND = 1.1
+_BEYOND, _BEYOND_SECONDS = 1.01, 5.0
+"""Whoever enforces a limit does so when it is reached; what ran on beyond it was not ended by it."""
 
 
 def judge(evidence: Evidence) -> Cause | None:
@@ -19,8 +20,8 @@ def judge(evidence: Evidence) -> Cause | None:
     elapsed = _elapsed(evidence)
     if not limit or limit <= 0 or elapsed is None:
         return None
-    # A limit that was passed long ago is not being enforced.
-    if not _NEAR * limit <= elapsed <= max(_BEYOND * limit, limit + 60.0) or not _taken(evidence):
+    last = max(_BEYOND * limit, limit + _BEYOND_SECONDS)
+    if not _NEAR * limit <= elapsed <= last or not _taken(evidence):
         return None
     source = text(evidence.attempt.get("time_limit_source")) or "attempt.json"
     reading = Reading(
@@ -49,8 +50,11 @@ def _taken(evidence: Evidence) -> bool:
 
 
 def _elapsed(evidence: Evidence) -> float | None:
-    """Seconds of the session, which may have begun before the attempt."""
+    """Seconds of the session, which may have begun before the attempt, until the end or the SIGTERM that came first."""
     ran = evidence.ran_for
+    asked = recent_signal(evidence, "SIGTERM")
+    if ran is not None and asked is not None:  # a scheduler waits half a minute before it kills
+        ran = max(0.0, ran - asked.age)
     began = number(evidence.attempt.get("session_started"))
     start = number(evidence.attempt.get("wall"))
     if ran is None or began is None or start is None or not 0 <= start - began < 30 * 86400:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from buoy.flight.attempt import read_json
+from buoy.machine.records import read_json
 from buoy.verdict.causes.common import status_reading, was_notebook
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.going_on import go_on

@@ -5,37 +5,55 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from buoy.units import format_bytes, format_duration
-from buoy.verdict.causes import kernel_oom, native_crash
-from buoy.verdict.causes.common import Raised, died_before, raised, status_reading, weaker
+from buoy.text import printable
+from buoy.units import format_bytes
+from buoy.verdict.causes import cpu_limit, kernel_oom, native_crash
+from buoy.verdict.causes.common import (
+    AT_SHUTDOWN,
+    Raised,
+    ViolentDeath,
+    age_of,
+    before,
+    died_before,
+    end_of,
+    is_relay,
+    raised,
+    status_reading,
+    violent_deaths,
+    weaker,
+)
 from buoy.verdict.causes.exit_code import after_timeout
 from buoy.verdict.evidence import Evidence, ProcessDeath
 from buoy.verdict.exceptions import ExceptionFinding
 from buoy.verdict.going_on import go_on
-from buoy.verdict.lost_child import LostChild, pids_in
+from buoy.verdict.lost_child import BrokenLine, LostChild, broken_line, pids_in
 from buoy.verdict.model import Cause, Claim, Grade, Reading
-from buoy.verdict.oom import OomFinding, describe_limit, examine, unrecorded_victim
+from buoy.verdict.oom import SIGKILL, OomFinding, describe_limit, examine, unrecorded_victim
 from buoy.verdict.status import make_status
 from buoy.verdict.time_command import time_command
 from buoy.verdict.traces import headline, signal_of
-from buoy.verdict.values import printable
 
 # Words with which a parent reports that a child of its own is gone.
 _REPORTS = (
     "DataLoader worker", "exited unexpectedly", "terminated with signal", "terminated abruptly", "died with <Signals.",
     "process pool", "worker died", "Worker exited", "worker process",
 )  # fmt: skip
-_BROKEN_LINES = (
-    "EOFError",
-    "BrokenPipeError",
-    "ConnectionResetError",
-    "ConnectionRefusedError",
-    "ConnectionAbortedError",
-)
-_AT_SHUTDOWN = (1, 2, 15)
-"""Signals with which a parent ends its own workers in order."""
+_AT_ONCE = 5.0
+"""Seconds within which a shell that passes on the end of its command has ended too."""
+_SOON = 10.0
+"""Seconds within which a wrapper that gives up because of its command's end has ended too, with whatever code."""
+_REPORTED = 60.0
+"""Seconds after which a report that names nobody may mean another child than the last that died."""
+_UNNOTICED = 300.0
+"""Seconds for which a line of one's own making may stay broken before anyone reads from it."""
 
-Link = Literal["named", "reported", "passed on", "broken line", "silent", "words"]
+Link = Literal["named", "reported", "passed on", "relayed", "followed", "broken line", "silent", "words"]
+_RANKS: tuple[Link, ...] = ("broken line", "followed", "passed on", "reported", "named")
+_SURE: tuple[Link, ...] = ("named", "reported", "passed on")
+_WRAPPED: tuple[Link, ...] = ("passed on", "relayed", "followed", "silent")
+"""What died is the training itself, below a shell, a launcher or another wrapper."""
+
+_Found = tuple[ProcessDeath, Link, float | None, OomFinding | None]
 
 
 def judge(evidence: Evidence) -> Cause | None:
@@ -46,33 +64,58 @@ def judge(evidence: Evidence) -> Cause | None:
     if ended is not None and ended.lost is not None and ended.lost.status.exit_code is not None:
         return None  # it left with a code by itself
     found = _guilty_child(evidence, ended) or _unrecorded_child(evidence, ended)
-    if found is None:
+    return _cause(evidence, found, ended) if found is not None else None
+
+
+def judge_relayed(evidence: Evidence) -> Cause | None:
+    """Likely at most: that a wrapper took its own life, as its command had lost it, is known of some by name only."""
+    signal = evidence.status.signal
+    if signal is None or is_relay(evidence) is False or signal in AT_SHUTDOWN:
         return None
+    own, timer = examine(evidence, evidence.own_death), time_command(evidence.attempt.get("command"))
+    if own.answer == "oom" and own.grade == "certain":
+        return None
+    if timer is not None and timer.kills and (evidence.ran_for or 0.0) >= timer.seconds:
+        return None  # it killed both
+    for child in reversed(evidence.child_deaths):
+        if died_before(evidence, child, _AT_ONCE) is None or child.is_ours:
+            continue
+        found = _relayed(evidence, child, signal)
+        if found is not None:
+            return _cause(evidence, found, None)
+    return None
+
+
+def _relayed(evidence: Evidence, child: ProcessDeath, signal: int) -> _Found | None:
+    """This child, if it is the command whose signal the wrapper took over."""
+    if child.status.signal != signal and (child.status.known or not is_relay(evidence)):
+        return None
+    # Of one whose end nobody could read, the wrapper's own end tells it.
+    child = child if child.status.known else child._replace(status=make_status(signal, "death.json"))
+    oom = examine(evidence, child) if signal == SIGKILL else None
+    if oom is not None and oom.answer != "oom" and not is_relay(evidence):
+        return None
+    return child, "relayed", age_of(evidence, child), oom
+
+
+def _cause(evidence: Evidence, found: _Found, ended: Raised | None) -> Cause:
     child, link, age, oom = found
     how, grade = _how(evidence, child, oom)
-    if link in ("broken line", "silent", "words"):
+    lost = ended.lost if ended is not None else None
+    is_late = age is not None and age > _REPORTED and link != "named"
+    if link not in _SURE or is_late or (lost is not None and lost.is_in_chain):
         grade = weaker(grade, "likely")
-    name = ended.lost.who if ended is not None and ended.lost is not None and ended.lost.pids else child.name
+    name = lost.who if lost is not None and lost.pids else child.name
     who = f"{printable(name, 60)} (pid {child.pid})" if child.pid else f"{name[0].upper()}{name[1:]}"
-    claim = Claim(
-        f"{who} {how}; {_effect(evidence, link)}",
-        grade,
-        _readings(evidence, child, oom),
-    )
+    claim = Claim(f"{who} {how}; {_effect(evidence, link)}", grade, _readings(evidence, child, oom))
     cascade: tuple[Claim, ...] = ()
     if age is not None:
         reading = Reading(str(child.status), child.source, child.wall)
-        when = "at the end" if age < 0.1 else f"{format_duration(round(age, 1))} before the end"
-        words = f"pid {child.pid} died {when}: {child.status}"
+        words = f"pid {child.pid} died {before(age, end_of(evidence))}: {child.status}"
         cascade = (Claim(words, "certain", (reading,)),)
     actor = Claim("the Linux kernel", grade) if oom and oom.answer == "oom" else None
-    steps = _next(evidence, child, oom)
-    if link in ("passed on", "silent"):
-        steps = _next_of_itself(evidence, child, oom)
+    steps = _next_of_itself(evidence, child, oom) if link in _WRAPPED else _next(evidence, child, oom)
     return Cause("worker-killed", claim, actor, cascade, steps, survivable=True)
-
-
-_Found = tuple[ProcessDeath, Link, float | None, OomFinding | None]
 
 
 def _unrecorded_child(evidence: Evidence, ended: Raised | None) -> _Found | None:
@@ -83,6 +126,8 @@ def _unrecorded_child(evidence: Evidence, ended: Raised | None) -> _Found | None
     if ended is not None and (ended.lost is not None or _reports_loss(ended.finding)):
         link = "named"
         pids = list(ended.lost.pids if ended.lost else pids_in(ended.finding.message))
+    elif ended is not None and _broken_line(evidence) == "to a child":
+        link, pids = "broken line", []
     elif ended is None and evidence.main is None:
         link, pids = "passed on", []
         if evidence.status.exit_code != 137:
@@ -129,15 +174,17 @@ def _silent_child(evidence: Evidence) -> _Found | None:
 
 def _guilty_child(evidence: Evidence, ended: Raised | None) -> _Found | None:
     best: tuple[int, ProcessDeath, Link, float] | None = None
+    violent = {(child.death.pid, child.death.t): child for child in violent_deaths(evidence)}
     for child in evidence.child_deaths:
-        age = died_before(evidence, child, 120.0)
-        if age is None or (child.status.exit_code is not None and child.status.exit_code == 0):
-            continue
-        link = _link(evidence, child, age, ended)
-        if link is None:
-            continue
-        rank = ("broken line", "passed on", "reported", "named").index(link)
-        if best is None or rank >= best[0]:
+        age, found = age_of(evidence, child), violent.get((child.pid, child.t))
+        if age is None or child.is_ours or child.status.exit_code is not None:
+            continue  # of one that left with a code by itself, the exception or the code says more
+        if ended is not None:
+            link = _link_by_words(evidence, child, found, age, ended)
+        else:
+            link = _link_by_code(evidence, child, found, age)
+        rank = _RANKS.index(link) if link is not None else -1
+        if link is not None and (best is None or rank >= best[0]):
             best = (rank, child, link, age)
     if best is None:
         return None
@@ -148,26 +195,29 @@ def _guilty_child(evidence: Evidence, ended: Raised | None) -> _Found | None:
     return child, link, age, examine(evidence, child) if child.status.signal in (None, 9) else None
 
 
-def _link(evidence: Evidence, child: ProcessDeath, age: float, ended: Raised | None) -> Link | None:
-    if ended is not None:
-        return _link_by_words(evidence, child, age, ended)
-    code = evidence.status.exit_code
-    # A Python that was watched and left no exception chose its code itself; a shell passes on what its child gave.
-    if (
-        child.status.signal is not None
-        and code == child.status.shell_code
-        and age <= 5.0
-        and evidence.main is None
-    ):
+def _link_by_code(
+    evidence: Evidence, child: ProcessDeath, found: ViolentDeath | None, age: float
+) -> Link | None:
+    """What the code of a process without an exception has to do with this child's death."""
+    code, signal = evidence.status.exit_code, child.status.signal or SIGKILL
+    if evidence.main is None and code == 128 + signal and age <= _AT_ONCE:
         return "passed on"
-    if not child.status.known and code == 137 and age <= 5.0 and evidence.main is None:
-        return "passed on"
-    return None
+    if code is None or found is None:
+        return None
+    if code in (128 + signal, 256 - signal, signal):  # a shell's way, Python's, and that of `setsid --wait`
+        return "followed"
+    if age > _SOON:
+        return None
+    # A Python that was watched from inside may have ended its own child, with SIGKILL too, before it left.
+    main = evidence.main
+    is_meant = main is None or (main.left_in_order and (signal != SIGKILL or found.by_kernel))
+    return "followed" if is_meant else None
 
 
-def _link_by_words(evidence: Evidence, child: ProcessDeath, age: float, ended: Raised) -> Link | None:
-    if child.status.signal is None and child.status.known:
-        return None  # it left with a code by itself: the exception says more
+def _link_by_words(
+    evidence: Evidence, child: ProcessDeath, found: ViolentDeath | None, age: float, ended: Raised
+) -> Link | None:
+    """What an exception has to do with this child's death."""
     finding, lost = ended.finding, ended.lost
     if lost is not None and lost.pids:
         return "named" if child.pid in lost.pids else None
@@ -181,18 +231,20 @@ def _link_by_words(evidence: Evidence, child: ProcessDeath, age: float, ended: R
     reports = lost is not None or _reports_loss(finding)
     if reports and child.pid in pids_in(finding.message):
         return "named"
-    if child.status.signal in _AT_SHUTDOWN or not _fatal(evidence, child):
-        return None
-    if reports and age <= 60.0:
+    line = _broken_line(evidence)
+    if found is None:
+        # It ended somehow; that a line to a child broke just then tells that it mattered.
+        is_it = line == "to a child" and not child.status.known and age <= _SOON
+        return "broken line" if is_it else None
+    if reports:
         return "reported"
-    if finding.type.removeprefix("builtins.") in _BROKEN_LINES and age <= 10.0:
+    if line == "to a child" or (line == "to anyone" and age <= _UNNOTICED):
         return "broken line"
     return None
 
 
-def _fatal(evidence: Evidence, child: ProcessDeath) -> bool:
-    """Whether this death was no ordinary end; without a status only a kill by the kernel is known to be none."""
-    return child.status.signal is not None or examine(evidence, child).answer == "oom"
+def _broken_line(evidence: Evidence) -> BrokenLine | None:
+    return broken_line((evidence.speaker.exception if evidence.speaker else None) or {})
 
 
 def _reports_loss(finding: ExceptionFinding) -> bool:
@@ -223,10 +275,21 @@ def _left_unseen(evidence: Evidence, child: ProcessDeath) -> bool:
 
 
 def _effect(evidence: Evidence, link: Link) -> str:
+    program = printable(_program(evidence), 40)
     if link in ("passed on", "silent"):
-        program = os.path.basename(evidence.command.split(" ", 1)[0])
         return f"`{program}` passed that on as exit code {evidence.status.exit_code}"
+    if link == "relayed":
+        return f"`{program}` then ended itself by the same signal"
+    if link == "followed":
+        return f"`{program}`, which had started it, then ended with exit code {evidence.status.exit_code}"
     return "the training stopped with an exception because of it"
+
+
+def _program(evidence: Evidence) -> str:
+    """What was started, by name: `make`, `python launch.py`."""
+    words = evidence.command.split(" ")
+    names = [os.path.basename(word) for word in words[: 2 if evidence.main is not None else 1]]
+    return " ".join(names)
 
 
 def _readings(evidence: Evidence, child: ProcessDeath, oom: OomFinding | None) -> tuple[Reading, ...]:
@@ -264,6 +327,8 @@ def _next_of_itself(evidence: Evidence, child: ProcessDeath, oom: OomFinding | N
     timer = time_command(evidence.attempt.get("command"))
     if timer is not None and timer.kills and signal == 9 and (evidence.ran_for or 0.0) >= timer.seconds:
         return after_timeout(evidence, timer)
+    if signal == cpu_limit.SIGXCPU:
+        return (cpu_limit.ADVICE, go_on(evidence))
     if oom is not None and oom.answer != "not-oom":
         limit, peak = describe_limit(evidence)
         return (*kernel_oom.remedies(evidence, limit, peak, has_workers=False)[:2], go_on(evidence))
@@ -276,7 +341,7 @@ def _see_its_error(evidence: Evidence, child: ProcessDeath) -> str:
     who = ended.lost.who if ended is not None and ended.lost is not None else ""
     if who.startswith(("rank", "a rank", "process ", "the command", "a spawned")):
         return f"read what {who} itself printed last; its parent only passes its end on"
-    if child.status.signal in (9, *_AT_SHUTDOWN):
+    if child.status.signal in (SIGKILL, *AT_SHUTDOWN):
         return "it had no error of its own; if it was not you who ended it: look for who else may send signals here"
     if who == "DataLoader worker" and _left_unseen(evidence, child):
         return "look in the data set's code for what ends a process (`os._exit`, `exit`); then run with `num_workers=0`"

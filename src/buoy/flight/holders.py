@@ -1,0 +1,324 @@
+"""Which variables hold a training's memory: the sidecar asks while it lives, the process itself answers.
+
+There a thread of ours sleeps until then, at no cost. The main thread cannot do it: the first step of a `fit` may fill
+a cache for minutes inside one call of C. The sidecar's signal is answered in C (`faulthandler` writes to a pipe), so
+that it disturbs no system call and no handler of the user's. A plain script, that has no other thread, gets none of
+ours: a second thread makes Python 3.12 and later warn of every fork; there the main thread answers between two lines.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import faulthandler
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from buoy.flight.imports import after_import
+from buoy.flight.privacy import mask_text
+from buoy.machine import procfs
+from buoy.machine.records import read_json, write_json
+
+HOLDERS_SIGNAL = getattr(signal, "SIGRTMIN", 0) + 6
+"""Beside that of `stacks`. Without a handler it would kill, so it is sent only to who is seen to handle it."""
+_ANSWER = "holders.json"
+"""The file in a process's folder with its last answer."""
+_LEVELS, _BACK = (0.85, 0.92, 0.97), 0.1
+_ASKS_MOST = 40
+_HOLDERS_PAUSE, _FRESH, _PATIENCE = 2.0, 10.0, 10.0
+"""Seconds: between two requests, for which an answer is good, and until it is given up."""
+_AFTER_STACKS, _SENT_AGAIN = 0.05, 2.5
+"""Seconds: `faulthandler` drops a signal that comes while it still writes for another one."""
+_THREADED = ("numpy", "torch")
+"""Whoever imports one of these has further threads from then on."""
+_HIGH_DESCRIPTORS = 48
+_SETTLE = 0.05
+"""Seconds in which the whole of one request arrives: it is written in pieces."""
+_LEAST_PAUSE = 1.0
+_LEAST_SHARE = 0.03
+"""Of the process's memory: a variable that holds less is not named."""
+_OUTSIDE_SHARE = 0.2
+_SHOWN = 3
+
+
+class HolderAsker:
+    """Asks which variables hold memory: when a warning is given, and before that as memory runs short."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._pid: int | None = None
+        """Whose answer is awaited."""
+        self._asks = 0
+        self.asked = self._answered = -_HOLDERS_PAUSE
+        """When it was last asked, and when it last answered."""
+        self._next = 0.0
+        self._answer: dict | None = None  # type: ignore[type-arg]
+        self._level = 0.0
+        self._alarm: str | None = None
+
+    def warned(self, alarm: str, pid: int, now: float) -> None:
+        """A warning was given: the holders are to be named in another, at once if they are known."""
+        self._alarm = alarm
+        if now - self._answered > _FRESH:
+            self._answer = None
+            self._ask(pid, now)
+
+    def near_exhaustion(self, pressure: float, pid: int, now: float) -> None:
+        """Ask at each level once, for the verdict alone: what grows fast kills before any warning."""
+        level = max((mark for mark in _LEVELS if pressure >= mark), default=0.0)
+        if level > self._level and now - self.asked >= _HOLDERS_PAUSE:
+            self._level = level
+            self._ask(pid, now)
+        elif pressure < self._level - _BACK:
+            self._level = level
+
+    def _ask(self, pid: int, now: float) -> None:
+        if self._pid is None and self._asks < _ASKS_MOST and procfs.handles_signal(pid, HOLDERS_SIGNAL):
+            self._asks += 1
+            self._pid, self.asked, self._next = pid, now, now + _AFTER_STACKS
+
+    def hear(self, now: float) -> dict | None:  # type: ignore[type-arg]
+        """A new answer, or after a while that there is none; else None. Asks, until there is one."""
+        if self._pid is None:
+            return None
+        found = read_json(os.path.join(self._folder, f"process-{self._pid}", _ANSWER))
+        if found is None or not found.get("t", 0.0) >= self.asked:
+            if now - self.asked < _PATIENCE:
+                self._send(self._pid, now)
+                return None
+            found = {"error": f"Python did not answer for {_PATIENCE:.0f} s; a call into C may keep it busy"}
+        found["pid"], self._pid = self._pid, None
+        self._answer, self._answered = found, now
+        return found
+
+    def _send(self, pid: int, now: float) -> None:
+        if now >= self._next and procfs.handles_signal(pid, HOLDERS_SIGNAL):
+            self._next = now + _SENT_AGAIN
+            try:
+                os.kill(pid, HOLDERS_SIGNAL)
+            except OSError:
+                pass  # it has just died
+
+    def to_tell(self) -> tuple[str, str] | None:
+        """The alarm whose warning still lacks the names, and the line that has them; None: nothing to tell."""
+        if self._alarm is None or self._answer is None or self._pid is not None:
+            return None
+        alarm, self._alarm = self._alarm, None
+        text = sentence(self._answer, on_device=alarm == "vram")
+        return (alarm, text) if text is not None else None
+
+
+class Attendant:
+    """Answers for this process; also calls `tick` now and then, for a notebook's card."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._pid = os.getpid()
+        self._answered = 0.0
+        self._is_started = False
+        self._waking = -1
+        self._tick: Callable[[], None] | None = None
+        self._period = 0.0
+        try:
+            signal.signal(HOLDERS_SIGNAL, lambda *_: self._answer())
+        except ValueError:
+            pass  # not in the main thread: then nobody answers before there is a thread of ours
+        for package in _THREADED:
+            after_import(package, self.start)
+        os.register_at_fork(after_in_child=self._forget)
+        atexit.register(self._end)
+
+    def start(self) -> None:
+        """Answer in a thread from now on; where none can be had, the main thread goes on to answer."""
+        # A thread reserves 64 MiB of addresses: too much where those are limited.
+        import resource  # not on Windows, where verdicts are read too
+
+        limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+        if self._is_started or limited or os.getpid() != self._pid:
+            return
+        try:
+            reading, self._waking = _pipe()
+            _thread.start_new_thread(self._wait, (reading, _inode(reading)))
+        except (OSError, RuntimeError):
+            return
+        self._is_started = True
+        faulthandler.register(HOLDERS_SIGNAL, self._waking, all_threads=False, chain=False)
+
+    def every(self, seconds: float, tick: Callable[[], None] | None) -> None:
+        """Call `tick` so often, in the thread; None: no more."""
+        self._tick, self._period = tick, seconds
+        if self._is_started and os.getpid() == self._pid:
+            try:
+                os.write(self._waking, b"\n")
+            except OSError:
+                pass  # a script that closes all files, or so many asked at once that it wakes anyway
+
+    def _wait(self, reading: int, pipe: int | None) -> None:
+        poll = select.poll()
+        poll.register(reading, select.POLLIN)
+        while True:
+            ready = poll.poll(1000 * self._period if self._tick is not None else None)
+            try:
+                if ready and not self._hear(reading, pipe):
+                    return
+                if self._tick is not None:
+                    self._tick()
+            except Exception:  # noqa: BLE001 - whatever fails here, the training does not
+                if _inode(reading) != pipe:
+                    return
+
+    def _hear(self, reading: int, pipe: int | None) -> bool:
+        """Whether our pipe is still there: a script that closes all files may have another of this number by now."""
+        time.sleep(_SETTLE)
+        words = os.read(reading, 1 << 16) if _inode(reading) == pipe else b""
+        if words.strip():
+            self._answer()
+        return bool(words)
+
+    def _answer(self) -> None:
+        now = time.monotonic()
+        if os.getpid() != self._pid or now - self._answered < _LEAST_PAUSE:
+            return
+        try:
+            write_json(os.path.join(self.folder, _ANSWER), {"t": now, "wall": time.time(), **_survey()})
+        except Exception:  # noqa: BLE001 - a full disk, a folder that is gone
+            pass
+        self._answered = time.monotonic()
+
+    def _end(self) -> None:
+        """The interpreter shuts down: a look that began now would be cut off in the middle of a library's code."""
+        self._pid, self._tick = -1, None
+
+    def _forget(self) -> None:
+        """In a forked child: it has no such thread, and nobody asks it."""
+        if self._is_started:
+            faulthandler.unregister(HOLDERS_SIGNAL)
+            self._is_started = False
+
+
+def _survey() -> dict[str, object]:
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return {"error": "this Python has no lock that keeps its objects still"}
+    try:
+        from buoy.machine.variables import survey
+
+        found = survey().to_json()
+    except Exception as error:  # noqa: BLE001 - told, not raised
+        return {"error": repr(error)[:200]}
+    for variable in found["variables"]:  # type: ignore[attr-defined]
+        variable["name"] = mask_text(variable["name"])[:80]
+    return found
+
+
+def _pipe() -> tuple[int, int]:
+    """Both ends with high numbers: a script that closes all and opens its own is given low ones."""
+    import fcntl
+    import resource
+
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    low = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        first, second = (
+            fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, max(3, min(most, 4096) - _HIGH_DESCRIPTORS))
+            for end in low
+        )
+        return first, second
+    finally:
+        for end in low:
+            os.close(end)
+
+
+def _inode(descriptor: int) -> int | None:
+    try:
+        return os.fstat(descriptor).st_ino
+    except OSError:
+        return None
+
+
+def large(values: dict[str, Any], on_device: bool = False) -> list[dict[str, Any]]:
+    """The variables of an answer that are worth a name, the largest first: in RAM, or on a GPU."""
+    found = values.get("variables")
+    known = [each for each in found if _is_whole(each)] if isinstance(found, list) else []
+    least = 0.0 if on_device else _LEAST_SHARE * _size(values, "resident")
+    return [each for each in known if bool(each["device"]) is on_device and each["bytes"] >= least]
+
+
+def _is_whole(variable: object) -> bool:
+    """Whether all parts are there: a log may be damaged."""
+    if not isinstance(variable, dict) or not isinstance(variable.get("bytes"), int):
+        return False
+    return all(isinstance(variable.get(part), str) for part in ("name", "what", "place", "device"))
+
+
+def _size(values: dict[str, Any], name: str) -> float:
+    size = values.get(name)
+    return float(size) if isinstance(size, int | float) else 0.0
+
+
+def texts(values: dict[str, Any], name: str) -> list[str]:
+    """The names that an answer has under this one."""
+    found = values.get(name)
+    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+
+
+def outside(values: dict[str, Any]) -> str | None:
+    """What an answer says of memory that is in no Python object, if that is much."""
+    from buoy.units import format_bytes
+
+    size, resident = _size(values, "outside"), _size(values, "resident")
+    if not size or size < _OUTSIDE_SHARE * resident:
+        return None
+    words = f"{format_bytes(size)} are outside Python objects"
+    if pipelines := texts(values, "pipelines"):
+        return f"{words}, where tf.data keeps the elements of {' and '.join(pipelines[:_SHOWN])}"
+    if graphs := texts(values, "graphs"):
+        return f"{words}, such as the graphs that the tensors in {', '.join(graphs[:_SHOWN])} keep"
+    return words
+
+
+def children(values: dict[str, Any]) -> str | None:
+    """What the processes hold that it started, if that is more than it holds itself."""
+    from buoy.units import format_bytes
+
+    size, number = _size(values, "children_bytes"), int(_size(values, "children"))
+    if not number or size <= _size(values, "resident"):
+        return None
+    return f"{format_bytes(size)} are in {'its child process' if number == 1 else f'its {number} child processes'}"
+
+
+def where(variable: dict[str, Any]) -> str:
+    """`in load_data, train.py:31`; of what has no name, where the code is."""
+    place = str(variable["place"])
+    return place if not place or place.startswith("the code") else f"in {place}"
+
+
+def describe(variable: dict[str, Any]) -> str:
+    """`images (list of 41,200 NumPy arrays, 6.2 GiB) in load_data, train.py:31`."""
+    from buoy.units import format_bytes
+
+    device = f" on {variable['device']}" if variable["device"] else ""
+    words = f"{variable['name']} ({variable['what']}, {format_bytes(variable['bytes'])}{device}) {where(variable)}"
+    return words.rstrip()
+
+
+def sentence(values: dict[str, Any], on_device: bool = False) -> str | None:
+    """An answer as the one line that a user sees; None where it names nothing.
+
+    >>> held = {"name": "images", "bytes": 3 << 30, "what": "list of 9 strings", "place": "load, a.py:3", "device": ""}
+    >>> sentence({"variables": [held], "resident": 5 << 30, "outside": 2 << 30})
+    'Memory is held by images (list of 9 strings, 3.0 GiB) in load, a.py:3; 2.0 GiB are outside Python objects.'
+    """
+    if values.get("error"):
+        return f"What holds the memory could not be read: {values['error']}."
+    named = [describe(each) for each in large(values, on_device)[:_SHOWN]]
+    more = [] if on_device else [each for each in (children(values), outside(values)) if each is not None]
+    if not named:
+        return f"Memory: {'; '.join(more)}." if more else None
+    if not on_device and not more and _size(values, "found") > 1.1 * _size(values, "resident") > 0:
+        more = ["some of it is shared, or not written yet"]
+    return f"Memory is held by {'; '.join([*named, *more])}."

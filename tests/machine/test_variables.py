@@ -1,0 +1,275 @@
+"""The variables that hold memory: named as their user would, sized from samples, within a fraction of a second."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+
+from buoy.machine.variables import Survey, Variable, survey
+
+MIB = 1 << 20
+
+
+class Trainer:
+    """Keeps everything it has seen."""
+
+    steps = 0
+
+    def __init__(self, history: Any) -> None:
+        self.history = history
+        self.name = "cats"
+
+    @property
+    def everything(self) -> list[bytes]:
+        raise AssertionError("a property was asked")
+
+    def __len__(self) -> int:
+        raise AssertionError("a method was called")
+
+
+class Slots:
+    """Has no dict."""
+
+    __slots__ = ("pixels",)
+
+    def __init__(self, pixels: Any) -> None:
+        self.pixels = pixels
+
+
+@functools.lru_cache(None)
+def loaded(number: int) -> Any:
+    return array(number)
+
+
+def array(number: int) -> Any:
+    """A quarter of a MiB that is nobody else's."""
+    return numpy.full(MIB // 4, number % 256, "uint8")
+
+
+def arrays(count: int = 400) -> list[Any]:
+    return [array(number) for number in range(count)]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Survey]]:
+    """A look at a script that has these variables."""
+
+    def look(**variables: Any) -> Survey:
+        for name, value in variables.items():
+            monkeypatch.setattr(sys.modules["__main__"], name, value, raising=False)
+        return survey(seconds=5.0)  # machines that run tests are busy
+
+    yield look
+    monkeypatch.undo()
+    gc.collect()
+
+
+def named(found: Survey, name: str) -> Variable:
+    known = {each.name: each for each in found.variables}
+    assert name in known, found
+    return known[name]
+
+
+def is_about(size: float, wanted: float) -> bool:
+    return 0.8 * wanted < size < 1.25 * wanted
+
+
+HOLDERS: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "a list of arrays": (arrays, "kept", "list of 400 NumPy arrays"),
+    "a dict of arrays": (lambda: dict(enumerate(arrays())), "kept", "dict of 400 NumPy arrays"),
+    "a deque": (lambda: deque(arrays()), "kept", "deque of 400 NumPy arrays"),
+    "one array": (lambda: numpy.ones((100, MIB), "uint8"), "kept", "NumPy array, uint8, 100 x 1048576"),
+    "a key of a dict": (lambda: {"train": arrays()}, 'kept["train"]', "list of 400 NumPy arrays"),
+    "an attribute": (lambda: Trainer(arrays()), "kept.history", "list of 400 NumPy arrays"),
+    "a slot": (lambda: Slots(arrays()), "kept.pixels", "list of 400 NumPy arrays"),
+    "an attribute of a library's": (lambda: SimpleNamespace(images=arrays()), "kept", "SimpleNamespace"),
+    "objects in a list": (lambda: [Trainer(array(n)) for n in range(400)], "kept", "list of 400 Trainers"),
+    "texts": (lambda: [f"{n:0262144d}" for n in range(400)], "kept", "list of 400 strings"),
+    "rows of text": (lambda: [{"text": f"{n:0262144d}"} for n in range(400)], "kept", "list of 400 dicts"),
+    "bytes": (lambda: [bytearray(MIB // 4) for _ in range(400)], "kept", "list of 400 bytearrays"),
+    "an array of objects": (
+        lambda: numpy.array([f"{n:0262144d}" for n in range(400)], dtype=object), "kept", "NumPy array, object, 400",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_variable_is_named_with_its_size_and_kind(script: Callable[..., Survey], holder: str) -> None:
+    make, name, what = HOLDERS[holder]
+
+    found = named(script(kept=make()), name)
+
+    assert is_about(found.bytes, 100 * MIB), found
+    assert (found.what, found.place, found.device) == (what, "", "")
+
+
+def test_results_that_a_function_keeps_are_its_own(script: Callable[..., Survey]) -> None:
+    for number in range(400):
+        loaded(number)
+    found = named(script(load_image=loaded), "load_image")
+    loaded.cache_clear()
+
+    assert is_about(found.bytes, 100 * MIB)
+
+
+def test_a_variable_of_a_function_under_way_is_named_with_its_line() -> None:
+    has, may_go = threading.Event(), threading.Event()
+
+    def load_data() -> None:
+        images = arrays()
+        has.set()
+        may_go.wait(60)
+        del images
+
+    thread = threading.Thread(target=load_data)
+    thread.start()
+    has.wait(60)
+    found = named(survey(5.0), "images")
+    may_go.set()
+    thread.join()
+
+    assert is_about(found.bytes, 100 * MIB)
+    line = load_data.__code__.co_firstlineno + 3
+    assert found.place == f"load_data, test_variables.py:{line}"
+
+
+def test_a_list_that_is_being_built_has_no_name_and_is_told_with_the_code_that_runs() -> None:
+    """As most data sets are loaded: in a comprehension. Nothing else in the process may be large then."""
+    code = (
+        "import threading, time; from buoy.machine.variables import survey; found = []\n"
+        "def look(): time.sleep(0.3); found.append(survey())\n"
+        "threading.Thread(target=look).start()\n"
+        "def load(n): time.sleep(1.0 if n == 399 else 0); return bytearray(1 << 18)\n"
+        "images = [load(n) for n in range(400)]\n"
+        "each = found[0].variables[0]; print(each.name, '|', each.what, '|', each.place, '|', each.bytes >> 20)"
+    )
+    done = run(code)
+
+    name, what, place, size = done.strip().split(" | ")
+    assert (name, what) == ("a list without a name", "list of 399 bytearrays")
+    assert place == "the code is in load, <string>:4"
+    assert is_about(int(size), 99)
+
+
+def run(code: str) -> str:
+    import subprocess
+
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_same_memory_is_counted_once(script: Callable[..., Survey]) -> None:
+    """A view, a list of views, a second name and a list of one thing many times over take nothing more."""
+    whole = numpy.ones((4000, MIB // 40), "uint8")
+
+    found = script(whole=whole, rows=list(whole), alias=whole, repeated=[whole] * 1000)
+
+    assert is_about(named(found, "whole").bytes, 100 * MIB)
+    assert not {"rows", "alias", "repeated"} & {each.name for each in found.variables}
+
+
+def test_a_large_heap_is_looked_through_in_the_time_that_is_given(script: Callable[..., Survey]) -> None:
+    """Millions of things: estimated from samples, and within a tenth."""
+    texts = [{"text": f"sample {n}", "label": n} for n in range(300_000)]
+    images = [numpy.full(256, n % 256, "uint8") for n in range(200_000)]
+    deep = [[[f"{a} {b} {c}" for c in range(20)] for b in range(20)] for a in range(300)]
+    exact = sum(sys.getsizeof(each) + sys.getsizeof(each["text"]) for each in texts) + sys.getsizeof(texts)
+
+    before = time.thread_time()
+    found = script(texts=texts, images=images, deep=deep)
+    spent = time.thread_time() - before
+
+    assert not found.is_partial and spent < 1.0
+    assert is_about(named(found, "texts").bytes, exact)
+    assert is_about(named(found, "images").bytes, 200_000 * (256 + 128))
+    assert is_about(named(found, "deep").bytes, 120_000 * 70)
+
+
+def test_where_the_time_is_not_enough_that_is_said(script: Callable[..., Survey], monkeypatch: Any) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "many", [[[n]] for n in range(100_000)], raising=False)
+
+    found = survey(seconds=0.0)
+
+    assert found.is_partial and found.outside is None
+
+
+def test_looking_keeps_nothing_alive_and_changes_no_filter_of_warnings(script: Callable[..., Survey]) -> None:
+    import warnings
+    import weakref
+
+    kept, filters = Trainer(arrays()), list(warnings.filters)
+    gone = weakref.ref(kept)
+    survey(5.0)
+    del kept
+
+    assert gone() is None
+    assert warnings.filters == filters
+
+
+def test_another_thread_may_change_everything_meanwhile(script: Callable[..., Survey]) -> None:
+    busy: dict[int, Any] = {}
+    over = threading.Event()
+
+    def change() -> None:
+        n = 0
+        while not over.is_set():
+            n += 1
+            busy[n] = [n]
+            busy.pop(n - 1000, None)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    found = [script(busy=busy, kept=arrays(40)) for _ in range(20)]
+    over.set()
+    thread.join()
+
+    assert all(is_about(named(each, "kept").bytes, 10 * MIB) for each in found)
+
+
+def test_tensors_are_named_with_their_device_and_graphs_that_are_kept_are_seen(
+    script: Callable[..., Survey],
+) -> None:
+    torch = pytest.importorskip("torch")
+    weight = torch.ones(100, requires_grad=True)
+    net = torch.nn.Linear(4000, 4000)
+    net(torch.ones(4000)).sum().backward()
+
+    found = script(
+        net=net,
+        losses=[(weight * n).sum() for n in range(500)],
+        cache=[torch.ones(MIB, dtype=torch.uint8) for _ in range(30)],
+        there=torch.empty(50 * MIB, dtype=torch.uint8, device="meta"),  # stands for a GPU's
+    )
+
+    assert is_about(named(found, "net").bytes, 2 * 4 * 4000 * 4000)  # with the gradients
+    assert is_about(named(found, "cache").bytes, 30 * MIB)
+    assert named(found, "cache").what == "list of 30 tensors"
+    assert (named(found, "there").device, named(found, "there").bytes) == ("meta", 50 * MIB)
+    assert found.graphs == ["losses"]
+    assert found.found < (found.resident or 0)  # what is elsewhere is no RAM
+
+
+def test_a_class_of_the_users_own_that_is_a_module_goes_by_its_variable(
+    script: Callable[..., Survey],
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4000, 4000)
+            self.seen = arrays()
+
+    found = script(net=Net())
+
+    assert named(found, "net").what == "Net" and is_about(named(found, "net").bytes, 4 * 4000 * 4000)
+    assert named(found, "net.seen").what == "list of 400 NumPy arrays"
