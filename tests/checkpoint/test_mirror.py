@@ -234,8 +234,9 @@ train(sys.argv[1], mirror=sys.argv[2], steps=40, save=10, keep=2, each=each)
     (drive.path / "full").unlink()
     out, err = training.communicate("\n", timeout=60)
 
-    assert kept == [20, 10] and status(tmp_path / "run")["trouble"] is None
-    assert out.endswith("finished\n") and steps(copies)[0] == 40, err
+    assert kept == [20, 10] and out.endswith("finished\n"), err
+    # The training may end while the copier still pauses after the trouble: then it goes on in the background.
+    wait_until(lambda: steps(copies)[:1] == [40] and status(tmp_path / "run")["trouble"] is None, "the copy")
 
 
 def test_a_mirror_process_that_is_killed_is_started_again_three_times_and_then_the_truth_is_said(
