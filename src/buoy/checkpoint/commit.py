@@ -15,7 +15,7 @@ import zlib
 
 from buoy.checkpoint.manifest import MANIFEST, PIECE_BYTES, SCHEMA, STATE, VALUES, seal
 from buoy.checkpoint.pace import FIRST_BITE
-from buoy.machine import files, system
+from buoy.machine import files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # these cost the writer time and memory, and it never looks at types
@@ -125,7 +125,7 @@ class Part:
         path = os.path.join(self._folder, MANIFEST)
         files.write_new(path, manifest, sync=True)
         files.sync_folder(self._folder)
-        if _read_back(path, len(manifest)) != manifest:
+        if files.read_bounded(path, len(manifest) + 1) != manifest:
             raise OSError(errno.EIO, "the manifest did not read back as it was written")
         self.bytes += len(manifest)
         final = self._rename()
@@ -233,17 +233,6 @@ def _write_chunks(
     os.fsync(descriptor)
     if not whole_pages:
         _forget_pages(descriptor)
-
-
-def _read_back(path: str, most: int) -> bytes:
-    descriptor = os.open(path, system.READ)
-    try:
-        data = b""
-        while chunk := os.read(descriptor, most + 1 - len(data)):
-            data += chunk
-        return data
-    finally:
-        os.close(descriptor)
 
 
 def _forget_pages(descriptor: int) -> None:

@@ -70,7 +70,7 @@ class FolderHome:
             try:
                 writing = _open_part(part, folder)
                 try:
-                    with open(source, "rb") as reading:
+                    with os.fdopen(files.open_regular(source), "rb") as reading:
                         done, rest = _good_start(writing, pieces)
                         os.ftruncate(writing, done)
                         os.lseek(writing, done, os.SEEK_SET)

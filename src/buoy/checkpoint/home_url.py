@@ -67,7 +67,7 @@ class UrlHome:
     def put(self, source: str, name: str, file: str, pieces: Pieces, progress: Progress) -> None:
         """Copy a local file there, in parts where it is large, and compare what the store says of it."""
         md5 = hashlib.md5(usedforsecurity=False)
-        with _as_os_error(), open(source, "rb") as reading:
+        with _as_os_error(), os.fdopen(files.open_regular(source), "rb") as reading:
             writing = self._fs.open(self._path(name, file), "wb", block_size=_PART)
             try:
                 for chunk in as_written(reading, pieces, file):
@@ -83,7 +83,7 @@ class UrlHome:
     def holds(self, source: str, name: str, file: str, pieces: Pieces) -> bool:
         """Whether size and checksum that the store tells are those of the local file."""
         md5 = hashlib.md5(usedforsecurity=False)
-        with open(source, "rb") as reading:
+        with os.fdopen(files.open_regular(source), "rb") as reading:
             for chunk in as_written(reading, pieces, file):
                 md5.update(chunk)
         with _as_os_error():

@@ -243,7 +243,7 @@ def copy_tail(attempt_folder: str, run_json: str, number: int, write: Write) -> 
         if name in _WHOLE:
             _copy(source, f"{to}/{name}", write)
         elif name.startswith("process-"):
-            for words in os.listdir(source):
+            for words in _names_in(source):
                 _copy(os.path.join(source, words), f"{to}/{name}/{words}", write)
     _copy_samples([name for name in names if name.startswith("samples-")], attempt_folder, to, write)
 
@@ -253,8 +253,12 @@ def _copy_samples(segments: list[str], attempt_folder: str, to: str, write: Writ
     tail = header = b""
     for name in segments[-2:]:
         path = os.path.join(attempt_folder, name)
-        header = read_bounded(path, _MOST_HEADER).partition(b"\n")[0]
-        tail += read_end(path, _TAIL_BYTES)[0].removeprefix(header + b"\n")
+        try:
+            first, end = read_bounded(path, _MOST_HEADER), read_end(path, _TAIL_BYTES)[0]
+        except OSError:
+            continue  # no plain file
+        header = first.partition(b"\n")[0]
+        tail += end.removeprefix(header + b"\n")
     if len(tail) > _TAIL_BYTES:
         tail = tail[-_TAIL_BYTES:].partition(b"\n")[2]
     if header:
@@ -264,6 +268,13 @@ def _copy_samples(segments: list[str], attempt_folder: str, to: str, write: Writ
 def _copy(source: str, target: str, write: Write) -> None:
     try:
         data = read_bounded(source, _MOST_BYTES)
-    except FileNotFoundError:
-        return
+    except OSError:
+        return  # not there, or no plain file: nothing that a reader could use
     write(target, data)
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from buoy.lint.facts import Facts
+from buoy.machine.files import read_bounded
 from buoy.units import format_bytes
 
 _PIN = re.compile(
@@ -141,8 +142,7 @@ def _folder_pins(folder: str) -> dict[str, tuple[int, ...]]:
         found: dict[str, tuple[int, ...]] = {}
         for path in _pin_files(folder):
             try:
-                with open(path, encoding="utf-8", errors="replace") as file:
-                    found.update(_pins(file.read(65536)))
+                found.update(_pins(read_bounded(path, 65536, follow=True).decode(errors="replace")))
             except OSError:
                 continue
         parent = os.path.dirname(folder)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from buoy.flight.recorder import Recorder
+from buoy.machine.files import read_bounded
 from buoy.notebook.display import Output
 from buoy.view.lines_html import lines_html
 from buoy.view.liveness import RUNNING
@@ -73,9 +74,7 @@ class LiveCard:
 
     def _is_warned(self) -> bool:
         try:
-            with open(self._events(), "rb") as file:
-                file.seek(self._read)
-                return b'"kind": "warning"' in file.read(1 << 20)
+            return b'"kind": "warning"' in read_bounded(self._events(), 1 << 20, at=self._read)
         except (OSError, AssertionError):
             return False
 

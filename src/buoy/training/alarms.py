@@ -9,6 +9,7 @@ from math import inf
 from buoy.checkpoint.schedule import Cost
 from buoy.flight.attempt import Attempt
 from buoy.flight.recorder import Recorder
+from buoy.machine.files import read_bounded
 
 _EXHAUSTION = {"ram", "ram-level", "vram", "disk", "shm"}
 _DEADLY = _EXHAUSTION - {"disk", "ram-level"}
@@ -65,9 +66,7 @@ class Alarms:
         if attempt is None:
             return []
         try:
-            with open(os.path.join(attempt.folder, "events.jsonl"), "rb") as file:
-                file.seek(self._offset)
-                data = file.read(_MOST_BYTES)
+            data = read_bounded(os.path.join(attempt.folder, "events.jsonl"), _MOST_BYTES, at=self._offset)
         except OSError:
             return []
         whole = data[: data.rfind(b"\n") + 1]

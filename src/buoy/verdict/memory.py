@@ -6,15 +6,13 @@ that no step ever came, is what its user has to know.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from buoy.flight import holders
 from buoy.flight.level import is_high
-from buoy.flight.log import memory_use
+from buoy.flight.log import memory_use, read_samples
 from buoy.text import printable
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.evidence import Evidence
@@ -24,7 +22,6 @@ from buoy.verdict.values import count, mapping, number, text
 _WINDOW = 600.0
 _EVERY = 10
 """Of ten samples one is read: about one a second."""
-_FILES = 3
 _LONGEST_GAP = 5.0
 _LEAST = 10.0
 """Seconds at the limit that are worth a word."""
@@ -126,7 +123,7 @@ class _Row(NamedTuple):
 def _rows(evidence: Evidence) -> Iterator[_Row]:
     total = count(mapping(evidence.attempt.get("limits")).get("ram"))
     before: float | None = None
-    for sample in _samples(evidence.folder):
+    for sample in read_samples(evidence.folder, every=_EVERY):
         t = number(sample.get("t"))
         used, limit = memory_use(
             count(sample.get("cgroup_used")),
@@ -139,28 +136,6 @@ def _rows(evidence: Evidence) -> Iterator[_Row]:
         gap = t - before if before is not None and 0 < t - before <= _LONGEST_GAP else 0.0
         before = t
         yield _Row(t, number(sample.get("wall")), gap, used, limit, count(sample.get("step")) or 0)
-
-
-def _samples(folder: str) -> Iterator[dict[str, Any]]:
-    """About one sample a second of the last minutes."""
-    try:
-        names = sorted(name for name in os.listdir(folder) if name.startswith("samples-"))[-_FILES:]
-    except OSError:
-        return
-    for name in names:
-        try:
-            with open(os.path.join(folder, name), "rb") as file:
-                header, *lines = file.read(16 << 20).split(b"\n")
-            fields = list(map(str, mapping(json.loads(header)).get("fields") or ()))
-        except (OSError, ValueError, TypeError):
-            continue
-        for line in lines[::_EVERY]:
-            try:
-                values = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(values, list) and len(values) == len(fields):
-                yield dict(zip(fields, values, strict=True))
 
 
 class _Answer(NamedTuple):

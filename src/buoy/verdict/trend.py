@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from math import inf
 from typing import NamedTuple
 
+from buoy.machine.files import read_bounded
+from buoy.machine.records import parse_json
 from buoy.units import format_bytes, format_duration, format_share
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Reading
@@ -126,8 +127,7 @@ def _readings(folder: str) -> list[tuple[float, int, int]]:
 def _table(path: str, most: int) -> list[dict[str, object]]:
     """So many rows of a file, evenly spread; the last ones among them."""
     try:
-        with open(path, "rb") as file:
-            lines = file.read(_MOST_BYTES).splitlines()
+        lines = read_bounded(path, _MOST_BYTES).splitlines()
     except OSError:
         return []
     fields = mapping(_parsed(lines[0])).get("fields") if lines else None
@@ -141,8 +141,8 @@ def _table(path: str, most: int) -> list[dict[str, object]]:
 
 def _parsed(line: bytes) -> object:
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
+        return parse_json(line)
+    except ValueError:
         return None
 
 
