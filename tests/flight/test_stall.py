@@ -386,6 +386,28 @@ def test_a_program_that_computes_without_a_cpu_is_starved_and_not_blocked(
     assert Hang("starved", 60.0, 30.0, cores, 0, "start", None, activity).is_quiet is False
 
 
+@pytest.mark.parametrize(("step_seconds", "state"), [(0.25, "starved"), (0.01, "busy")])
+def test_an_endless_loop_on_a_crowded_machine_is_not_starved(
+    make_quota: Callable[[float], Path], step_seconds: float, state: str
+) -> None:
+    """It got the CPU time of many of its steps and made none. Steps of 0.25 s would have had too little."""
+    quota = make_quota(0.02)
+    program = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        (quota / "cgroup.procs").write_text(str(program.pid))
+        looks = [look(program.pid)]
+        time.sleep(1.5)
+        looks.append(look(program.pid))
+    finally:
+        program.kill()
+        program.wait()
+    training = Training(step_seconds=step_seconds, look=lambda: looks.pop(0))
+    training.live(60, steps=True, cpu=1.0)
+
+    [(_, hang)] = training.live(40, cpu=0.02)
+    assert isinstance(hang, Hang) and (hang.state, hang.is_certain) == (state, state == "starved")
+
+
 def test_a_save_that_a_disk_does_not_take_is_no_hang(make_frozen_disk: Path) -> None:
     """The file system is frozen, as a snapshot or a mounted drive that lost its connection freezes it."""
     code = "import os, sys; os.write(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), bytes(1 << 20))"

@@ -6,7 +6,7 @@ endless loop) is one raised late, and later still in a marked evaluation or save
 
 - **blocked**: the main thread has not run at all and waits with no time limit. Certain only where every thread of the
   tree waits for another one of it: that cannot end.
-- **starved**: it is ready to run and gets no CPU.
+- **starved**: it is ready to run and gets no CPU, less than its steps took so far. With more it should have made some.
 - **network**, **disk**, **sleep**: it waits for what will come: bytes that arrive, a file that is written, a time.
 - **waiting**: it wakes up now and then, only to wait again.
 - **busy** and **stopped** (by a signal).
@@ -49,7 +49,8 @@ _SHORTEST_LOOK = 0.9
 _STARVED_DELAY = 0.5
 """The share of the time that a thread is ready without a CPU from which on, with hardly any CPU used, it is starved."""
 _STARVED_CORES = 0.15
-"""An endless loop on a crowded machine gets more, and is called busy."""
+_STARVED_STEPS, _STARVED_CPU_SECONDS = 5.0, 0.05
+"""The CPU time of so many steps, and at least so much: an endless loop on a crowded machine soon has had more."""
 _BUSY_CORES = 0.1
 _MOST_THREADS = 64
 
@@ -146,6 +147,7 @@ class StallWatch:
         self._progress: tuple[object, ...] | None = None
         self._progress_at = 0.0
         self._progress_cpu: float | None = None
+        self._step_cpu = 0.0  # the most CPU seconds that a step of this training took
         self._idle_at = 0.0
         self._idle_cpu: float | None = None
         self._idle_io: float | None = None
@@ -195,6 +197,14 @@ class StallWatch:
         if self._progress is not None and self._progress[0] and self._progress[2] not in ("start", "done"):
             self._longest_pause = max(self._longest_pause, pause)  # not the night between two cells
         over = HangOver(steps, pause) if self._told is not None else None
+        before = self._progress[0] if self._progress is not None else 0
+        if (
+            isinstance(before, int)
+            and 0 < before < steps
+            and cpu is not None
+            and self._progress_cpu is not None
+        ):
+            self._step_cpu = max(self._step_cpu, (cpu - self._progress_cpu) / (steps - before))
         self._progress = progress
         self._progress_at = self._awake
         self._progress_cpu = cpu
@@ -236,7 +246,7 @@ class StallWatch:
         if not (is_idle or is_busy) or self._awake - self._seen_at < _SHORTEST_LOOK:
             return None
         activity = self._activity()
-        state = _state(activity, is_idle)
+        state = _state(activity, is_idle, self._has_had_cpu(cpu, step_seconds if has_begun else None))
         if state in IN_GOOD_TIME and has_begun and not is_busy:
             self._restart_idle(cpu, io)
             return None
@@ -265,6 +275,13 @@ class StallWatch:
 
         return Activity(before, self._seen)
 
+    def _has_had_cpu(self, cpu: float | None, step_seconds: float | None) -> bool:
+        """Whether it got CPU enough for several steps since the last one: then it is not for want of it that none came."""
+        if cpu is None or self._progress_cpu is None or step_seconds is None:
+            return False
+        enough = _STARVED_STEPS * max(step_seconds, self._step_cpu)
+        return cpu - self._progress_cpu > max(_STARVED_CPU_SECONDS, enough)
+
     def _cpu_share(self, cpu: float | None, age: float) -> float | None:
         """Of one core, since the last sign of progress."""
         if cpu is None or self._progress_cpu is None or cpu < self._progress_cpu or age <= 0:
@@ -276,14 +293,14 @@ def _has_begun(step: int, phase: str | None) -> bool:
     return step > 0 and phase != "start"
 
 
-def _state(activity: Activity | None, is_idle: bool) -> str:
+def _state(activity: Activity | None, is_idle: bool, has_had_cpu: bool = False) -> str:
     """Which stall it is; `is_idle`: by the CPU time and the I/O that were sampled."""
     if activity is None:
         return "waiting" if is_idle else "busy"
     if activity.is_stopped:
         return "stopped"
     if (activity.delayed or 0.0) >= _STARVED_DELAY and activity.cores < _STARVED_CORES:
-        return "starved"
+        return "busy" if has_had_cpu else "starved"
     if not is_idle and activity.cores >= _BUSY_CORES:
         return "busy"
     if (activity.transferred or 0.0) >= _IDLE_IO_RATE:

@@ -178,11 +178,11 @@ KINDS = (
     *(
         Kind(
             f"sigkill-at-90-percent-{launch}",
-            ("hold.py", "72"),
+            ("hold.py", "80"),
             launch,
             acts.send(signal.SIGKILL),
             KILLED,
-            memory=96,
+            memory=112,
         )
         for launch in ("run", "watch")
     ),

@@ -34,12 +34,12 @@ _SAMPLES = (
     ),
     Kind(
         "sigkill-at-90-percent-then-samples-cut-run",
-        ("hold.py", "72"),
+        ("hold.py", "80"),
         "run",
         acts.lose_samples(acts.send(signal.SIGKILL), 0.4),
         expect("killed", notes_only="recorder-lost", why="SIGKILL leaves no note"),
         says=_CUT_SHORT,
-        memory=96,
+        memory=112,
     ),
 )
 
