@@ -38,7 +38,7 @@ SAMPLE = (
     "oom-then-samples-cut-watch",
     "shm-full-by-a-plain-write-run",
     "hang-deadlock-run",
-    "starved-at-1-percent-run",
+    "starved-in-a-step-at-1-percent-run",
     "slow-save-run",
     "recorder-killed-then-sigkill-watch",
     "simulated-machine-lost-run",

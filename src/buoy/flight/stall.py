@@ -6,7 +6,8 @@ endless loop) is one raised late, and later still in a marked evaluation or save
 
 - **blocked**: the main thread has not run at all and waits with no time limit. Certain only where every thread of the
   tree waits for another one of it: that cannot end.
-- **starved**: it is ready to run and gets no CPU, less than its steps took so far. With more it should have made some.
+- **starved**: it is ready to run and gets hardly any CPU. Certain only while it got less than a step takes: an endless
+  loop on a crowded machine looks the same after that.
 - **network**, **disk**, **sleep**: it waits for what will come: bytes that arrive, a file that is written, a time.
 - **waiting**: it wakes up now and then, only to wait again.
 - **busy** and **stopped** (by a signal).
@@ -49,8 +50,8 @@ _SHORTEST_LOOK = 0.9
 _STARVED_DELAY = 0.5
 """The share of the time that a thread is ready without a CPU from which on, with hardly any CPU used, it is starved."""
 _STARVED_CORES = 0.15
-_STARVED_STEPS, _STARVED_CPU_SECONDS = 5.0, 0.05
-"""The CPU time of so many steps, and at least so much: an endless loop on a crowded machine soon has had more."""
+_CPU_TICKS = 0.03
+"""CPU seconds below which a reading of /proc tells nothing."""
 _BUSY_CORES = 0.1
 _MOST_THREADS = 64
 
@@ -77,7 +78,9 @@ class Hang:
         phase: str | None,
         step_seconds: float | None,
         activity: Activity | None = None,
+        had_cpu: bool = False,
     ) -> None:
+        """`had_cpu`: it got the CPU time that a step takes since the last one."""
         self.state = state
         """`blocked`, `starved`, `network`, `disk`, `sleep`, `waiting`, `busy` or `stopped`."""
         self.age = age
@@ -88,7 +91,7 @@ class Hang:
         self.step = step
         self.phase = phase
         self.step_seconds = step_seconds
-        self.is_certain = activity is not None and _is_proven(state, activity)
+        self.is_certain = activity is not None and _is_proven(state, activity, had_cpu)
         """Whether the threads prove the state."""
         wait = activity.wait if activity is not None else None
         if activity is not None and state == "disk":
@@ -246,14 +249,16 @@ class StallWatch:
         if not (is_idle or is_busy) or self._awake - self._seen_at < _SHORTEST_LOOK:
             return None
         activity = self._activity()
-        state = _state(activity, is_idle, self._has_had_cpu(cpu, step_seconds if has_begun else None))
+        state = _state(activity, is_idle)
         if state in IN_GOOD_TIME and has_begun and not is_busy:
             self._restart_idle(cpu, io)
             return None
         limit = idle_limit if is_idle else busy_limit
         # It may become something else. The next look begins anew: the stacks that are asked for now wake a thread.
         self._again_at, self._seen_at = self._awake + limit, -inf
-        hang = Hang(state, age, limit, self._cpu_share(cpu, age), step, phase, step_seconds, activity)
+        had_cpu = has_begun and self._had_cpu(cpu, step_seconds or 0.0)
+        share = self._cpu_share(cpu, age)
+        hang = Hang(state, age, limit, share, step, phase, step_seconds, activity, had_cpu)
         known, self._told = self._told, (hang.state, hang.is_certain)
         return hang if known != self._told else None
 
@@ -275,12 +280,11 @@ class StallWatch:
 
         return Activity(before, self._seen)
 
-    def _has_had_cpu(self, cpu: float | None, step_seconds: float | None) -> bool:
-        """Whether it got CPU enough for several steps since the last one: then it is not for want of it that none came."""
-        if cpu is None or self._progress_cpu is None or step_seconds is None:
-            return False
-        enough = _STARVED_STEPS * max(step_seconds, self._step_cpu)
-        return cpu - self._progress_cpu > max(_STARVED_CPU_SECONDS, enough)
+    def _had_cpu(self, cpu: float | None, step_seconds: float) -> bool:
+        """Whether it got the CPU time of a step since the last one; threads and workers may take more than its time."""
+        if cpu is None or self._progress_cpu is None:
+            return True
+        return cpu - self._progress_cpu > max(_CPU_TICKS, self._step_cpu or step_seconds)
 
     def _cpu_share(self, cpu: float | None, age: float) -> float | None:
         """Of one core, since the last sign of progress."""
@@ -293,14 +297,14 @@ def _has_begun(step: int, phase: str | None) -> bool:
     return step > 0 and phase != "start"
 
 
-def _state(activity: Activity | None, is_idle: bool, has_had_cpu: bool = False) -> str:
+def _state(activity: Activity | None, is_idle: bool) -> str:
     """Which stall it is; `is_idle`: by the CPU time and the I/O that were sampled."""
     if activity is None:
         return "waiting" if is_idle else "busy"
     if activity.is_stopped:
         return "stopped"
     if (activity.delayed or 0.0) >= _STARVED_DELAY and activity.cores < _STARVED_CORES:
-        return "busy" if has_had_cpu else "starved"
+        return "starved"
     if not is_idle and activity.cores >= _BUSY_CORES:
         return "busy"
     if (activity.transferred or 0.0) >= _IDLE_IO_RATE:
@@ -317,10 +321,10 @@ def _state(activity: Activity | None, is_idle: bool, has_had_cpu: bool = False) 
     return "blocked" if activity.is_closed or (is_blocked and wait.kind != "child") else "waiting"  # type: ignore[union-attr]
 
 
-def _is_proven(state: str, activity: Activity) -> bool:
+def _is_proven(state: str, activity: Activity, had_cpu: bool) -> bool:
     """Whether the threads leave no other reading: what another thread does is not yet what the main one waits for."""
     if state == "starved":
-        return (activity.main_delayed or 0.0) >= _STARVED_DELAY
+        return (activity.main_delayed or 0.0) >= _STARVED_DELAY and not had_cpu
     if state == "network":
         return activity.wait is not None and activity.wait.kind == "network"
     return state == "stopped" or (state == "blocked" and activity.is_closed)

@@ -39,11 +39,11 @@ def ready():
     wait("go")
 
 
-def steps(count=20, seconds=0.005):
+def steps(count=20, work=lambda: time.sleep(0.005)):
     """Take training steps the way an instrumented script does; inside `buoy run` this joins its attempt."""
     import buoy
 
     run = buoy.watch(os.environ.get("DEATHS_WATCH"))
     for _ in range(count):
-        time.sleep(seconds)
+        work()
         run.step()

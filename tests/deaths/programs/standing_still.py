@@ -13,11 +13,20 @@ import time
 import stage
 
 
-def computes():
-    """One step that takes a minute of CPU time: what it gets is another matter."""
-    end = time.thread_time() + 60
+def _compute(seconds):
+    end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
+
+
+def a_step():
+    """A step like those before it: 0.3 s of CPU time."""
+    _compute(0.3)
+
+
+def long_work():
+    """Work that takes a minute of CPU time: what it gets is another matter."""
+    _compute(60)
 
 
 def two_locks():
@@ -103,7 +112,9 @@ def slow_import():
 
 
 how = sys.argv[1]
-if how not in ("without_steps", "slow_import"):
+if how == "a_step":
+    stage.steps(5, work=a_step)
+elif how not in ("without_steps", "slow_import"):
     stage.steps()
 stage.ready()
 globals()[how]()

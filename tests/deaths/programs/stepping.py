@@ -5,4 +5,4 @@ import stage
 stage.steps(10)
 stage.say("ready")
 while not stage.said("go"):
-    stage.steps(10, 0.02)
+    stage.steps(10, lambda: time.sleep(0.02))

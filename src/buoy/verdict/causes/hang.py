@@ -67,6 +67,8 @@ def past(evidence: Evidence, event: dict[str, object]) -> Claim | None:
         "sleep": f"it had slept: no step {since}",
     }.get(state_of(event), f"it had waited: no step {since}")
     grade = _grade(event, state_of(event))
+    if state_of(event) == "starved" and grade != "certain":
+        words, grade = f"no step had come {since}, while it computed with hardly any CPU", "certain"
     reading = Reading(f"no step for {format_duration(age)}", "events.jsonl", number(event.get("wall")))
     # That no step came is certain; that it hung, or had to wait, is as sure as the threads made it.
     return Claim(words, "certain" if state_of(event) == "busy" else grade, (reading,))
@@ -110,6 +112,8 @@ def _readings(event: dict[str, object], state: str) -> list[Reading]:
         found.append(f"it used {100 * share:.0f} % of one core meanwhile")
     if state == "starved" and delayed is not None:
         found.append(f"ready to run, and without a CPU {100 * delayed:.0f} % of the time")
+    if state == "starved" and event.get("is_certain") is not True:
+        found.append("it got more CPU time than its steps take: this is longer work, or an endless loop")
     if quota is not None:
         found.append(f"its CPU quota is {quota:.2g} cores")
     if state == "blocked" and event.get("is_certain") is True:
