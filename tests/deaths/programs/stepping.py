@@ -1,5 +1,7 @@
 """Takes a step every 20 ms until told to stop."""
 
+import time
+
 import stage
 
 stage.steps(10)
