@@ -45,29 +45,28 @@ def main() -> None:
 def trace_request(request: Request) -> Trace:
     """Trace on fake tensors; where the code reads values, in small real steps on the CPU."""
     import torch
+    import torch._dynamo  # loaded inside a step, it leaves frames behind that hold the step's tensors
 
     from buoy.estimate.trace_build import batch_size, build
-    from buoy.estimate.trace_compiler import has_come_in, leave_out_the_compiler
     from buoy.estimate.trace_real import trace_small_steps
-    from buoy.estimate.trace_symbols import leave_out_the_spread, leave_out_the_symbols
+    from buoy.estimate.trace_steps import trace_steps
     from buoy.estimate.trace_tape import Device
     from buoy.estimate.trace_values import ordinary_values
 
     torch.set_num_threads(1)
-    leave_out_the_compiler()
-    leave_out_the_symbols()
     row = by_id(request.device)
     device = Device(row.capability, row.memory or 0, row.workspace, row.multiprocessors, row.threads)
     job = None
     try:
         job = build(request)
-        leave_out_the_spread()
         with ordinary_values():
-            loaded = has_come_in()
-            trace = _traced(job, device, request)
-            if has_come_in() and not loaded:
-                # Loading the compiler inside a step left frames behind that hold the step's tensors.
-                trace = _traced(job, device, request)
+            trace = trace_steps(
+                job,
+                device,
+                accumulate=request.accumulate,
+                autocast=request.autocast,
+                scaler=request.autocast == "fp16",
+            )
     except Exception as error:
         if not _depends_on_data(error):
             _name_the_shapes(error, job)
@@ -82,18 +81,6 @@ def trace_request(request: Request) -> Trace:
         )
     trace.facts |= {"engine": "fake", "batch": batch_size(job.batch), "torch": torch.__version__}
     return trace
-
-
-def _traced(job: Any, device: Any, request: Request) -> Trace:
-    from buoy.estimate.trace_steps import trace_steps
-
-    return trace_steps(
-        job,
-        device,
-        accumulate=request.accumulate,
-        autocast=request.autocast,
-        scaler=request.autocast == "fp16",
-    )
 
 
 def explain(error: BaseException, request: Request) -> Refusal:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from importlib import import_module
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -48,6 +49,7 @@ class Workshop:
     ) -> None:
         if live is not None:
             _must_fork("the objects of a running process")
+            import_module("torch._dynamo")  # every trace needs it: once here, not in each fork
         self._live = live
         self._timeout = timeout
         self._folder = tempfile.TemporaryDirectory(prefix="buoy-plan-")
