@@ -1,4 +1,4 @@
-"""The command line, settings files, ignore comments, the baseline, and exit codes."""
+"""The command line, settings files, ignore comments, and exit codes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ def test_exit_codes(folder: Path) -> None:
         (["--select", "BY999"], "unknown rule"),
         (["--select", "kept-grph"], "kept-graph"),
         (["--on", "colab-t5"], "colab-t4"),
-        (["--baseline", "none.json"], "--write-baseline"),
         (["-", "--fix"], "`-` with --fix"),
         (["-", "--diff"], "`-` with --diff"),
         (["-", "good.py"], "checked alone"),
@@ -121,13 +120,13 @@ def test_settings_come_from_the_nearest_file_and_the_command_line_wins(
 
 
 def test_every_mistake_in_the_settings_is_named_at_once(folder: Path) -> None:
-    (folder / "buoy.toml").write_text('[check]\nselekt = ["BY1"]\nignore = "BY2"\nbaseline = 3\n')
+    (folder / "buoy.toml").write_text('[check]\nselekt = ["BY1"]\nignore = "BY2"\nbaseline = "known.json"\n')
 
     with pytest.raises(UsageError) as caught:
         config.load()
     assert all(
         words in str(caught.value)
-        for words in ("did you mean `select`", "'ignore' is 'BY2'", "'baseline' is 3")
+        for words in ("did you mean `select`", "'ignore' is 'BY2'", "unknown key 'baseline'")
     )
 
 
@@ -158,27 +157,6 @@ def test_what_is_excluded_does_not_depend_on_the_working_folder(
     monkeypatch.chdir(folder / "src")
     execute(["--exclude", "new", "--format", "json"])
     assert codes(capsys) == []
-
-
-def test_the_baseline_means_the_same_from_every_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "src").mkdir()
-    (folder / "bad.py").rename(folder / "src" / "bad.py")
-    assert execute([".", "--on", "colab-t4", "--write-baseline", "known.json"]) == 0
-    monkeypatch.chdir(folder / "src")
-
-    assert execute(["bad.py", "--on", "colab-t4", "--baseline", "../known.json"]) == 0
-    (folder / "src" / "other.py").write_text(BAD)
-    assert execute(["other.py", "--on", "colab-t4", "--baseline", "../known.json"]) == 1
-
-
-def test_known_findings_are_neither_mended_nor_reported_after_mending(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    execute(["bad.py", "--on", "colab-t4", "--write-baseline", "known.json"])
-    (folder / "bad.py").write_text(BAD + "other = np.int(3)\n")
-
-    assert execute(["bad.py", "--on", "colab-t4", "--baseline", "known.json", "--fix"]) == 0
-    assert (folder / "bad.py").read_text() == BAD + "other = int(3)\n"
 
 
 @pytest.mark.parametrize(
@@ -290,25 +268,6 @@ def test_an_unused_ignore_is_removed_by_its_fix(line: str, mended: str) -> None:
     changed, _ = fixer.apply("a.py", data, engine.check_source("a.py", data, TARGET, ALL), False)
 
     assert changed.decode() == f"{mended}\n"
-
-
-def test_the_baseline_hides_what_it_knows_and_nothing_new(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert execute(["bad.py", "--on", "colab-t4", "--write-baseline", "known.json"]) == 0
-    assert execute(["bad.py", "--on", "colab-t4", "--baseline", "known.json"]) == 0
-    (folder / "bad.py").write_text("# moved\n" + BAD + "print(missing)\n")
-    capsys.readouterr()
-
-    assert execute(["bad.py", "--on", "colab-t4", "--baseline", "known.json", "--format", "json"]) == 1
-    assert codes(capsys) == ["BY102"]
-
-
-def test_a_foreign_baseline_is_refused(folder: Path) -> None:
-    (folder / "known.json").write_text('{"schema": "else"}')
-
-    with pytest.raises(UsageError, match="not a baseline"):
-        execute(["bad.py", "--baseline", "known.json"])
 
 
 def test_the_list_of_rules_says_which_are_on(capsys: pytest.CaptureFixture[str]) -> None:

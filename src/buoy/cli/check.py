@@ -8,10 +8,10 @@ import sys
 
 from buoy.cli.arguments import Parser
 from buoy.errors import ExitCode, UsageError
-from buoy.lint import baseline, config, engine, rules
+from buoy.lint import config, engine, rules
 from buoy.lint.sources import MAX_FILE
 from buoy.lint.target import target_for
-from buoy.text import printable, visible
+from buoy.text import visible
 
 _DESCRIPTION = "Find the lines that will kill a training session, before it starts."
 _EPILOG = """\
@@ -43,20 +43,11 @@ def execute(arguments: list[str]) -> int:
         report = engine.check_files(engine.find_files(paths, exclude), target, codes)
         if not report.files:
             sys.stderr.write(f"buoy: no script and no notebook to check in {visible(', '.join(paths))}\n")
-    if options.write_baseline:
-        baseline.write(options.write_baseline, report)
-        sys.stderr.write(
-            f"wrote {printable(options.write_baseline)}: {len(report.diagnostics)} known findings\n"
-        )
-        return int(ExitCode.OK)
-    path = options.baseline or settings.baseline
-    known = baseline.load(path) if path else lambda _: False
-    baseline.hide(report, known)
     unwritten = False
     if mending:
         from buoy.lint.mender import Mender
 
-        mender = Mender(target, codes, known, unsafe=options.unsafe_fixes, diff=options.diff)
+        mender = Mender(target, codes, unsafe=options.unsafe_fixes, diff=options.diff)
         report = mender.mend(report)
         if options.diff:
             return int(ExitCode.FOUND if mender.mended and not options.exit_zero else ExitCode.OK)
@@ -109,8 +100,6 @@ def _parser() -> Parser:
         metavar="PATTERN",
         help="paths or folder names to leave out",
     )
-    parser.add_argument("--baseline", metavar="FILE", help="report only what this file does not know")
-    parser.add_argument("--write-baseline", metavar="FILE", help="write the present findings as known")
     parser.add_argument(
         "--stdin-name", metavar="NAME", help="the name that decides how `-` is read (x.ipynb, x.md)"
     )

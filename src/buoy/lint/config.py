@@ -8,8 +8,7 @@ from typing import Any
 
 from buoy.errors import UsageError
 
-LISTS = ("select", "ignore", "on", "exclude")
-KEYS = (*LISTS, "baseline")
+KEYS = ("select", "ignore", "on", "exclude")
 SECTIONS = ("check",)
 
 
@@ -21,7 +20,6 @@ class Settings:
     ignore: list[str] = field(default_factory=list)
     on: list[str] = field(default_factory=list)
     exclude: list[str] = field(default_factory=list)
-    baseline: str | None = None
     folder: str = "."
     """What `exclude` is relative to: the folder of the file that says it."""
 
@@ -34,7 +32,7 @@ def load(start: str = ".", environ: dict[str, str] | None = None) -> Settings:
         settings.folder = os.path.dirname(path)
         _apply(settings, table, path)
     variables = os.environ if environ is None else environ
-    for key in LISTS:
+    for key in KEYS:
         text = variables.get(f"BUOY_CHECK_{key.upper()}")
         if text is not None:
             setattr(settings, key, [word for word in text.replace(",", " ").split() if word])
@@ -107,18 +105,14 @@ def _apply(settings: Settings, table: Any, path: str) -> None:
                 f"unknown key {key!r}"
                 + (f": did you mean `{near[0]}`?" if near else f": the keys are {', '.join(KEYS)}")
             )
-        elif key in LISTS and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+        elif not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
             problems.append(f"{key!r} is {value!r}; expected a list of strings")
-        elif key == "baseline" and not isinstance(value, str):
-            problems.append(f"{key!r} is {value!r}; expected a path")
         else:
-            if key == "baseline":
-                value = os.path.join(os.path.dirname(path), value)
             setattr(settings, key, value)
     if problems:
         raise UsageError(
             f"{path} has settings that buoy cannot use",
             received="; ".join(problems),
-            expected="[tool.buoy.check] with select, ignore, on, exclude, baseline",
+            expected="[tool.buoy.check] with select, ignore, on, exclude",
             hint="`buoy explain check` shows an example",
         )

@@ -32,8 +32,6 @@ class Report:
 
     diagnostics: list[Diagnostic] = field(default_factory=list)
     files: int = 0
-    hidden: int = 0
-    """Findings that the baseline knows."""
     cells: int = 0
     """Cells that were read as they were run, in place of files."""
 

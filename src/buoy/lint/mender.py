@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from buoy.lint import engine, fixer
@@ -24,12 +24,11 @@ class Mender:
         self,
         target: Target,
         codes: set[str],
-        known: Callable[[Diagnostic], bool],
         *,
         unsafe: bool,
         diff: bool,
     ) -> None:
-        self._target, self._codes, self._known = target, codes, known
+        self._target, self._codes = target, codes
         self._unsafe, self._diff = unsafe, diff
         self.mended = 0
         """Findings mended, or that would be."""
@@ -38,7 +37,7 @@ class Mender:
 
     def mend(self, report: engine.Report) -> engine.Report:
         """Mend what can be mended; the report of what is left."""
-        left = engine.Report(files=report.files, hidden=report.hidden)
+        left = engine.Report(files=report.files)
         by_path: dict[str, list[Diagnostic]] = {}
         for item in report.diagnostics:
             by_path.setdefault(item.path, []).append(item)
@@ -59,8 +58,7 @@ class Mender:
                 if not mended:
                     break
                 done += len(mended)
-                fresh = engine.check_source(path, data, self._target, self._codes)
-                left = [item for item in fresh if not self._known(item)]
+                left = engine.check_source(path, data, self._target, self._codes)
         except Unreadable as error:
             sys.stderr.write(f"buoy: {visible(path)} was not mended: {error}\n")
             return found

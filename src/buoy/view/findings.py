@@ -69,9 +69,8 @@ def summary(report: Report) -> str:
     """The last line: how many of each, and what `--fix` would mend (of files: a notebook's cells are in memory)."""
     number, what = (report.cells, "cell") if report.cells else (report.files, "file")
     where = f"{number} {what}{'s' if number != 1 else ''}" + (" run so far" if report.cells else "")
-    hidden = f" ({report.hidden} known from the baseline)" if report.hidden else ""
     if not report.diagnostics:
-        return f"nothing found in {where}{hidden}"
+        return f"nothing found in {where}"
     count = Counter(item.severity for item in report.diagnostics)
     words = ", ".join(
         f"{count[kind]} {kind}{'s' if count[kind] != 1 else ''}"
@@ -79,12 +78,12 @@ def summary(report: Report) -> str:
         if count[kind]
     )
     if in_notebook():
-        return f"{words} in {where}{hidden}"
+        return f"{words} in {where}"
     safe = sum(1 for item in report.diagnostics if item.fix and item.fix.safety == "safe")
     unsafe = sum(1 for item in report.diagnostics if item.fix and item.fix.safety == "unsafe")
     mend = f"; `--fix` mends {safe}" if safe else ""
     mend += f"; `--unsafe-fixes` mends {unsafe} more" if unsafe else ""
-    return f"{words} in {where}{hidden}{mend}"
+    return f"{words} in {where}{mend}"
 
 
 def _full(item: Diagnostic, paint: Paint) -> str:

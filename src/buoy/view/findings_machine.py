@@ -21,7 +21,6 @@ def as_json(report: Report) -> str:
     content = {
         "schema": SCHEMA,
         "files": report.files,
-        "hidden": report.hidden,
         "findings": [_plain(item) for item in report.diagnostics],
     }
     return json.dumps(content, indent=1) + "\n"
