@@ -165,7 +165,7 @@ class _Fit:
             keeper = self.guarding.keeper
             planned.record(guard.plan, keeper.recorder.event)
             self._stack.callback(keeper.finish)
-            self._stack.callback(planned.compare, guard.plan, keeper.folder, say)
+            self._stack.callback(planned.compare, guard.plan, keeper.recorder.event, say)
             self._begin(module)
             self._stack.callback(transactional(trainer, _LIBRARY, held, self.guarding.micro.backward))
             self._replace(trainer.strategy, "process_dataloader", self._process_loader)

@@ -149,7 +149,7 @@ class _Training:
         keeper = self.guarding.keeper
         planned.record(guard.plan, keeper.recorder.event)
         self._stack.callback(keeper.finish)
-        self._stack.callback(planned.compare, guard.plan, keeper.folder, say)
+        self._stack.callback(planned.compare, guard.plan, keeper.recorder.event, say)
         self._is_over = False
         """Nothing is left to train."""
 

@@ -65,6 +65,7 @@ EVENTS: tuple[dict[str, object], ...] = (
     {"kind": "plan", "source": "train.py", "framework": "torch", "fits": True, "batch": 4, "micro_batch": 2,
      "cheapest": "amp", "answers": [{"on": "this", "device": "cpu", "samples": 4, "verdict": "fits",
                                      "peak": [1, 2], "host_ram": [1 << 20, 2 << 20]}]},
+    {"kind": "peak", "what": "reserved", "foreseen": [1, 3], "real": 2},
     {"kind": "save", "what": "torch", "path": "model.pt", "step": 7},
     {"kind": "opened", "run": "../cats", "path": "runs/cats", "newest": 3, "counted": 2},
     {"kind": "training", "run": "../cats", "step": 3, "left": 5, "together": False},
@@ -116,7 +117,6 @@ def _enrich(run: Path) -> None:
         for step, size in zip((21, 31, 32), sizes, strict=True)
     ]
     (run / "micro-batches.jsonl").write_text("\n".join(lines) + "\n")
-    (run / "plans.jsonl").write_text('{"foreseen": [1, 2, 3], "reserved": 2}\n')
     (process,) = attempt.glob("process-*")
     (process / "cells").write_text("3 1234.py\n")
     (process / "fault.txt").write_text(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,9 @@ from tests.view.folders import GIB, add_events, make_attempt, plan
 
 def test_the_plan_stands_beside_what_came(tmp_path: Path) -> None:
     folder = make_attempt(tmp_path / "cats", 120.0)
-    add_events(folder, plan())
+    add_events(folder, plan(), _peak("reserved", 8 * GIB))
     (tmp_path / "cats" / "micro-batches.jsonl").write_text(
         '{"step": 0, "samples": 16}\n{"step": 9, "samples": 8}\n'
-    )
-    (tmp_path / "cats" / "plans.jsonl").write_text(
-        json.dumps({"foreseen": [7 * GIB, 8 * GIB, 9 * GIB], "reserved": 8 * GIB}) + "\n"
     )
 
     read = history.read(str(tmp_path / "cats"))
@@ -50,6 +46,10 @@ def test_samples_at_once_are_those_that_the_run_really_used_or_unknown(tmp_path:
     assert "n/a" not in report.page(history.read(str(tmp_path / "cats"))).split("samples at once")[-1][:80]
 
 
+def _peak(what: str, real: int) -> dict[str, Any]:
+    return {"kind": "peak", "what": what, "foreseen": [7 * GIB, 9 * GIB], "real": real}
+
+
 def _batch(path: str, samples: int) -> dict[str, Any]:
     return {"kind": "batch", "step": 0, "samples": samples, "path": path}
 
@@ -72,10 +72,7 @@ def test_a_plan_for_another_device_is_not_compared(tmp_path: Path) -> None:
 
 def test_a_card_that_tensorflow_took_whole_says_nothing_of_the_plan(tmp_path: Path) -> None:
     folder = make_attempt(tmp_path / "cats", 120.0)
-    add_events(folder, plan(framework="tensorflow"))
-    (tmp_path / "cats" / "plans.jsonl").write_text(
-        json.dumps({"foreseen": [7 * GIB, 8 * GIB, 9 * GIB], "allocated": 6 * GIB}) + "\n"
-    )
+    add_events(folder, plan(framework="tensorflow"), _peak("allocated", 6 * GIB))
 
     page = report.page(history.read(str(tmp_path / "cats")))
     rows = {row["what"]: row for row in report.as_json(history.read(str(tmp_path / "cats")))["plan"]["rows"]}

@@ -15,7 +15,7 @@ from buoy.errors import ExitCode, UsageError
 from buoy.estimate.request import Request
 from buoy.planner.plan import make_plan, parse_source
 from buoy.planner.session import Session, Wishes
-from buoy.planner.targets import THIS, card_here, targets
+from buoy.planner.targets import THIS, targets
 from buoy.planner.workshop import Workshop
 from buoy.view import plan as view
 
@@ -35,8 +35,6 @@ def execute(arguments: list[str]) -> int:
     else:
         passed = []
     options = _parser().parse_args(arguments)
-    if options.calibrate:
-        return _calibrate()
     # `--on colab-t4 train.py:build`: what is a file is no platform.
     names = options.on or [THIS]
     if options.source is None and options.on:
@@ -133,18 +131,6 @@ def _must_exist(path: str) -> None:
         raise UsageError("no such file", received=path, hint="`buoy plan --help` shows the ways in")
 
 
-def _calibrate() -> int:
-    from buoy.planner import calibration
-    from buoy.units import format_bytes
-
-    found = calibration.measure(*card_here())
-    sys.stdout.write(
-        f"{found['name']}: {format_bytes(float(str(found['beside'])))} beside PyTorch's allocator, "
-        f"{format_bytes(float(str(found['total'])))} in all; used by `--on this` from now on\n"
-    )
-    return int(ExitCode.OK)
-
-
 def _progress() -> Callable[[str], None]:
     """Tell what is being done on a terminal, and take the line away at the end."""
     shown = sys.stderr.isatty() and not os.environ.get("BUOY_NO_PROGRESS")
@@ -211,10 +197,5 @@ def _parser() -> Parser:
     add("--step-time", metavar="TIME", help="of one step, measured: `0.4s`")
     add("--keep", type=int, default=3, metavar="N", help="checkpoints kept (default: 3)")
     add("--timeout", type=float, default=300.0, metavar="SECONDS", help="for one trace (default: 300)")
-    add(
-        "--calibrate",
-        action="store_true",
-        help="measure what this machine's GPU keeps for itself, and remember it",
-    )
     add("--format", choices=("full", "concise", "json"), default="full", help="default: full")
     return parser

@@ -8,14 +8,12 @@ from __future__ import annotations
 import csv
 import difflib
 import functools
-import re
 from dataclasses import dataclass
 from importlib import resources
 
 from buoy.errors import UsageError
 
 _MIB = 1 << 20
-_WORKSPACE, _WORKSPACE_HOPPER = 8519680, 33554432
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ def by_id(name: str) -> Device:
     >>> by_id("t4").capability
     75
     """
-    found = next((device for device in all_devices() if device.id == name.lower()), None) or _described(name)
+    found = next((device for device in all_devices() if device.id == name.lower()), None)
     if found is None:
         known = [device.id for device in all_devices()]
         near = difflib.get_close_matches(name.lower(), known, 1)
@@ -65,30 +63,6 @@ def by_id(name: str) -> Device:
             hint=f"did you mean `{near[0]}`?" if near else None,
         )
     return found
-
-
-def description(capability: int, multiprocessors: int, threads: int, memory: int) -> str:
-    """An id for a card that no row describes, which `by_id` understands.
-
-    >>> by_id(description(61, 28, 2048, 11 << 30)).capability
-    61
-    """
-    return f"sm{capability}-{multiprocessors}x{threads}-{memory // _MIB}mib"
-
-
-def _described(name: str) -> Device | None:
-    read = re.fullmatch(r"sm(\d+)-(\d+)x(\d+)-(\d+)mib", name)
-    if read is None:
-        return None
-    capability, multiprocessors, threads, memory = map(int, read.groups())
-    workspace = _WORKSPACE_HOPPER if capability == 90 else _WORKSPACE
-    # What CUDA keeps is not known: from the least to the most of all the rows.
-    contexts = [device.context for device in all_devices() if device.capability]
-    context = (min(low for low, _ in contexts), max(high for _, high in contexts))
-    return Device(
-        name, f"card of compute capability {capability // 10}.{capability % 10}", capability, multiprocessors, threads,
-        memory * _MIB, context, workspace, (), "as described", "", False,
-    )  # fmt: skip
 
 
 def of_platform(platform: str) -> Device | None:

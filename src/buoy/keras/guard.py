@@ -160,5 +160,5 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
         finally:
             if self._fit is not None:
                 self._fit.close()
-            planned.compare(self._plan, keeper.folder, say, "keras")
+            planned.compare(self._plan, keeper.recorder.event, say, "keras")
             keeper.finish()

@@ -11,7 +11,6 @@ from buoy.errors import UsageError, this_system
 from buoy.estimate import devices
 from buoy.estimate.devices import Device
 from buoy.machine import limits, platforms
-from buoy.planner import calibration
 
 THIS = "this"
 
@@ -114,25 +113,16 @@ def next_tier(place: Target) -> Target | None:
     return target(least.id) if least is not None else None
 
 
-def card_here(here: limits.Limits | None = None) -> tuple[str | None, Device | None]:
-    """What this machine's first GPU is called, and our data on it; None where there is none."""
-    gpus = (here or limits.read()).gpus
-    if not gpus or not gpus[0]["total"]:
-        return None, None
-    name = str(gpus[0]["name"])
-    return name, devices.by_name(name, int(gpus[0]["total"]))
-
-
 def _here() -> Target:
     here = limits.read()
-    card, known = card_here(here)
-    found = devices.by_id("cpu") if card is None else known or calibration.learned(card)
+    card = here.gpus[0] if here.gpus and here.gpus[0]["total"] else None
+    found = devices.by_id("cpu") if card is None else devices.by_name(str(card["name"]), int(card["total"]))
     if found is None:
         raise UsageError(
             "no data on this machine's GPU",
-            received=str(card),
+            received=str(here.gpus[0]["name"]),
             expected=", ".join(device.id for device in devices.all_devices()),
-            hint="`buoy plan --calibrate` measures it once; or plan for the nearest of these with `--on`",
+            hint="plan for the nearest of these with `--on`",
         )
     if not found.capability and here.ram is None:
         raise UsageError(
@@ -141,7 +131,6 @@ def _here() -> Target:
             expected="the id of a place whose memory is known",
             hint="name where it will run: `--on colab-t4`",
         )
-    found = calibration.applied(found)
     row = platforms.by_id(here.platform) if here.platform else None
     return Target(
         id=THIS,

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from buoy.planner.rehearsal import is_rehearsal
+from buoy.units import format_bytes
 
 if TYPE_CHECKING:
     from buoy.estimate.result import Interval
@@ -35,19 +36,44 @@ def record(plan: Plan | None, event: Callable[..., object]) -> None:
 
 
 def compare(
-    plan: Plan | None, folder: str | None, say: Callable[[str], None], framework: str = "torch"
+    plan: Plan | None, event: Callable[..., object], say: Callable[[str], None], framework: str = "torch"
 ) -> None:
-    """Say, and keep for later plans, what the run really took."""
+    """Say, and write down as one event, what the run really took on the GPU."""
     if plan is None or is_rehearsal():
         return
     try:
-        from buoy.planner import truth
-
+        # TensorFlow's allocator takes the whole card beforehand: there what was allocated in it counts.
+        measure = "reserved" if framework == "torch" else "allocated"
         reading = import_module(f"buoy.{framework}.real_peak").read()
-        if reading is not None:
-            truth.keep(plan, reading, folder, say)
+        foreseen = _foreseen(plan, reading, measure) if reading is not None else None
+        if reading is None or foreseen is None:
+            return
+        (low, high), real = foreseen, int(reading[measure])
+        event("peak", what=measure, foreseen=[low, high], real=real)
+        say(
+            f"the peak was {format_bytes(real)}; the plan foresaw {format_bytes(low)} to {format_bytes(high)}"
+            + ("" if low <= real <= high else ": outside of it")
+        )
     except Exception as error:  # noqa: BLE001 - a comparison never takes a training down
         say(f"the plan could not be compared with the run: {error}")
+
+
+def _foreseen(plan: Plan, reading: dict[str, Any], measure: str) -> tuple[int, int] | None:
+    """The foreseen peak of the framework's allocator; None where the plan says nothing about the device in use."""
+    from buoy.estimate.devices import by_name
+
+    used = by_name(str(reading["name"]), int(reading["total"]))
+    answer = next((a for a in plan.answers if used is not None and a.target.device.id == used.id), None)
+    if answer is None:
+        return None
+    if answer.memory_verdict == _FITS:
+        found: Interval = getattr(answer.estimate, measure)
+        return found.low, found.high
+    peak, _ = _peak(plan, answer)
+    if peak is None or measure != "reserved":
+        return None
+    least, most = answer.target.device.context
+    return peak.low - least, peak.high - most
 
 
 def _answer(plan: Plan, answer: Answer) -> dict[str, Any]:

@@ -317,7 +317,7 @@ class Run:
         self._profiling.close()
         self._tracking.let_go()
         if not self._rank:
-            planned.compare(self._plan, self.folder, self._say)
+            planned.compare(self._plan, self._event, self._say)
         if self._keeper is not None:
             self._keeper.finish()
         open_runs.closed(self)

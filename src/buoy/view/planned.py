@@ -6,7 +6,6 @@ import os
 from typing import Any
 
 from buoy.estimate import devices
-from buoy.machine.records import read_lines
 from buoy.text import printable
 from buoy.units import format_bytes
 from buoy.view.changes import sizes
@@ -37,7 +36,7 @@ def comparison(history: History, folder: str | None = None) -> dict[str, Any] | 
         rows.append(_row(f"device memory{with_these}", answer.get("peak"), seen))
     if answer is not None:
         rows.append(_row("host RAM", answer.get("host_ram"), _highest(lives, "process")))
-    rows += _reserved(kept)
+    rows += _by_the_framework(event, lives)
     rows.append(_samples_at_once(event, lives, kept))
     return {
         "source": without_places(event.get("source"), lives[-1].about),
@@ -122,16 +121,16 @@ def _highest(lives: list[Life], series: str) -> float | None:
     return max((high for life in lives for _, _, high in life.series.get(series, ())), default=None)
 
 
-def _reserved(folder: str) -> list[dict[str, Any]]:
+def _by_the_framework(plan: dict[str, Any], lives: list[Life]) -> list[dict[str, Any]]:
     """What the framework's own counter said at the end of a run that came to its end."""
-    kept = [line for line in read_lines(os.path.join(folder, "plans.jsonl")) if isinstance(line, dict)]
-    if not kept:
-        return []
-    measure = "reserved" if "reserved" in kept[-1] else "allocated"
-    foreseen, real = kept[-1].get("foreseen"), kept[-1].get(measure)
-    if not isinstance(foreseen, list) or len(foreseen) != 3 or not isinstance(real, int):
-        return []
-    return [_row(f"{measure} by the framework", [foreseen[0], foreseen[2]], real)]
+    events = [event for life in lives for event in life.events]
+    since = events[events.index(plan) + 1 :]
+    told = [event for event in since if event.get("kind") == "peak"][-1:]
+    return [
+        _row(f"{event['what']} by the framework", event.get("foreseen"), event["real"])
+        for event in told
+        if event.get("what") in ("reserved", "allocated") and isinstance(event.get("real"), int)
+    ]
 
 
 def _samples_at_once(event: dict[str, Any], lives: list[Life], kept: str) -> dict[str, Any]:
