@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from buoy.flight.stall import standing
 from tests.deaths.judging import judge_folder
 from tests.deaths.kind import Act
 from tests.deaths.scene import Scene, StageError
@@ -132,9 +133,7 @@ def crowd_out(scene: Scene) -> None:
 
 
 def _judge_hang(scene: Scene) -> None:
-    scene.wait_for(
-        lambda: any(event.get("kind") == "hang" for event in scene.events()), "the hang to be noticed"
-    )
+    scene.wait_for(lambda: standing(scene.events()) is not None, "the hang to be noticed")
     scene.alive_verdict = judge_folder(scene.attempt_folder())
     scene.kill(signal.SIGKILL)
 

@@ -167,7 +167,8 @@ def test_pauses_between_cells_and_what_a_cell_does_before_its_first_step_are_no_
     measured = history.read_life(find_attempt(str(run))).series["step_seconds"]
 
     assert len(measured) >= 6
-    assert {round(low, 2) for _, low, _ in measured} <= {0.24, 0.25, 0.26}
+    # A stretch of 2 s may end one sample late, by 0.2 s: that depends on the clock's last bits.
+    assert all(low == pytest.approx(0.25, rel=0.11) for _, low, _ in measured)
     assert state(find_attempt(str(run)))["step_seconds"] == pytest.approx(0.25, rel=0.1)
 
 

@@ -68,11 +68,11 @@ KINDS = (
             ("cpu-cgroup",),
         )
         for how, percent, launch, alive, says in (
-            ("a_step", 1, "run", _STARVED, "it had been starved of CPU"),
-            ("long_work", 5, "watch", _SHORT_OF_CPU, "while it computed with hardly any CPU"),
+            ("a_step", 1, "run", _STARVED, "of CPU"),
+            ("long_work", 5, "watch", _SHORT_OF_CPU, "short of CPU while it computed"),
         )
     ),
-    _still("starved-by-neighbours", "a_step", "run", _STARVED, "it had been starved of CPU", acts.crowd_out),
+    _still("starved-by-neighbours", "a_step", "run", _STARVED, "of CPU", acts.crowd_out),
     _still("hang-two-locks", "two_locks", "run", _HANGS, "it had hung since step"),
     _still("hang-empty-pipe", "empty_pipe", "watch", _HANGS, "it had hung since step"),
     _still("hang-stuck-child", "stuck_child", "run", _HANGS, "it had hung since step"),

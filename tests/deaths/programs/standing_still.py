@@ -20,7 +20,7 @@ def _compute(seconds):
 
 
 def a_step():
-    """After steps of 0.3 s of CPU time: one that never gets as much, however long it is looked at."""
+    """After steps of 0.1 s of CPU time: one that never gets as much, however long it is looked at."""
     _compute(60)
 
 
@@ -113,7 +113,7 @@ def slow_import():
 
 how = sys.argv[1]
 if how == "a_step":
-    stage.steps(5, work=lambda: _compute(0.3))
+    stage.steps(5, work=lambda: _compute(0.1))
 elif how not in ("without_steps", "slow_import"):
     stage.steps()
 stage.ready()

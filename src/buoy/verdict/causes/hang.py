@@ -68,7 +68,7 @@ def past(evidence: Evidence, event: dict[str, object]) -> Claim | None:
     }.get(state_of(event), f"it had waited: no step {since}")
     grade = _grade(event, state_of(event))
     if state_of(event) == "starved" and grade != "certain":
-        words, grade = f"no step had come {since}, while it computed with hardly any CPU", "certain"
+        words, grade = f"it had been short of CPU while it computed: no step {since}", "certain"
     reading = Reading(f"no step for {format_duration(age)}", "events.jsonl", number(event.get("wall")))
     # That no step came is certain; that it hung, or had to wait, is as sure as the threads made it.
     return Claim(words, "certain" if state_of(event) == "busy" else grade, (reading,))
