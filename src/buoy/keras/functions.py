@@ -118,7 +118,8 @@ class Functions:
         return error
 
     def memory(self, data: Any) -> Memory | None:
-        """Of the model's device; None where the step cannot be computed without being done, or cannot be cut."""
+        """Of the model's device; None where the step cannot be computed without being done,
+        or cannot be cut on a GPU."""
         if not self._built:
             self._build(data)
         return self._memory
@@ -146,6 +147,14 @@ class Functions:
         """What the whole batch can need at most, where every shape in its graph is known."""
         spec = self._spec if self._spec is not None else rehearsal.exact(data)
         return None if spec is None else rehearsal.bytes_at_most(self._trace(self._whole, spec))
+
+    def results(self, data: Any, samples: int) -> int:
+        """Bytes of all results in the graph of the uncut step on so many samples."""
+        return rehearsal.results(self._step.whole, data, samples)
+
+    def compares(self, data: Any) -> bool:
+        """Whether some result has more than one dimension of unknown length: that of the samples, twice."""
+        return self._rehearsal.compares(self._step.whole, data)
 
     def prepare(self, data: Any) -> None:
         """Make sure that this model and loss may be split; `CannotSplit` says why not."""
@@ -215,8 +224,10 @@ class Functions:
         self._built = True
         if batch_norm.thawed(model) and self._spec is not None and not self._eager:
             self._trace(self._whole, self._spec)  # it shows which of them learn, and is to be traced anyway
+        memory = memory_of(model) if not self._eager else None
         cuts = not batch_norm.learning(model, self._step.written) or "batchnorm" in self._inexact
-        self._memory = memory_of(model) if cuts and not self._eager else None
+        # On a GPU what cannot be cut fails in words; on the host it must be foreseen.
+        self._memory = memory if cuts or (memory is not None and memory.shared) else None
 
     def _built_on_symbols(self, data: Any) -> bool:
         model = self._model

@@ -23,11 +23,17 @@ class Memory(Protocol):
     def free(self) -> int | None:
         """Bytes that can still be had; None when nothing tells."""
 
+    def left(self) -> int | None:
+        """Bytes until the end itself: nearer to it than `free`, for what is refused and not planned."""
+
     def mark(self) -> None:
         """Begin to watch."""
 
     def rise(self) -> int | None:
         """The most that was in use at once since `mark`, above what was in use then."""
+
+    def grown(self) -> int | None:
+        """The most that was taken from the system since `mark`, where that is less: not all that counts is touched."""
 
     def give_back(self) -> bool:
         """Return what is kept for later to the system; False where that makes no difference."""
@@ -55,6 +61,10 @@ class GpuMemory:
         """Up to the allocator's limit, which TensorFlow has taken from the driver at its start."""
         return self._limit - _allocated(self._name)["current"]
 
+    def left(self) -> int | None:
+        """The limit is the end."""
+        return self.free()
+
     def mark(self) -> None:
         """Begin a new peak."""
         tf.config.experimental.reset_memory_stats(self._name)
@@ -63,6 +73,10 @@ class GpuMemory:
     def rise(self) -> int | None:
         """By the allocator's own count."""
         return _allocated(self._name)["peak"] - self._base
+
+    def grown(self) -> int | None:
+        """There is nothing that is not counted."""
+        return self.rise()
 
     def give_back(self) -> bool:
         """Nothing is kept that does not count as free."""
@@ -93,6 +107,11 @@ class SessionMemory:
             self._free, self._read_at = self._free_now(), now
         return self._free
 
+    def left(self) -> int | None:
+        """Bytes until the kernel would kill."""
+        left = self._host.left()
+        return None if left is None else left + self._unused()
+
     def mark(self) -> None:
         """Begin a new peak."""
         if self._counts:
@@ -106,12 +125,16 @@ class SessionMemory:
 
     def rise(self) -> int | None:
         """By the allocator's count, or by what was resident where that is more: oneDNN's scratch is not counted."""
-        highest = self._host.highest()
-        resident = None if highest is None else highest - self._base_resident
+        resident = self.grown()
         counted = self._look() - self._base if self._counts else None
         known = [value for value in (resident, counted) if value is not None]
         self._read_at = 0.0
         return max(known) if known else None
+
+    def grown(self) -> int | None:
+        """By what was resident. The pool counts whole chunks, up to twice what is asked for and touched."""
+        highest = self._host.highest()
+        return None if highest is None else highest - self._base_resident
 
     def give_back(self) -> bool:
         """What the C library keeps."""
@@ -121,12 +144,16 @@ class SessionMemory:
 
     def _free_now(self) -> int | None:
         free = self._host.free_now()
-        if free is None or not self._counts:
-            return free
+        return None if free is None else free + self._unused()
+
+    def _unused(self) -> int:
+        """Bytes that the pool holds for the next request."""
+        if not self._counts:
+            return 0
         self._look()
         resident = self._host.used() or 0
         held = min(self._highest, resident - self._beside)  # a reserve that was never touched is not resident
-        return free + max(0, int((held - _allocated(_CPU)["current"]) * _USABLE))
+        return max(0, int((held - _allocated(_CPU)["current"]) * _USABLE))
 
     def _look(self) -> int:
         peak = int(_allocated(_CPU)["peak"])

@@ -58,6 +58,18 @@ class Rehearsal:
         begin()
         traced(part, tf.constant(_IMPOSSIBLE, tf.int32), *more)
 
+    def compares(self, function: Any, data: Any) -> bool:
+        """Whether some result has a second dimension of unknown length, where no array of the batch has one."""
+        traced = self._graph(function, data, ())
+        given = [
+            spec for spec in keras.tree.flatten(traced.structured_input_signature[0][0]) if spec is not None
+        ]
+        if any(None in spec.shape[1:] for spec in given):
+            return False
+        outputs = [out for op in traced.graph.get_operations() if op.type != "Empty" for out in op.outputs]
+        shapes = [out.shape for out in outputs if out.shape.rank is not None]
+        return any(list(shape).count(None) > 1 for shape in shapes)
+
     def add(self, function: Any, spec: Any, traced: Any) -> None:
         """A graph that is there already."""
         if spec == loose(spec):
@@ -114,6 +126,20 @@ def bytes_at_most(traced: Any) -> int | None:
                 return None
             total += math.prod(output.shape) * (output.dtype.size or 0)
     return int(total)
+
+
+def results(function: Any, data: Any, samples: int) -> int:
+    """Bytes of all results of `function(data, reserve)` on so many samples, as far as its shapes are known."""
+    spec = keras.tree.map_structure(
+        lambda leaf: None if leaf is None else tf.TensorSpec((samples, *leaf.shape[1:]), leaf.dtype), data
+    )
+    graph = tf.function(function, autograph=False).get_concrete_function(spec, ROOM).graph
+    # A weight that is read is there already.
+    made = [op for op in graph.get_operations() if op.type not in ("Empty", "ReadVariableOp")]
+    outputs = [out for op in made for out in op.outputs]
+    return sum(
+        math.prod(out.shape) * (out.dtype.size or 0) for out in outputs if out.shape.is_fully_defined()
+    )
 
 
 def repeatable(traced: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import ceil
 from typing import Any, Protocol
 
+from buoy.keras.foresight import PART, Growth
 from buoy.keras.gauge import Reading, climb
 from buoy.keras.memory import Memory
 from buoy.microbatch.errors import CannotSplit
@@ -13,12 +14,13 @@ from buoy.microbatch.history import History
 from buoy.microbatch.oom import is_oom
 from buoy.microbatch.sizing import SPARE, Fit, Sizer, short
 from buoy.microbatch.split import even
+from buoy.units import format_bytes
 
 Say = Callable[[str], object]
 Event = Callable[..., object]
 
-_FIRST = 32
-"""The first samples that are measured are this part of the batch."""
+_TIMES = 3
+"""TensorFlow computes in no fixed order, and in some orders more is held at once."""
 
 
 class Rehearsed(Protocol):
@@ -40,6 +42,12 @@ class Rehearsed(Protocol):
     def bound(self, data: Any) -> int | None:
         """Bytes that the whole batch needs at most, where its graph tells."""
 
+    def results(self, data: Any, samples: int) -> int:
+        """Bytes of all results in the graph of the uncut step on so many samples."""
+
+    def compares(self, data: Any) -> bool:
+        """Whether the need may grow with the square of the samples: some result has one dimension more of them."""
+
     def prepare(self, data: Any) -> None:
         """Make sure that it may be split."""
 
@@ -55,6 +63,12 @@ class Sizes:
         self._is_short_told = False
         self._measures = True
         """Until a measurement shows that none can be made, or that the batch cannot be cut."""
+        self._refusal: CannotSplit | None = None
+        """Why batches cannot be cut, where their need is foreseen instead."""
+        self._sure = 0.0
+        """The largest cost of a whole batch that was foreseen to fit, or went through, in this process."""
+        self._touched: tuple[int, int] | None = None
+        """Samples of the uncut step that were computed when the pool was new, and what they took from the system."""
 
     @property
     def entries(self) -> list[dict[str, Any]]:
@@ -85,6 +99,9 @@ class Sizes:
             return max(even(rows, wanted))
         if self._sizer.fit is None and step.rehearses_whole and wanted == rows:
             self._bound(step, memory, data, rows, each)
+        if self._refusal is not None:
+            self._foresee(step, memory, data, rows, each)
+            return max(even(rows, wanted))
         size, unsure = self._sizer.samples(rows, each, _free(memory))
         if (unsure or count(rows, size) > count(rows, wanted)) and memory.give_back():
             size, unsure = self._sizer.samples(rows, each, _free(memory))
@@ -123,6 +140,8 @@ class Sizes:
             self._largest = rows
             self._event("batch", step=number, samples=rows)
         parts = even(rows, size)
+        if len(parts) == 1:
+            self._sure = max(self._sure, rows * each)
         self._sizer.done(max(parts), each, held_back=len(parts) > 1)
         self._history.note(number, rows, parts, self._sizer)
 
@@ -133,10 +152,19 @@ class Sizes:
             self._measures = False
             return
         known = step.bound(data)
+        start = max(1, rows // PART)
+        reading: Reading | None
         if known is not None and known <= free:
-            reading: Reading | None = Reading(rows, known / rows, 0.0, bound=True)
+            reading = Reading(rows, known / rows, 0.0, bound=True)
+        elif memory.shared:
+            reading = self._touch(step, memory, data, start)
+            worst = rows * PART if step.compares(data) else rows
+            if reading is not None and reading.slope * worst > free:
+                self._refusal = _refusal(step, data)
+                if self._refusal is None:
+                    reading = self._climb(step, memory, data, start, rows, split=False)
         else:
-            reading = self._climb(step, memory, data, max(1, rows // _FIRST), rows, split=False)
+            reading = self._climb(step, memory, data, start, rows, split=False)
         if reading is not None and reading.slope > 0:
             self._sizer.fit = Fit(reading.slope / each, reading.besides, each, rough=True)
 
@@ -147,6 +175,10 @@ class Sizes:
         try:
             step.prepare(data)
         except CannotSplit as refusal:
+            if memory.shared and step.rehearses_whole:
+                self._refusal = refusal
+                self._foresee(step, memory, data, rows, each)
+                return None
             self._measures = False
             self._say(
                 f"{rows} samples at once may not fit, and cannot be computed in parts: {refusal.message}"
@@ -175,30 +207,96 @@ class Sizes:
             self._event("sized", step=number, samples=reading.samples, of=rows)
         return min(size, reading.samples)
 
+    def _foresee(self, step: Rehearsed, memory: Memory, data: Any, rows: int, each: float) -> None:
+        """Refuse in words a batch that cannot be cut and would be killed by the kernel."""
+        if rows * each <= self._sure:
+            return
+        memory.give_back()
+        try:
+            growth = Growth(lambda samples: step.results(data, samples), rows)
+            part = growth.part(PART)
+            # Once: what the pool has is used again, and does not show.
+            if self._touched is None or (not self._sure and part > self._touched[0] * 1.5):
+                self._touch(step, memory, data, part)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._cannot_measure(error)
+        left = memory.left()
+        if left is None or self._touched is None or not self._measures:
+            return
+        samples, grown = self._touched
+        needed = int(grown * growth.times(samples))
+        if needed <= left:
+            self._sure = rows * each
+            return
+        self._say(
+            f"{rows} samples at once would not fit: they need about {format_bytes(needed)}, and "
+            f"{format_bytes(left)} are left"
+        )
+        assert self._refusal is not None
+        raise self._refusal
+
+    def _touch(self, step: Rehearsed, memory: Memory, data: Any, samples: int) -> Reading | None:
+        """Compute so many samples of the uncut step for the first time, after a few for all that is made once."""
+        try:
+            few = min(samples, max(2, samples // PART))
+            if _measured(step, memory, data, few, split=False, times=_TIMES) is None:
+                return None
+            needed = _measured(step, memory, data, samples, split=False, times=_TIMES)
+            grown = memory.grown()
+        except Exception as error:  # noqa: BLE001 - what is wrong with the step, the step itself will say
+            self._cannot_measure(error)
+            return None
+        if needed is None or grown is None:
+            return None
+        self._touched = samples, grown
+        return Reading(samples, needed / samples, 0.0, bound=False)
+
     def _climb(
         self, step: Rehearsed, memory: Memory, data: Any, start: int, most: int, *, split: bool
     ) -> Reading | None:
         """Measure; None, for good, where that is not possible."""
 
         def measure(samples: int) -> int | None:
-            try:
-                step.rehearse(data, samples, split, memory.mark)
-            except Exception as error:
-                if not is_oom(error):
-                    raise
-                return None
-            return memory.rise()
+            return _measured(step, memory, data, samples, split=split)
 
         try:
             if measure(start) is None:  # also makes the graph, and all that is made once
                 return Reading(max(1, start // 2), 0.0, 0.0, bound=False)
             return climb(measure, start, most, lambda: _free(memory) or 0)
         except Exception as error:  # noqa: BLE001 - what is wrong with the step, the step itself will say
-            self._measures = False
-            self._event(
-                "trouble", what=f"the step could not be measured: {type(error).__name__}: {error}"[:300]
-            )
+            self._cannot_measure(error)
             return None
+
+    def _cannot_measure(self, error: Exception) -> None:
+        self._measures = False
+        self._event("trouble", what=f"the step could not be measured: {type(error).__name__}: {error}"[:300])
+
+
+def _measured(
+    step: Rehearsed, memory: Memory, data: Any, samples: int, *, split: bool, times: int = 1
+) -> int | None:
+    """Bytes that so many samples needed at most; None where they did not fit."""
+    try:
+        step.rehearse(data, samples, split, memory.mark)
+        for _ in range(times - 1):
+            step.rehearse(data, samples, split, lambda: None)
+    except Exception as error:
+        if not is_oom(error):
+            raise
+        return None
+    return memory.rise()
+
+
+def _refusal(step: Rehearsed, data: Any) -> CannotSplit | None:
+    """Why the batch cannot be cut; None where it can, or where there is not even memory to find out."""
+    try:
+        step.prepare(data)
+    except CannotSplit as refusal:
+        return refusal
+    except Exception as error:
+        if not is_oom(error):
+            raise
+    return None
 
 
 def _free(memory: Memory) -> int | None:

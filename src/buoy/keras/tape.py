@@ -157,6 +157,14 @@ class _Step:
             return None
         return rehearsal.bytes_at_most(self._whole.get_concrete_function(spec, rehearsal.ROOM))
 
+    def results(self, data: Any, samples: int) -> int:
+        """Bytes of all results in the graph of the uncut step on so many samples."""
+        return rehearsal.results(self._compute_whole, data, samples)
+
+    def compares(self, data: Any) -> bool:
+        """Whether some result has more than one dimension of unknown length: that of the samples, twice."""
+        return self._rehearsal.compares(self._compute_whole, data)
+
     def reached(self) -> int:
         """0 nothing is written, 2 writing had begun."""
         now = int(self._stage.numpy())
