@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from dataclasses import dataclass, field
 
@@ -55,6 +56,8 @@ def _play(kind: Kind, scene: Scene, started: float) -> Outcome:
     kind.act(scene)
     scene.wait_end()
     folder = scene.attempt_folder()
+    if not (folder / "death.json").exists() and _kernel_killed(scene.sidecar()):
+        raise StageError("the kernel's OOM killer killed the recorder, too")
     written = written_verdict(folder)
     verdict = written or judge_folder(folder)
     if _code_is_its_own(kind, scene) and not mechanism_is_true(
@@ -73,6 +76,12 @@ def _play(kind: Kind, scene: Scene, started: float) -> Outcome:
         trouble=_complaints(scene),
         folder=str(folder) if scene.ground.keep else None,
     )
+
+
+def _kernel_killed(pid: int | None) -> bool:
+    """As on a crowded machine, where a killed training's memory is not free at once and the next one is taken."""
+    log = subprocess.run(["dmesg"], capture_output=True, text=True, check=False).stdout
+    return pid is not None and f"Killed process {pid} " in log
 
 
 def _code_is_its_own(kind: Kind, scene: Scene) -> bool:

@@ -40,6 +40,8 @@ _HIGH_DESCRIPTORS = 48
 _SETTLE = 0.05
 """Seconds in which the whole of one request arrives: it is written in pieces."""
 _LEAST_PAUSE = 1.0
+_END_SECONDS = 10.0
+"""For so long the interpreter's end waits for a look: it takes a fraction of a second, on a starved machine more."""
 _LEAST_SHARE = 0.03
 """Of the process's memory: a variable that holds less is not named."""
 _OUTSIDE_SHARE = 0.2
@@ -120,6 +122,8 @@ class Attendant:
         self.folder = folder
         self._pid = os.getpid()
         self._answered = 0.0
+        self._work = _thread.allocate_lock()
+        """Held by whoever looks or ticks, and for good by the interpreter's end."""
         self._is_started = False
         self._waking = -1
         self._tick: Callable[[], None] | None = None
@@ -166,8 +170,11 @@ class Attendant:
             try:
                 if ready and not self._hear(reading, pipe):
                     return
-                if self._tick is not None:
-                    self._tick()
+                if self._tick is not None and self._work.acquire(False):
+                    try:
+                        self._tick()
+                    finally:
+                        self._work.release()
             except Exception:  # noqa: BLE001 - whatever fails here, the training does not
                 if _inode(reading) != pipe:
                     return
@@ -182,17 +189,25 @@ class Attendant:
 
     def _answer(self) -> None:
         now = time.monotonic()
-        if os.getpid() != self._pid or now - self._answered < _LEAST_PAUSE:
+        if os.getpid() != self._pid or now - self._answered < _LEAST_PAUSE or not self._work.acquire(False):
             return
         try:
             write_json(os.path.join(self.folder, _ANSWER), {"t": now, "wall": time.time(), **_survey()})
         except Exception:  # noqa: BLE001 - a full disk, a folder that is gone
             pass
+        finally:
+            self._work.release()
         self._answered = time.monotonic()
 
     def _end(self) -> None:
-        """The interpreter shuts down: a look that began now would be cut off in the middle of a library's code."""
-        self._pid, self._tick = -1, None
+        """The interpreter shuts down. A thread that it cuts off in the middle of a library's code crashes it.
+
+        So a look that has begun is waited for, and none begins any more.
+        """
+        self._tick = None
+        if os.getpid() == self._pid:
+            self._work.acquire(timeout=_END_SECONDS)
+        self._pid = -1
 
     def _forget(self) -> None:
         """In a forked child: it has no such thread, and nobody asks it."""

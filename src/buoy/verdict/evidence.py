@@ -30,6 +30,9 @@ _MANY_PROCESSES = 16
 _SAMPLES_TAIL = 48 << 10
 """Some hundred samples: ten minutes at full rate would cost a tenth of a second."""
 
+_CRASHES = (4, 6, 7, 8, 11)
+"""SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV."""
+
 
 class Dump(NamedTuple):
     """A stack text, and when it was written (wall clock)."""
@@ -198,6 +201,13 @@ class Evidence(NamedTuple):
         return _first(number(self.death.get("wall")), number(self.exit.get("wall")))
 
     @property
+    def crashed_at_exit(self) -> bool:
+        """Whether an exception had ended it, and native code then crashed while the interpreter shut down."""
+        speaker = self.speaker
+        is_over = speaker is not None and speaker.left_in_order and speaker.exception is not None
+        return is_over and self.status.signal in _CRASHES
+
+    @property
     def end_t(self) -> float | None:
         """When it was over for the training: when the exception that ended it came to the top, else at its death.
 
@@ -205,7 +215,8 @@ class Evidence(NamedTuple):
         """
         note = (self.speaker.exception if self.speaker else None) or {}
         raised, died = number(note.get("t")), self.died_t
-        if raised is None or note.get("uncaught") is False or self.status.signal is not None:
+        is_signal = self.status.signal is not None and not self.crashed_at_exit
+        if raised is None or note.get("uncaught") is False or is_signal:
             return died
         return raised if died is None else min(raised, died)
 

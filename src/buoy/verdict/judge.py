@@ -97,6 +97,9 @@ def _mechanism(evidence: Evidence) -> Claim:
 def _with_history(evidence: Evidence, cause: Cause) -> Cause:
     """The cause, with what had gone wrong before the end in its cascade."""
     before = [*_lost_samples(evidence, cause), *_lost_children(evidence, cause)]
+    if evidence.crashed_at_exit and evidence.is_dead:
+        words = f"it then crashed, while the interpreter was shutting down: {evidence.status}"
+        before.append(Claim(words, "certain", (status_reading(evidence),)))
     hang = standing_hang(evidence)
     if hang is not None and cause.id not in (*_ALIVE, "clean-exit"):
         stalled = past_hang(evidence, hang)

@@ -102,7 +102,9 @@ def raised(evidence: Evidence) -> Raised | None:
     speaker = evidence.speaker
     note = speaker.exception if speaker else None
     status = evidence.status
-    if speaker is None or note is None or status.signal is not None or status.exit_code == 0:
+    if speaker is None or note is None or status.exit_code == 0:
+        return None
+    if status.signal is not None and not evidence.crashed_at_exit:
         return None
     finding = classify(note, full_disk(evidence, NO_FILE) is not None)
     launcher = lost_child(evidence.main.exception or {}) if evidence.main else None

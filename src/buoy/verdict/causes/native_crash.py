@@ -29,7 +29,7 @@ def judge(evidence: Evidence) -> Cause | None:
     fault = speaker.fault.text if speaker else ""
     if not evidence.status.known:
         signal = last_word(speaker)
-    if signal not in WORDS or (speaker and speaker.sent_by(signal) is not None):
+    if signal not in WORDS or (speaker and speaker.sent_by(signal) is not None) or evidence.crashed_at_exit:
         return None
     readings = [status_reading(evidence)] if evidence.status.known else []
     grade: Grade = "likely"

@@ -58,7 +58,9 @@ _Found = tuple[ProcessDeath, Link, float | None, OomFinding | None]
 
 def judge(evidence: Evidence) -> Cause | None:
     """Certain when the child's own death is, and the parent's last words or exit code point to that child."""
-    if evidence.status.signal is not None or evidence.status.exit_code == 0 or not evidence.is_dead:
+    if evidence.status.exit_code == 0 or not evidence.is_dead:
+        return None
+    if evidence.status.signal is not None and not evidence.crashed_at_exit:
         return None
     ended = raised(evidence)
     if ended is not None and ended.lost is not None and ended.lost.status.exit_code is not None:
