@@ -133,7 +133,7 @@ def _damage(top: Path, files: list[Path], chance: random.Random) -> str:
                 if top in above.parents
             }
         )
-        folder = chance.choice(folders)
+        folder = chance.choice(folders or [top])
         return f"in {folder.relative_to(top)}: {mutants.add_odd_name(folder, chance)}"
     if how < 0.3:
         return f"{path.parent.relative_to(top)}: {mutants.replace_file(path.parent, chance)}"
