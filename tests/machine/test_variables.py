@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import subprocess
 import sys
 import threading
 import time
@@ -273,3 +274,22 @@ def test_a_class_of_the_users_own_that_is_a_module_goes_by_its_variable(
 
     assert named(found, "net").what == "Net" and is_about(named(found, "net").bytes, 4 * 4000 * 4000)
     assert named(found, "net.seen").what == "list of 400 NumPy arrays"
+
+
+def test_a_look_from_another_thread_disturbs_no_tuple_that_is_being_built() -> None:
+    """Python raises SystemError where a tuple that grows has a second owner."""
+    code = """
+import _thread
+from buoy.machine import heap
+looks = []
+def look():
+    while True:
+        looks.append(len(heap.tracked(list, dict)))
+padding = [[] for _ in range(200_000)]
+_thread.start_new_thread(look, ())
+while len(looks) < 6:
+    assert len(tuple(i for i in range(20_000))) == 20_000
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr

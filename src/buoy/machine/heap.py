@@ -76,12 +76,31 @@ def by_owner(
         walk.go([*walk.aside, *(root for frame in libraries for root in variables(frame))])
         if not walk.is_partial:  # else it would be blamed for what others hold too
             walk.go(((value, TRACEBACK, False) for value in last_traceback()), keep_name=True)
-        tracked = gc.get_objects()
-        walk.go((thing, type(thing).__name__, False) for thing in tracked if walk.is_of_person(type(thing)))
-        rest, is_all = _wanted(tracked, until=max(began + seconds, time.thread_time() + seconds / 2))
+        found = gc.get_objects()
+        walk.go((thing, type(thing).__name__, False) for thing in found if walk.is_of_person(type(thing)))
+        rest, is_all = _wanted(found, until=max(began + seconds, time.thread_time() + seconds / 2))
         for thing in rest:
             tally.named(thing, None)
     return Held(tally.sizes(), walk.is_partial or not is_all)
+
+
+_ALONE, _SERVED = 0.5, 0.02
+
+
+def tracked(*kinds: type) -> list[Any]:
+    """What the garbage collector knows, of just these types.
+
+    While everything is held no other thread should run: a tuple that one is just building must not have a second
+    owner, or Python raises SystemError there. So threads ask for their turn after half a second only, as of the time
+    when all who wait by the usual interval have been served.
+    """
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(_ALONE)
+    try:
+        time.sleep(_SERVED)
+        return [thing for thing in gc.get_objects() if type(thing) in kinds]
+    finally:
+        sys.setswitchinterval(usual)
 
 
 class _Tally:

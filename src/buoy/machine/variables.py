@@ -185,16 +185,11 @@ class _Look:
         missing = (self._resident or 0) - self._found
         if self._is_partial or self._resident is None or missing < _UNNAMED_SHARE * self._resident:
             return
-        tracked = gc.get_objects()
-        known = self._seen
         candidates = [  # most dicts of a process are those of its classes and modules
             thing
-            for thing in tracked
-            if (type(thing) is list and len(thing) >= 4)
-            or (type(thing) in (dict, set, deque) and len(thing) >= 1000)
+            for thing in heap.tracked(list, dict, set, deque)
+            if len(thing) >= (4 if type(thing) is list else 1000) and id(thing) not in self._seen
         ]
-        del tracked  # at once: it holds everything that there is
-        candidates = [thing for thing in candidates if id(thing) not in known]
         guessed = [(guess, thing) for thing in candidates if (guess := _first_guess(thing)) >= _LEAST]
         del candidates
         place = _main_place()
