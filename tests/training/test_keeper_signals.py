@@ -217,9 +217,9 @@ with kept(sys.argv[1]) as keeper, keeper.loop():
     for number in (signal.SIGTERM, signal.SIGINT):
         child = os.fork()
         if not child:
+            print(number.name, os.getpid(), flush=True)  # Python drops a signal that comes before this line
             time.sleep(60)
             os._exit(0)
-        print("child", child, flush=True)
     sys.stdin.read()
 """
     head = "import os, signal, sys, time\nfrom tests.training.loop import *\n"
@@ -228,7 +228,8 @@ with kept(sys.argv[1]) as keeper, keeper.loop():
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert training.stdout is not None
-    first, second = (int(training.stdout.readline().split()[1]) for _ in range(2))
+    children = dict(training.stdout.readline().split() for _ in range(2))
+    first, second = int(children["SIGTERM"]), int(children["SIGINT"])
     os.kill(first, signal.SIGTERM)
     os.kill(second, signal.SIGINT)
 
