@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 N      ?= 1
-AS     ?= 65534
+RUN_AS ?= 65534
 TESTS  ?=
 
 .PHONY: setup demo test test-plain lint bench deaths healthy kills recovery fuzz pairs measure clean
@@ -13,7 +13,7 @@ TESTS  ?=
 help:
 	@echo "make demo    set up, then watch a training die and hear why, and the same one guarded live on"
 	@echo "make test    set up, then lint and every test (about 25 minutes on 2 cores)"
-	@echo "make test-plain  the demo and every test without privileges: as an ordinary user, or as root (AS=0);"
+	@echo "make test-plain  the demo and every test without privileges: as an ordinary user, or as root (RUN_AS=0);"
 	@echo "             TESTS=tests/machine for some of them"
 	@echo "make bench   the figures of docs/benchmarks.md, as tables and bench/results/*.json"
 	@echo "make deaths  the death suite: N times every kind (make deaths N=20)"
@@ -48,8 +48,8 @@ test: setup lint
 
 # As most people run it: no capabilities, control groups read-only, no kernel log. What is skipped says why.
 test-plain: setup
-	$(BIN)/python scripts/ordinary_user.py --uid $(AS) -- $(BIN)/buoy demo
-	$(BIN)/python scripts/ordinary_user.py --uid $(AS) -- $(BIN)/python -m pytest -rs $(TESTS)
+	$(BIN)/python scripts/ordinary_user.py --uid $(RUN_AS) -- $(BIN)/buoy demo
+	$(BIN)/python scripts/ordinary_user.py --uid $(RUN_AS) -- $(BIN)/python -m pytest -rs $(TESTS)
 
 bench: setup
 	$(BIN)/python -m bench
