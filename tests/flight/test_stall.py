@@ -355,10 +355,20 @@ def look(pid: int) -> Look:
     return Look(time.monotonic(), [pid, *procfs.descendants(pid)], pid)
 
 
+LESS_SEEN = {
+    "reads a pipe that nobody writes": "blocked",
+    "waits for its own socket": "blocked",
+    "waits for a child that is stuck itself": "waiting",
+}
+"""What is said of these by an ordinary user, who does not see whether another process has the other end."""
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_threads_say_which_stall_it_is(activities: dict[str, Activity], name: str) -> None:
     """Certain only where nothing outside, and no clock, can end it."""
     _, state, is_certain = PROGRAMS[name]
+    if name in LESS_SEEN and not os.access("/proc/1/fd", os.R_OK):
+        state, is_certain = LESS_SEEN[name], False
     found = _state(activities[name], is_idle=True)
     hang = Hang(found, 60.0, 30.0, 0.0, 100, "train", 0.1, activities[name])
 
