@@ -233,3 +233,27 @@ def test_the_command_never_shows_a_traceback(tmp_path: Path) -> None:
 
     assert done.returncode == 1 and "Traceback" not in done.stderr + done.stdout
     assert done.stdout.count("BY001") == 2
+
+
+_MOST_MEMORY = 200 << 20
+_LARGE = {
+    "script.py": b"x = 1\n" * (45 << 20 >> 3),
+    "list.ipynb": b"[" + b"[]," * (45 << 20 >> 2) + b"[]]",
+    "cell.ipynb": b'{"nbformat": 4, "cells": [{"cell_type": "code", "source": "'
+    + b"x" * (45 << 20)
+    + b'"}]}',
+}
+
+
+@pytest.mark.parametrize("name", _LARGE)
+def test_a_file_of_45_megabytes_is_refused_before_it_fills_the_memory(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(_LARGE[name])
+    code = (
+        "import sys; from buoy.cli import main; main(['check', sys.argv[1], '--format', 'concise'])\n"
+        "print(int(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0]) << 10)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / name)], capture_output=True, text=True, check=True
+    )
+
+    assert "BY001" in done.stdout and int(done.stdout.split()[-1]) < _MOST_MEMORY

@@ -20,8 +20,8 @@ import pytest
 from buoy.cli.top import _frame
 from buoy.flight.attempt import find_attempt
 from buoy.flight.log import FIELDS, SampleLog
+from buoy.view.now import _row, state
 from buoy.view.now import lines as top_lines
-from buoy.view.now import state
 from tests.processes import PATIENCE, buoy
 from tests.view.folders import add_events, make_attempt
 
@@ -141,3 +141,7 @@ def test_of_a_run_that_died_the_peak_is_shown_and_not_what_was_left_after_it(tmp
 
     assert now["resources"][0]["used"] == pytest.approx(12 << 30, rel=0.01)
     assert re.search(r"RAM .* 100 %  at its peak", "\n".join(top_lines(now)))
+
+
+def test_a_negative_reading_draws_an_empty_bar() -> None:
+    assert "[..........]" in _row("RAM", -1e15, 1.0, str, "", 10)

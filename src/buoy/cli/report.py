@@ -39,7 +39,7 @@ def execute(arguments: list[str]) -> int:
 
     write(target, text)
     sys.stderr.write(
-        f"buoy: wrote {printable(target)} ({len(text.encode()) // 1024} KiB); open it in a browser\n"
+        f"buoy: wrote {printable(target)} ({len(text.encode(errors='replace')) // 1024} KiB); open it in a browser\n"
     )
     return int(ExitCode.OK)
 

@@ -16,6 +16,8 @@ from buoy.lint.document import MAX_SOURCE, Cell, Document, Problem, plain_newlin
 from buoy.lint.magics import strip_magics
 
 MAX_FILE = 64 << 20
+"""Of a notebook, whose outputs may be large."""
+_MAX_SCRIPT = 4 * MAX_SOURCE
 ENDINGS = ("", ".py", ".pyw", ".pyi", ".ipynb", ".md", ".markdown")
 _CODING = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)", re.MULTILINE)
 # At any depth, since fences stand in lists of lists; `- ```python` opens one, too.
@@ -31,9 +33,10 @@ class Unreadable(Exception):  # noqa: N818 - a state of the file, reported as a 
 
 def read_document(path: str, data: bytes) -> Document:
     """Parse a file's bytes; raises only Unreadable."""
-    if len(data) > MAX_FILE:
-        raise Unreadable(f"the file has {len(data) >> 20} MiB; buoy reads up to {MAX_FILE >> 20} MiB")
     ending = os.path.splitext(path)[1].lower()
+    most = MAX_FILE if ending == ".ipynb" else _MAX_SCRIPT
+    if len(data) > most:
+        raise Unreadable(f"the file has {len(data) >> 20} MiB; buoy reads up to {most >> 20} MiB")
     if ending == ".ipynb":
         return _notebook(path, data)
     if ending not in ENDINGS:
@@ -135,9 +138,12 @@ def _notebook(path: str, data: bytes) -> Document:
     cells: list[Cell] = []
     line = 2  # leaves room above the first cell for the line that an indented cell needs
     for number, source in code_sources(content):
-        cell = Cell("".join(source or ()), line, number, indented=True)
+        length = sum(map(len, source or ()))
+        cell = Cell("".join(source or ()) if length <= MAX_SOURCE else "", line, number, indented=True)
         if source is None:
             cell.problem = Problem("its source is not text", line, 0, unread=True)
+        elif length > MAX_SOURCE:
+            cell.problem = _too_long(length, line)
         else:
             _parse_notebook_cell(cell, plain_newlines(cell.text))
         cells.append(cell)
@@ -150,6 +156,9 @@ def _notebook(path: str, data: bytes) -> Document:
 
 def load_notebook(data: bytes, decoder: json.JSONDecoder | None = None) -> dict[str, Any]:
     """The notebook's JSON; `decoder` lets the fixer keep the places of its strings."""
+    start = data[:64].removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    if start in (b"[", b'"'):  # of many megabytes of it Python would make a gigabyte of objects
+        raise Unreadable("it is JSON, but not a notebook: no list of cells in it")
     try:
         text = data.decode("utf-8-sig")
         content = json.loads(text) if decoder is None else decoder.decode(text)
@@ -224,15 +233,19 @@ def _tree(cell: Cell) -> ast.Module:
     return tree
 
 
+def _too_long(length: int, line: int) -> Problem:
+    return Problem(
+        f"it has {length:,} characters, and buoy reads up to {MAX_SOURCE:,} in one piece",
+        line,
+        0,
+        unread=True,
+    )
+
+
 def _parse(cell: Cell) -> None:
     """Fill `tree` or `problem`."""
     if len(cell.python) > MAX_SOURCE:
-        cell.problem = Problem(
-            f"it has {len(cell.python):,} characters, and buoy reads up to {MAX_SOURCE:,} in one piece",
-            cell.first_line,
-            0,
-            unread=True,
-        )
+        cell.problem = _too_long(len(cell.python), cell.first_line)
         return
     try:
         with warnings.catch_warnings():

@@ -348,7 +348,7 @@ def _row(name: str, used: float, limit: float | None, tell: Any, note: str, wide
     if not limit:
         return f"{name:>5}  {tell(used)} of n/a"
     share = used / limit
-    filled = round(min(1.0, share) * wide)
+    filled = round(min(1.0, max(0.0, share)) * wide)
     bar = f"[{'#' * filled}{'.' * (wide - filled)}] " if wide else ""
     figures = f"{tell(used):>11} of {tell(limit):<9} {100 * share:>3.0f} %"
     return f"{name:>5}  {bar}{figures}{note and '  ' + note}"
