@@ -277,3 +277,9 @@ def test_the_steps_of_an_attempt_are_its_own(tmp_path: Path) -> None:
 
     assert life.last["step"] == 120 and life.steps_done == 60
     assert any("of its 60 steps no 2 s" in note for note in life.missing)
+
+
+def test_half_a_character_in_a_page_is_replaced_and_its_size_is_still_known(tmp_path: Path) -> None:
+    size = report.write(str(tmp_path / "page.html"), "a\udcffb")
+
+    assert (tmp_path / "page.html").read_bytes() == b"a?b" and size == 3

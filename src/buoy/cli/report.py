@@ -37,10 +37,8 @@ def execute(arguments: list[str]) -> int:
         return int(ExitCode.OK)
     from buoy.view.report import write
 
-    write(target, text)
-    sys.stderr.write(
-        f"buoy: wrote {printable(target)} ({len(text.encode(errors='replace')) // 1024} KiB); open it in a browser\n"
-    )
+    size = write(target, text)
+    sys.stderr.write(f"buoy: wrote {printable(target)} ({size // 1024} KiB); open it in a browser\n")
     return int(ExitCode.OK)
 
 

@@ -101,10 +101,11 @@ def as_json(history: History) -> dict[str, Any]:
     }
 
 
-def write(target: str, text: str) -> None:
-    """Whole or not at all: a page that a browser has open is never half there."""
+def write(target: str, text: str) -> int:
+    """Whole or not at all: a page that a browser has open is never half there; the bytes that were written."""
+    data = text.encode("utf-8", "replace")
     try:
-        write_whole(target, text.encode("utf-8", "replace"), mode=0o666)  # a page for others too
+        write_whole(target, data, mode=0o666)  # a page for others too
     except OSError as error:
         raise UsageError(
             "cannot write the report",
@@ -114,6 +115,7 @@ def write(target: str, text: str) -> None:
             if in_notebook()
             else "choose another with `-o FILE`",
         ) from error
+    return len(data)
 
 
 def _groups(history: History) -> dict[str, tuple[str, timeline.Axis]]:
