@@ -60,3 +60,5 @@ def test_what_cannot_be_cut_is_refused_in_words_and_done_where_it_fits(
     assert "samples at once would not fit: they need about" in refused.stderr
     assert why in refused.stderr and "CannotSplit" in refused.stderr
     assert done.returncode == 0 and kills(enough) == 0, done.stderr
+    named = start("named", tie, tmp_path / "named", same)
+    assert named.returncode == -signal.SIGKILL and "would not fit" not in named.stderr

@@ -97,7 +97,8 @@ class Sizes:
         memory = step.memory(data) if self._measures else None
         if memory is None or (not memory.shared and wanted * each <= self._sizer.passed):
             return max(even(rows, wanted))
-        if self._sizer.fit is None and step.rehearses_whole and wanted == rows:
+        # A size that the user named is tried as it is: a forecast may be wrong by a few MiB.
+        if self._sizer.fit is None and step.rehearses_whole and wanted == rows and self._sizer.most is None:
             self._bound(step, memory, data, rows, each)
         if self._refusal is not None:
             self._foresee(step, memory, data, rows, each)
@@ -230,7 +231,7 @@ class Sizes:
             return
         self._say(
             f"{rows} samples at once would not fit: they need about {format_bytes(needed)}, and "
-            f"{format_bytes(left)} are left"
+            f"{format_bytes(left)} are left (`micro_batch={rows}` tries it all the same)"
         )
         assert self._refusal is not None
         raise self._refusal
