@@ -14,7 +14,7 @@ os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
 import keras
 import tensorflow as tf
 
-from buoy.checkpoint.state import Tensor
+from buoy.checkpoint.encoding import Tensor
 from buoy.checkpoint.store import Store
 
 

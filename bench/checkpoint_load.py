@@ -11,7 +11,7 @@ from torch import nn
 
 from bench.checkpoint_torch import LAYERS, WIDTH, Block
 from buoy.checkpoint.store import Store
-from buoy.torch.tensors import kept, lent
+from buoy.torch.state.tensors import kept, lent
 
 
 def main() -> None:

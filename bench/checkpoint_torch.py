@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType 
 
 from buoy.checkpoint.saver import Saver  # noqa: E402
 from buoy.checkpoint.store import Store  # noqa: E402
-from buoy.torch.tensors import as_tensor  # noqa: E402
+from buoy.torch.state.tensors import as_tensor  # noqa: E402
 
 WIDTH = int(os.environ.get("BENCH_WIDTH", "832"))
 LAYERS = 12

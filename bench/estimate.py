@@ -27,11 +27,10 @@ from typing import Any
 
 from bench.measure import table
 from buoy.estimate.allocators import Fits, native
-from buoy.estimate.child import trace
+from buoy.estimate.child import Request, trace
 from buoy.estimate.devices import by_id
-from buoy.estimate.events import normal
-from buoy.estimate.request import Request
 from buoy.estimate.result import Estimate, estimate
+from buoy.estimate.trace import normal
 from buoy.planner.plan import plan
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "estimate" / "golden"
@@ -91,7 +90,7 @@ def allocators() -> dict[str, Any]:
 
 def golden() -> dict[str, Any]:
     """Every recorded trace, traced again from the model's definition."""
-    from buoy.estimate.trace_steps import trace_steps
+    from buoy.estimate.tracing.steps import trace_steps
     from tests.estimate.golden_models import job
 
     rows, allocated, reserved = [], [], []
@@ -289,8 +288,8 @@ def _estimate_row(row: dict[str, str]) -> Estimate | None:
     import torch
 
     from bench.estimate_models import classify, image_model, keeping_outputs, language_model, token_loss
-    from buoy.estimate.trace_steps import Job, trace_steps
-    from buoy.estimate.trace_values import ordinary_values
+    from buoy.estimate.tracing.semantics import ordinary_values
+    from buoy.estimate.tracing.steps import Job, trace_steps
 
     device = next((name for word, name in GPUS.items() if word in row["gpu"]), None)
     name = row["model"].removeprefix("timm ").split(" ")[0].removeprefix("openai-community/")
@@ -335,7 +334,7 @@ def _estimate_row(row: dict[str, str]) -> Estimate | None:
 
 
 def _pretend(name: str) -> Any:
-    from buoy.estimate.trace_tape import Device
+    from buoy.estimate.tracing.tape import Device
 
     row = by_id(name)
     return Device(row.capability, row.memory or 0, row.workspace, row.multiprocessors, row.threads)

@@ -12,9 +12,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.estimate_models import MobileNetV2, ResNet, ViTSmall, token_loss
 from buoy.estimate.allocators import host
-from buoy.estimate.trace_steps import Job, trace_steps
-from buoy.estimate.trace_tape import Device
-from buoy.estimate.trace_values import ordinary_values
+from buoy.estimate.tracing.semantics import ordinary_values
+from buoy.estimate.tracing.steps import Job, trace_steps
+from buoy.estimate.tracing.tape import Device
 from tests.estimate.golden_models import classify
 
 STEPS = 3

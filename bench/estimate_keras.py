@@ -16,9 +16,8 @@ import sys
 from typing import Any
 
 from bench.measure import table
-from buoy.estimate.child import trace
+from buoy.estimate.child import Request, trace
 from buoy.estimate.devices import by_id
-from buoy.estimate.request import Request
 from buoy.estimate.result import PER_OPERATION, TOUCHED, estimate
 
 MIB = 1 << 20

@@ -79,8 +79,8 @@ def traced(name: str, batch: int) -> tuple[float, float]:
     from torch.nn.functional import cross_entropy
 
     from buoy.estimate.allocators import native
-    from buoy.estimate.trace_steps import Job, trace_steps
-    from buoy.estimate.trace_tape import Device
+    from buoy.estimate.tracing.steps import Job, trace_steps
+    from buoy.estimate.tracing.tape import Device
 
     row = by_id(DEVICE)
     device = Device(row.capability, row.memory or 0, row.workspace, row.multiprocessors, row.threads)

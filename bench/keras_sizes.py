@@ -113,8 +113,8 @@ def _measure(name: str) -> dict[str, int]:
     import numpy as np
     import tensorflow as tf
 
-    from buoy.keras import functions
-    from buoy.keras.transaction import install
+    from buoy.keras.step import functions
+    from buoy.keras.step.transaction import install
     from buoy.microbatch.oom import is_oom
 
     def build() -> Any:

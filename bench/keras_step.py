@@ -24,7 +24,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 import keras, numpy as np, tensorflow as tf
 from keras import layers
-from buoy.keras.transaction import install
+from buoy.keras.step.transaction import install
 
 def silent(*args, **values): pass
 

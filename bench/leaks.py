@@ -1,6 +1,6 @@
 """How well leaks are foretold, and whether warm-ups are left in peace: `python -m bench.leaks`.
 
-Every series is given to `buoy.flight.forecast.Forecast` as the sidecar would give it (time, step, bytes; two
+Every series is given to `buoy.flight.alarms.forecast.Forecast` as the sidecar would give it (time, step, bytes; two
 readings a second when simulated, five when real), and beside it to a naive peer: the slope over the last eight
 seconds, no gate on warm-up.
 - simulated: many shapes of leaks and of healthy runs, seeded (`leak_shapes.py`);
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable
 
 from bench import leak_programs, leak_shapes
-from buoy.flight.forecast import Forecast
+from buoy.flight.alarms.forecast import Forecast
 
 AT = 0.6
 _SIMULATED_LEAKS = 220

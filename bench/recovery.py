@@ -21,7 +21,7 @@ from bench.measure import interval, table  # noqa: E402
 from bench.recovery_peers import PEERS, Job  # noqa: E402
 from buoy.microbatch.errors import CannotSplit  # noqa: E402
 from buoy.testing import byte_budget  # noqa: E402
-from buoy.torch.transaction import Transaction  # noqa: E402
+from buoy.torch.step.transaction import Transaction  # noqa: E402
 
 
 def guarded(model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> Transaction:

@@ -154,29 +154,39 @@ FRAMEWORKS = (
     "datasets",
     "accelerate",
 )
-PRIVATE_MODULES = ("keras.src", "tensorflow.python")
+PRIVATE_MODULES = ("keras.src", "tensorflow.python", "torch._")
+# Frameworks' names that something of ours has too, on its own `self`; anywhere else they are borrowed.
+SHARED = {
+    "_version", "_buffers", "_parameters", "_modules", "_scale", "_results", "_get_iterator", "_iterator",
+    "_inputs", "_count", "_seed", "_rng", "_value", "_batch_size",
+}  # fmt: skip
+NOT_FRAMEWORKS = {"_getframe", "_launch"}  # python's own
 
 
 def private_names(trees: dict[Path, ast.Module]) -> set[tuple[str, str]]:
     """(file, name) of what frameworks call private and we use, outside of `_compat`.
 
-    An underscored attribute counts unless it is ours: defined, assigned or set on `self` somewhere in this tree.
+    An underscored attribute counts unless it is ours: defined, assigned or set on `self` somewhere in this tree, or a
+    mark of ours (`_knows_buoy`).
     """
-    ours = {name for tree in trees.values() for node in ast.walk(tree) for name in _defined(node)}
+    outside = {path: tree for path, tree in trees.items() if "_compat" not in path.parts}
+    ours = {name for tree in outside.values() for node in ast.walk(tree) for name in _defined(node)}
+    ours = (ours | NOT_FRAMEWORKS) - SHARED
     found = set()
-    for path, tree in trees.items():
-        if path.name == "_compat.py" or not _near_frameworks(path):
+    for path, tree in outside.items():
+        if not _near_frameworks(path):
             continue
         for node in ast.walk(tree):
             for name in _borrowed(node):
-                if name not in ours:
+                if name not in ours and "buoy" not in name:
                     found.add((path.relative_to(PACKAGE).as_posix(), name))
     return found
 
 
 def _near_frameworks(path: Path) -> bool:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py") in (
-        "torch", "keras", "estimate", "training", "lightning", "transformers", "integrations", "testing", "data",
+        "torch", "keras", "estimate", "planner", "training", "lightning", "transformers", "integrations", "testing",
+        "data",
     )  # fmt: skip
 
 
@@ -192,9 +202,16 @@ def _defined(node: ast.AST) -> list[str]:
 
 def _borrowed(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Attribute) and _is_private(node.attr):
-        return [node.attr]
+        is_own = isinstance(node.value, ast.Name) and node.value.id == "self" and node.attr in SHARED
+        return [] if is_own else [node.attr]
     if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
         return [node.value] if _is_private(node.value) else []  # getattr(thing, "_name")
+    if (
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and node.value.startswith(PRIVATE_MODULES)
+    ):
+        return [node.value]  # sys.modules.get("keras.src...")
     names = _imported(node) if isinstance(node, ast.Import | ast.ImportFrom) else []
     return [
         name

@@ -1,8 +1,10 @@
-"""Real ground for tests: file systems and memory groups made small, and taken away again."""
+"""How tests are run, whoever starts them; and real ground for them: small file systems and memory groups."""
 
 from __future__ import annotations
 
+import argparse
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,9 +15,50 @@ import pytest
 from tests.processes import die_as_usual, wait_until
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--share", metavar="K/N", type=_share, help="of the chosen tests every Nth only, from the Kth on"
+    )
+
+
+def _share(text: str) -> tuple[int, int]:
+    number, _, of = text.partition("/")
+    if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
+        raise argparse.ArgumentTypeError(f"received {text!r}, expected K/N with K from 1 to N, such as 2/3")
+    return int(number), int(of)
+
+
+@pytest.hookimpl(tryfirst=True)  # before workers are started
 def pytest_configure() -> None:
-    """However they were started."""
+    """However they were started: by `nohup`, with `&`, or under a `buoy run`."""
     die_as_usual()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for name in [name for name in os.environ if name.startswith("BUOY_")]:
+        del os.environ[name]
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a thousand processes would compile buoy each
+    sys.dont_write_bytecode = False
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Two for each core, since half of the time tests wait for processes to live and die."""
+    return min(2 * len(os.sched_getaffinity(0)), 8)
+
+
+@pytest.hookimpl(trylast=True)  # after `-m` and `-k`
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A share takes functions whole, with all their parameters: most have a fixture that is worth it."""
+    share = config.getoption("--share")
+    if share is None:
+        return
+    number, of = share
+    functions = sorted({_function(item) for item in items})
+    chosen = set(functions[number - 1 :: of])
+    config.hook.pytest_deselected(items=[item for item in items if _function(item) not in chosen])
+    items[:] = [item for item in items if _function(item) in chosen]
+
+
+def _function(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
 
 
 @pytest.fixture(autouse=True)

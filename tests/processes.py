@@ -7,17 +7,21 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 30.0
+ROOT = Path(__file__).parents[1]
+PATIENCE = 240.0
+"""With everything that is waited for: a machine may be busy. What never comes fails by this, or by pytest's timeout."""
 
 
 def buoy(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end."""
-    options.setdefault("timeout", 120)
+    options.setdefault("timeout", PATIENCE)
     return subprocess.run(
         [sys.executable, "-m", "buoy", *arguments], capture_output=True, text=True, **options
     )
@@ -44,6 +48,83 @@ def start_python(folder: Path, code: str, *options: str, **more: Any) -> subproc
         code,
     ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+
+
+class Server:
+    """A process that loads a library once and answers questions: a line of JSON each, and one for the answer.
+
+    `python -m` starts it with the first question. One that fails to answer is ended with all its children, and the next
+    question starts another.
+    """
+
+    def __init__(self, *program: str, env: dict[str, str] | None = None) -> None:
+        self._command = [sys.executable, "-m", *program]
+        self._env = {**os.environ, "OMP_NUM_THREADS": "1"} if env is None else env
+        self._process: subprocess.Popen[str] | None = None
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as the server
+
+    def ask(self, question: object) -> Any:
+        """Its answer."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True,
+                cwd=ROOT, env=self._env, start_new_session=True,
+            )  # fmt: skip
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(question, default=str) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+            assert line, f"no answer to {question}: {self._last_words()}"
+            return json.loads(line)
+        except BaseException:  # a test's timeout too
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self.stop()
+            raise
+
+    def _last_words(self) -> str:
+        self._said.seek(0)
+        return self._said.read()[-3000:]
+
+    def stop(self) -> None:
+        """Wait for its end, if it was started."""
+        process, self._process = self._process, None
+        if process is not None:
+            assert process.stdin is not None and process.stdout is not None
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+            process.stdout.close()
+            process.wait(PATIENCE)
+
+
+class Answers(Mapping[str, Any]):
+    """The answers of a server by name: each is asked for by the first test that looks at it."""
+
+    def __init__(self, server: Server, questions: Mapping[str, object]) -> None:
+        self._server = server
+        self._questions = questions
+        self._known: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._known:
+            self._known[name] = self._server.ask(self._questions[name])
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._questions)
+
+    def __len__(self) -> int:
+        return len(self._questions)
+
+
+@contextmanager
+def answers(questions: Mapping[str, object], *program: str, **options: Any) -> Iterator[Answers]:
+    """Those of a server that ends afterwards."""
+    server = Server(*program, **options)
+    try:
+        yield Answers(server, questions)
+    finally:
+        server.stop()
 
 
 def die_as_usual() -> None:

@@ -77,7 +77,7 @@ def test_a_demo_that_is_ended_leaves_no_folder_behind(tmp_path: Path, number: si
     child.stdout.readline()  # the story has begun
     made = list(tmp_path.glob("buoy-demo-*"))
     child.send_signal(number)
-    child.communicate(timeout=60)
+    child.communicate(timeout=400)
 
     assert made and child.returncode not in (0, None)
     assert not list(tmp_path.glob("buoy-demo-*"))

@@ -45,6 +45,7 @@ SAMPLE = (
 )
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_death_is_told_right_and_never_wrongly_for_certain(name: str) -> None:
     """A real program dies a real death; every evidence mode must accept what is said of it."""

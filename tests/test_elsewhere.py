@@ -56,7 +56,7 @@ def system(request: pytest.FixtureRequest) -> str:
 def python(system: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "elsewhere"), "BUOY_TEST_SYSTEM": system}
     return subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=400
     )
 
 

@@ -21,6 +21,7 @@ def test_a_notebook_is_what_the_script_writes(name: str) -> None:
     assert json.loads((EXAMPLES / f"{name}.ipynb").read_text()) == notebook(TEXTS[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TEXTS))
 def test_a_notebook_runs_from_top_to_bottom(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -34,7 +35,7 @@ def test_a_notebook_runs_from_top_to_bottom(
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     read = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
     client = nbclient.NotebookClient(
-        read, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        read, timeout=400, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
 
     client.execute()

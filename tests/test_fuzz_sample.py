@@ -18,6 +18,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.campaign
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged_input_is_refused_in_words_and_nothing_is_lost(kind: str, base: Path, tmp_path: Path) -> None:
     for number in range({"run": 20, "notebook": 20}.get(kind, 8)):

@@ -9,7 +9,11 @@ from tests.healthy import SHAPES, missing, run_shape
 SAMPLE = ("slow save", "starved of CPU", "download of the next shard", "slow import", "cache that levels off")
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "starved of CPU" else ()) for name in SAMPLE],
+)
 def test_a_healthy_training_is_called_nothing_else(name: str) -> None:
     """A real process, its pauses and the patience with them scaled down alike."""
     lacking = missing(name)

@@ -11,6 +11,8 @@ from tests.kills.kind import Kind
 from tests.kills.kinds import ALL
 
 
+@pytest.mark.campaign
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.name)
 def test_nothing_promised_is_lost(kind: Kind, tmp_path: Path) -> None:
     tally = kind.run(6, random.Random(kind.name), tmp_path)

@@ -65,7 +65,7 @@ BARS = "import os\nwidth = int(os.popen('stty size').read().split()[1])\n"
 def planned(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "buoy", "plan", *arguments],
-        capture_output=True, text=True, timeout=200, cwd=cwd, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=400, cwd=cwd, stdin=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 

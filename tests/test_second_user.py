@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from buoy.errors import RunFolderError
-from buoy.training.keeper import Keeper
+from buoy.training.manager import CheckpointManager
 from tests.checkpoint.ground import ROOT, save
 from tests.processes import wait_until
 
@@ -124,7 +124,7 @@ def test_nothing_of_a_training_is_readable_by_another_user(shared: Path) -> None
     during = as_another(lambda: readable([str(shared), "/dev/shm"]))
     opened = as_another(lambda: [path for path in readable(doors) if "/fd/" in path or "/map_files/" in path])
     sockets = named_sockets(pids)
-    out, err = training.communicate("\n", timeout=60)
+    out, err = training.communicate("\n", timeout=400)
     wait_until(lambda: not of_this(run), "the end of every process")
 
     assert len(pids) >= 4, "the training, its sidecar, its writer and its mirror"
@@ -179,7 +179,7 @@ def test_links_that_another_user_put_into_a_mirror_lead_nowhere(
 
     as_another(plant)
     training = start(shared / "here" / "run", there.parent, shared)
-    out, err = training.communicate("\n", timeout=60)
+    out, err = training.communicate("\n", timeout=400)
     wait_until(lambda: not of_this(shared / "here" / "run"), "the end of every process")
 
     assert out.endswith("finished\n") or "the mirror cannot be read" in err, err
@@ -196,6 +196,6 @@ def test_a_run_folder_of_another_user_is_not_resumed_from(theirs: str, shared: P
     before = {path: path.is_file() and path.read_bytes() for path in run.rglob("*")}
 
     with pytest.raises(RunFolderError) as refused:
-        Keeper(str(run))
+        CheckpointManager(str(run))
     assert refused.value.received == f"{run / theirs} (owned by user {ANOTHER})"
     assert {path: path.is_file() and path.read_bytes() for path in run.rglob("*")} == before

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from buoy.supervisor.watch import watch
     from buoy.training.run import Run
     from buoy.verdict import why
-    from buoy.view.findings_notebook import check
+    from buoy.view.findings import check
 
 __version__ = "0.1.0"
 
@@ -33,7 +33,7 @@ _HOMES = {
     "ExitCode": "buoy.errors",
     "Keep": "buoy.checkpoint.retention",
     "Run": "buoy.training.run",
-    "check": "buoy.view.findings_notebook",
+    "check": "buoy.view.findings",
     "plan": "buoy.planner.plan",
     "watch": "buoy.supervisor.watch",
     "why": "buoy.verdict",

@@ -1,14 +1,14 @@
 """Everything buoy raises on purpose, and the exit code each becomes.
 
 BuoyError                    base: a message, what was received, what was expected, a hint
- +-- UsageError              the person asked for something that cannot be asked          exit 2
+ +-- UsageError              the user asked for something that cannot be asked          exit 2
  +-- RunFolderError          a run folder is missing, foreign, damaged or not writable    exit 2
  +-- LaunchError             `buoy run` could not start the command                       exit 125/126/127
  +-- CannotSave              something tracked is neither plain nor a tensor              (checkpoint.state)
  +-- DamagedCheckpoint       a byte is not as it was written: file and tensor are named   (checkpoint.manifest)
  +-- NewerCheckpoint         written by a later buoy                                      (checkpoint.manifest)
  +-- WriterBusy              another process holds the run                                (checkpoint.lock)
- +-- MirrorFailed            the second home cannot be used                               (checkpoint.mirror)
+ +-- MirrorFailed            the mirror cannot be used                                    (checkpoint.mirror)
  +-- StepError               a training step cannot be split, or does not fit             (microbatch.errors)
  +-- CannotTrack, OtherModel what is tracked does not fit the checkpoint                  (torch.state, keras.holdings)
  +-- EstimateError           a step could not be traced                                   (estimate.request)
@@ -21,6 +21,7 @@ except buoy.BuoyError as error:
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from enum import IntEnum
@@ -50,7 +51,7 @@ class ExitCode(IntEnum):
 
 
 def this_system() -> str:
-    """What people call the system we run on.
+    """What users call the system we run on.
 
     >>> this_system()
     'Linux'
@@ -65,8 +66,33 @@ def need_linux(what: str) -> None:
                          hint="`buoy check`, `plan`, `why`, `report` and `ckpt` work here")  # fmt: skip
 
 
+_reported: set[str] = set()
+
+
+def trouble(where: str, error: BaseException) -> None:
+    """Report an exception of buoy's own that is swallowed so that the training continues; to be called in its handler.
+
+    It becomes an event in the flight log, once per place, which `buoy why` shows. `where` says what does not work
+    now, as in `the live card`. With BUOY_TROUBLE=raise the exception is raised, for tests.
+    """
+    if os.environ.get("BUOY_TROUBLE") == "raise":
+        raise error
+    if where in _reported:
+        return
+    _reported.add(where)
+    try:
+        words = f"{where}: {type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - an exception that cannot be shown
+        words = f"{where}: {type(error).__name__}"
+    module = sys.modules.get("buoy.flight.recorder")
+    current = getattr(module, "current", None)  # missing while it is being imported
+    recorder = current() if current is not None else None
+    if recorder is not None:
+        recorder.event("trouble", what=words[:300], error=type(error).__name__)
+
+
 def in_notebook() -> bool:
-    """Whether a person reads this in a notebook: hints then name `%buoy` and `buoy.Run`, not a shell's commands.
+    """Whether a user reads this in a notebook: hints then name `%buoy` and `buoy.Run`, not a shell's commands.
 
     >>> in_notebook()
     False
@@ -76,7 +102,7 @@ def in_notebook() -> bool:
 
 
 class BuoyError(Exception):
-    """An error that is the person's to mend; printed without a traceback.
+    """An error that is the user's to mend; printed without a traceback.
 
     >>> print(BuoyError("no such run", received="runs/cast", expected="a run folder", hint="`buoy why runs/cats`"))
     no such run

@@ -10,19 +10,35 @@ from inspect import signature
 from typing import Any
 
 import buoy.training  # noqa: F401 - the first of ours: it says in one sentence that it needs Linux
+from buoy._compat.lightning import (
+    epoch_of_loader,
+    forget_loaded,
+    missing,
+    replace_train_loaders,
+    results_of,
+    set_epoch_of_loader,
+    show_again,
+    train_loaders,
+)
 from buoy.checkpoint.retention import Keep
 from buoy.errors import UsageError
 from buoy.flight.last_words import leave_out_ours
-from buoy.planner.model import Plan
-from buoy.planner.rehearsal import is_rehearsal
-from buoy.torch.lightning_state import TrainerState, find_library, to_epoch_start
-from buoy.torch.lightning_step import Held, StepTransaction, transactional
-from buoy.torch.loader import ResumableLoader
-from buoy.torch.state import tracked
-from buoy.training import planned
-from buoy.training.arguments import check, folder_name
-from buoy.training.guarding import Guarding, refuse_many_processes
-from buoy.training.saying import say
+from buoy.integrations.guarding import Guarding, refuse_many_processes
+from buoy.integrations.lightning_trainer import (
+    Held,
+    StepTransaction,
+    TrainerState,
+    find_library,
+    to_epoch_start,
+    transactional,
+)
+from buoy.machine.process import is_rehearsal
+from buoy.planner.result import Plan
+from buoy.torch.data.loader import ResumableLoader
+from buoy.torch.state.state_dict import tracked
+from buoy.training import recording
+from buoy.training.messages import say
+from buoy.training.options import Options, folder_name
 
 _LIBRARY = find_library()
 _pl: Any = import_module(_LIBRARY)
@@ -55,28 +71,18 @@ class Guard(_pl.Callback):  # type: ignore[misc]
         plan: Plan | None = None,
     ) -> None:
         super().__init__()
-        check(
-            seed=seed, micro_batch=micro_batch, inexact=inexact, remedies=remedies, memory_cap=memory_cap,
-            mirror=mirror, disk=disk, plan=plan,
+        self.options = Options(
+            mirror=mirror, time_limit=time_limit, disk=disk, save=save, keep=keep, seed=seed,
+            micro_batch=micro_batch, inexact=inexact, memory_cap=memory_cap, remedies=remedies, plan=plan,
         )  # fmt: skip
         self.folder = folder_name(folder)
-        self.seed = seed
-        self.keeper_options = {
-            "mirror": mirror, "time_limit": time_limit, "disk": disk, "save": save, "keep": keep,
-        }  # fmt: skip
-        self.plan = plan
-        if plan is not None and micro_batch is None:
-            micro_batch = plan.micro_batch or None
-        self.step_options = {
-            "micro_batch": micro_batch, "inexact": inexact, "memory_cap": memory_cap, "remedies": remedies,
-        }  # fmt: skip
         self._fit: _Fit | None = None
 
     def __repr__(self) -> str:
         return f"<buoy.lightning.Guard {self.folder}>"
 
     def _repr_html_(self) -> str:
-        from buoy.view.run_card import guard_card
+        from buoy.view.cards import guard_card
 
         return guard_card(repr(self), self.folder)
 
@@ -154,18 +160,17 @@ class _Fit:
         self._trainer = trainer
         self._stack = ExitStack()
         self.loader: ResumableLoader | None = None
-        held = Held(trainer.fit_loop.epoch_loop._results, trainer.lightning_module)
+        held = Held(results_of(trainer), trainer.lightning_module)
         self._stack.callback(held.remove)
         self._state = TrainerState(trainer, held)
         try:
             self.guarding = Guarding(
-                guard.folder, "lightning", keeper=guard.keeper_options, seed=guard.seed,
-                transaction=partial(StepTransaction, module, held), steps=guard.step_options,
+                guard.folder, "lightning", guard.options, partial(StepTransaction, module, held),
             )  # fmt: skip
             keeper = self.guarding.keeper
-            planned.record(guard.plan, keeper.recorder.event)
+            recording.record_plan(guard.options.plan, keeper.recorder.event)
             self._stack.callback(keeper.finish)
-            self._stack.callback(planned.compare, guard.plan, keeper.recorder.event, say)
+            self._stack.callback(recording.compare, guard.options.plan, keeper.recorder.event, say)
             self._begin(module)
             self._stack.callback(transactional(trainer, _LIBRARY, held, self.guarding.micro.backward))
             self._replace(trainer.strategy, "process_dataloader", self._process_loader)
@@ -191,7 +196,7 @@ class _Fit:
 
     def training_begins(self) -> None:
         """From here on signals wait for a safe point."""
-        loaders = self._trainer.fit_loop._combined_loader.flattened
+        loaders = train_loaders(self._trainer) or []
         if len(loaders) != 1:
             raise UsageError(
                 "buoy.lightning.Guard keeps the place in one train loader",
@@ -204,25 +209,20 @@ class _Fit:
     def _go_back(self) -> None:
         """The counters stand at the saved place; let the loop begin that epoch."""
         trainer, guarding = self._trainer, self.guarding
-        trainer._checkpoint_connector._loaded_checkpoint = {}  # what `ckpt_path=` named is older, or another's
+        forget_loaded(trainer)  # what `ckpt_path=` named is older, or another's
         finished = guarding.place["finished"]
         if not finished:
             to_epoch_start(trainer.fit_loop)
         self._state.loads_loops = not finished
         if finished and trainer.fit_loop.done:
-            shown = trainer._logger_connector.callback_metrics
             # Lightning empties it before it finds nothing to do.
-            self._stack.callback(self._show_again, dict(shown))
+            self._stack.callback(show_again, trainer, dict(trainer.callback_metrics))
             say(
                 f"{guarding.keeper.folder} is finished: {trainer.current_epoch} epochs, {guarding.saved_step} steps; "
                 "the model has its final weights. More epochs train on; another training needs a folder of its own"
             )
         else:
-            say(f"going on from step {guarding.saved_step}, epoch {trainer.current_epoch + 1}")
-
-    def _show_again(self, metrics: dict[str, Any]) -> None:
-        connector = self._trainer._logger_connector
-        connector._callback_metrics = {**metrics, **connector._callback_metrics}
+            say(f"resumed from step {guarding.saved_step} (epoch {trainer.current_epoch + 1})")
 
     def _replace(self, owner: Any, name: str, replacement: Any) -> None:
         setattr(owner, name, partial(replacement, getattr(owner, name)))
@@ -230,12 +230,9 @@ class _Fit:
 
     def _take_over_data(self) -> None:
         """`trainer.estimated_stepping_batches`, read in `configure_optimizers`, has had the data set up before us."""
-        loop = self._trainer.fit_loop
-        if loop._combined_loader is None or len(loop._combined_loader.flattened) != 1:
-            return
-        loop._combined_loader.flattened = [self._resumable(each) for each in loop._combined_loader.flattened]
-        loop._data_fetcher.setup(loop._combined_loader)
-        iter(loop._data_fetcher)
+        loaders = train_loaders(self._trainer)
+        if loaders is not None and len(loaders) == 1:
+            replace_train_loaders(self._trainer, [self._resumable(loaders[0])])
 
     def _process_loader(self, original: Any, loader: Any) -> Any:
         made = original(loader)
@@ -253,15 +250,15 @@ class _Fit:
         progress = trainer.fit_loop.epoch_loop.batch_progress.current
         if guarding.arrive(loader):
             fetcher.fetched = progress.ready + len(getattr(fetcher, "batches", ()))
-            if "loader_of_epoch" in guarding.place:  # from it Lightning counts to the next that it makes anew
-                trainer.fit_loop._last_train_dl_reload_epoch = guarding.place["loader_of_epoch"]
+            if "loader_of_epoch" in guarding.place:
+                set_epoch_of_loader(trainer, guarding.place["loader_of_epoch"])
         elif progress.ready % trainer.accumulate_grad_batches == 0:
             stopping = guarding.safe_point(
                 trainer.global_step,
                 trainer.current_epoch,
                 lambda: {
                     "data": loader.place(progress.ready),
-                    "loader_of_epoch": trainer.fit_loop._last_train_dl_reload_epoch,
+                    "loader_of_epoch": epoch_of_loader(trainer),
                 },
             )
             if stopping and trainer.received_sigterm:
@@ -283,6 +280,14 @@ def _refuse(trainer: Any, module: Any) -> None:
             received=strategy,
             expected="a model that one process holds whole",
             hint="Lightning's own ModelCheckpoint saves those",
+        )
+    lacking = missing(trainer, _LIBRARY)
+    if lacking:
+        raise UsageError(
+            "this version of Lightning is not known to buoy.lightning.Guard",
+            received=f"lightning {_pl.__version__} without {', '.join(lacking)}",
+            expected="a version such as 2.6",
+            hint="use Lightning's own ModelCheckpoint, or a newer buoy",
         )
     if not module.automatic_optimization:
         raise UsageError(

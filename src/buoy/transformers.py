@@ -16,20 +16,20 @@ from typing import Any
 import transformers
 
 import buoy.training  # noqa: F401 - the first of ours: it says in one sentence that it needs Linux
+from buoy._compat.transformers import FIND_PLACE, LOAD_CALLBACKS, LOADERS, missing
 from buoy.checkpoint.retention import Keep
 from buoy.errors import UsageError
 from buoy.flight.last_words import leave_out_ours
-from buoy.planner.model import Plan
-from buoy.planner.rehearsal import is_rehearsal
-from buoy.torch.loader import ResumableLoader
-from buoy.torch.state import tracked
-from buoy.torch.transformers_state import TrainerState, plain
-from buoy.torch.transformers_step import StepLoss, StepTransaction
-from buoy.torch.uncut import samples_of, split_of
-from buoy.training import planned
-from buoy.training.arguments import check, folder_name
-from buoy.training.guarding import Guarding, refuse_many_processes
-from buoy.training.saying import say
+from buoy.integrations.batches import samples_of, split_of
+from buoy.integrations.guarding import Guarding, refuse_many_processes
+from buoy.integrations.transformers_trainer import StepLoss, StepTransaction, TrainerState, plain
+from buoy.machine.process import is_rehearsal
+from buoy.planner.result import Plan
+from buoy.torch.data.loader import ResumableLoader
+from buoy.torch.state.state_dict import tracked
+from buoy.training import recording
+from buoy.training.messages import say
+from buoy.training.options import Options, folder_name
 
 _trainer: Any = import_module("transformers.trainer")
 
@@ -59,21 +59,11 @@ class Guard(transformers.TrainerCallback):
         remedies: tuple[str, ...] | str = (),
         plan: Plan | None = None,
     ) -> None:
-        check(
-            seed=seed, micro_batch=micro_batch, inexact=inexact, remedies=remedies, memory_cap=memory_cap,
-            mirror=mirror, disk=disk, plan=plan,
+        self.options = Options(
+            mirror=mirror, time_limit=time_limit, disk=disk, save=save, keep=keep, seed=seed,
+            micro_batch=micro_batch, inexact=inexact, memory_cap=memory_cap, remedies=remedies, plan=plan,
         )  # fmt: skip
         self.folder = folder_name(folder)
-        self.seed = seed
-        self.keeper_options = {
-            "mirror": mirror, "time_limit": time_limit, "disk": disk, "save": save, "keep": keep,
-        }  # fmt: skip
-        self.plan = plan
-        if plan is not None and micro_batch is None:
-            micro_batch = plan.micro_batch or None
-        self.step_options = {
-            "micro_batch": micro_batch, "inexact": inexact, "memory_cap": memory_cap, "remedies": remedies,
-        }  # fmt: skip
         self._training: _Training | None = None
         _teach_trainer()
 
@@ -81,7 +71,7 @@ class Guard(transformers.TrainerCallback):
         return f"<buoy.transformers.Guard {self.folder}>"
 
     def _repr_html_(self) -> str:
-        from buoy.view.run_card import guard_card
+        from buoy.view.cards import guard_card
 
         return guard_card(repr(self), self.folder)
 
@@ -143,13 +133,12 @@ class _Training:
         self._loader: ResumableLoader | None = None
         self._loss = StepLoss(trainer, trainer.training_step)
         self.guarding = Guarding(
-            guard.folder, "transformers", keeper=guard.keeper_options, seed=guard.seed,
-            transaction=partial(StepTransaction, self._loss), steps=guard.step_options,
+            guard.folder, "transformers", guard.options, partial(StepTransaction, self._loss),
         )  # fmt: skip
         keeper = self.guarding.keeper
-        planned.record(guard.plan, keeper.recorder.event)
+        recording.record_plan(guard.options.plan, keeper.recorder.event)
         self._stack.callback(keeper.finish)
-        self._stack.callback(planned.compare, guard.plan, keeper.recorder.event, say)
+        self._stack.callback(recording.compare, guard.options.plan, keeper.recorder.event, say)
         self._is_over = False
         """Nothing is left to train."""
 
@@ -165,16 +154,11 @@ class _Training:
         self._replace("get_batch_samples", self._between_steps)
         if guarding.resumed:
             arguments = {**arguments, "resume_from_checkpoint": self._pretended_checkpoint()}
-            for name in (
-                "_load_from_checkpoint",
-                "_load_optimizer_and_scheduler",
-                "_load_scaler",
-                "_load_rng_state",
-            ):
+            for name in LOADERS:
                 self._replace(name, _nothing)
-            self._replace("_load_callback_state", self._name_callbacks)
-            if hasattr(trainer, "_init_training_state"):
-                self._replace("_init_training_state", self._place)
+            self._replace(LOAD_CALLBACKS, self._name_callbacks)
+            if hasattr(trainer, FIND_PLACE):
+                self._replace(FIND_PLACE, self._place)
             skips = trainer.args.ignore_data_skip
             self._stack.callback(setattr, trainer.args, "ignore_data_skip", skips)
             trainer.args.ignore_data_skip = False
@@ -245,15 +229,15 @@ class _Training:
         if not place["finished"] and state.global_step >= state.max_steps:
             say(
                 f"nothing is left to train: the checkpoint is of step {state.global_step}, and {state.max_steps} steps "
-                "are asked for. It stays as it is; more epochs go on from it"
+                "are asked for. It stays as it is; more epochs continue from it"
             )
             return sys.maxsize, 0
         if not place["finished"]:
-            say(f"going on from step {state.global_step}, epoch {place['epoch'] + 1}")
+            say(f"resumed from step {state.global_step} (epoch {place['epoch'] + 1})")
             return place["epoch"], place["batches"]
         self._is_over = place["stopped"] or state.global_step >= state.max_steps
         if not self._is_over:
-            say(f"going on from step {state.global_step}, where this run was finished before")
+            say(f"resumed from step {state.global_step}, where this run had finished")
             return found
         say(
             f"{self.guarding.keeper.folder} is finished: {state.global_step} steps; the model has its final "
@@ -325,7 +309,7 @@ def _teach_trainer() -> None:
                 "one training has one guard",
                 received=f"{len(guards)} of them: {', '.join(guard.folder for guard in guards)}",
                 expected="one",
-                hint="a second home for checkpoints is `mirror=`",
+                hint="a second place for checkpoints is `mirror=`",
             )
         arguments = {"resume_from_checkpoint": resume_from_checkpoint, "trial": trial, **kwargs}
         try:
@@ -347,13 +331,22 @@ def _teach_trainer() -> None:
 def _refuse(trainer: Any) -> None:
     args = trainer.args
     refuse_many_processes(args.world_size, "transformers")
-    sharded = [name for name in ("deepspeed", "fsdp") if getattr(trainer, f"is_{name}_enabled", False)]
+    flags = {"deepspeed": "is_deepspeed_enabled", "fsdp": "is_fsdp_enabled"}
+    sharded = [name for name, flag in flags.items() if getattr(trainer, flag, False)]
     if sharded:
         raise UsageError(
             "buoy.transformers.Guard does not guard sharded models",
             received=f"TrainingArguments({sharded[0]}=...)",
             expected="a model that one process holds whole",
             hint="the Trainer's own save_strategy saves those",
+        )
+    lacking = missing(trainer)
+    if lacking:
+        raise UsageError(
+            "this version of transformers is not known to buoy.transformers.Guard",
+            received=f"transformers {transformers.__version__} without {', '.join(lacking)}",
+            expected="a version such as 5.22",
+            hint="use the Trainer's own save_strategy and resume_from_checkpoint, or a newer buoy",
         )
     if args.auto_find_batch_size:
         raise UsageError(

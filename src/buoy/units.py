@@ -27,7 +27,7 @@ _SECONDS = {
 
 
 def format_bytes(count: float | None) -> str:
-    """Bytes for people; unknown is `n/a`, never 0.
+    """Bytes for users; unknown is `n/a`, never 0.
 
     >>> format_bytes(13609422848), format_bytes(512), format_bytes(None), format_bytes(float("nan"))
     ('12.7 GiB', '512 B', 'n/a', 'n/a')
@@ -57,7 +57,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_duration(seconds: float | None) -> str:
-    """Seconds for people.
+    """Seconds for users.
 
     >>> format_duration(0.25), format_duration(75), format_duration(43200), format_duration(None)
     ('0.25 s', '1 min 15 s', '12 h', 'n/a')
@@ -89,6 +89,27 @@ def parse_duration(text: str) -> float:
         raise UsageError("cannot read a duration", received=repr(text), expected="a number and a unit",
                          hint="for example `12h`, `1h30m`, `90s` or `12:00:00`")  # fmt: skip
     return total
+
+
+def parse_time_limit(limit: str | float | None) -> float | None:
+    """A time limit as users give it, in seconds; an error if it is none.
+
+    >>> parse_time_limit("12h"), parse_time_limit(90)
+    (43200.0, 90.0)
+    """
+    if limit is None:
+        return None
+    seconds = parse_duration(limit) if isinstance(limit, str) else float(limit)
+    if isinstance(limit, str) and seconds > 0 and limit.strip()[-1] in "0123456789." and ":" not in limit:
+        raise UsageError(  # twelve seconds, where twelve hours were meant, end a training before it began
+            "a time limit without a unit", received=repr(limit), expected="a number and a unit",
+            hint=f"`{limit.strip()}h`, or `{limit.strip()}s` for seconds",
+        )  # fmt: skip
+    if not seconds > 0:
+        raise UsageError(
+            "a time limit of nothing", received=repr(limit), expected="more than 0 seconds", hint="`12h`"
+        )
+    return seconds
 
 
 def format_share(used: float | None, limit: float | None) -> str:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from buoy.checkpoint.encoding import Tensor
 from buoy.checkpoint.manifest import MANIFEST, VALUES, seal
 from buoy.checkpoint.reader import StoredTensor
-from buoy.checkpoint.saver import Saver
-from buoy.checkpoint.state import Tensor
-from buoy.checkpoint.store import Checkpoint, Receipt, Store
+from buoy.checkpoint.saver import Receipt, Saver
+from buoy.checkpoint.store import Checkpoint, Store
 
 ROOT = Path(__file__).parents[2]
 

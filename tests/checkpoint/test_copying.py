@@ -11,9 +11,9 @@ import time
 import pytest
 import torch
 
-from buoy.checkpoint import copying
-from buoy.checkpoint.copying import copy_all
-from buoy.torch.tensors import as_tensor
+from buoy.checkpoint import arena as copying
+from buoy.checkpoint.arena import copy_all
+from buoy.torch.state.tensors import as_tensor
 
 
 def address(source: bytearray) -> int:

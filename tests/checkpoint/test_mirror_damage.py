@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 
-from buoy.checkpoint import mirror_worker
-from buoy.checkpoint.home_folder import FolderHome
-from buoy.checkpoint.homes import open_home
 from buoy.checkpoint.manifest import MANIFEST, STATE, seal
-from buoy.checkpoint.mirror import Mirror
-from buoy.checkpoint.mirror_worker import Worker
-from buoy.checkpoint.owner import life_of
+from buoy.checkpoint.mirror import worker
+from buoy.checkpoint.mirror.folder import FolderStorage
+from buoy.checkpoint.mirror.mirror import Mirror
+from buoy.checkpoint.mirror.owner import life_of
+from buoy.checkpoint.mirror.storage import open_storage
+from buoy.checkpoint.mirror.worker import Worker
 from buoy.checkpoint.retention import Keep, surplus, to_give_up
-from buoy.checkpoint.search import newest_good
-from buoy.checkpoint.store import Checkpoint, Store
+from buoy.checkpoint.store import Checkpoint, Store, newest_good
 from buoy.errors import RunFolderError
 from tests.checkpoint.ground import about, as_tensor, open_saver, save, state
 from tests.processes import buoy, read
@@ -34,7 +33,7 @@ TRAIN = (
 def go_on(run: Path, mirror: Path) -> subprocess.CompletedProcess[str]:
     """A training over this run folder and mirror, in a process of its own."""
     command = [sys.executable, "-c", TRAIN, str(run), str(mirror)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=400)
 
 
 def mirrored(tmp_path: Path, *steps: int) -> Path:
@@ -71,7 +70,7 @@ def search(tmp_path: Path, mirror: bool = True) -> tuple[Checkpoint | None, list
 def work(
     run: Path,
     home: object,
-    home_of: Callable[..., Any] = open_home,
+    home_of: Callable[..., Any] = open_storage,
     keep: int = 3,
     attempt: Path | None = None,
 ) -> dict[str, Any]:
@@ -82,11 +81,11 @@ def work(
               "keep": {"last": keep, "best": None, "every": None}, "retry": 0.01, "pid": ended.pid,
               "attempt": str(attempt) if attempt is not None else None, "unusable": [],
               "life": life_of(str(run))}  # fmt: skip
-    mirror_worker.open_home = home_of
+    worker.open_storage = home_of
     try:
         Worker(orders).run()
     finally:
-        mirror_worker.open_home = open_home
+        worker.open_storage = open_storage
     return dict(read(run / "mirror.json"))
 
 
@@ -167,7 +166,7 @@ def test_a_first_copy_that_was_never_finished_is_said_and_is_no_reason_not_to_be
     found, said = search(tmp_path)
 
     assert found is None and "step 10 in the mirror is not whole" in said[0]
-    assert said[1] == "nothing in the mirror was ever whole (1 begun): the training begins at step 0"
+    assert said[1] == "nothing in the mirror was ever whole (1 begun): the training starts at step 0"
 
 
 def test_a_step_made_again_while_it_is_copied_leaves_no_half_copy(tmp_path: Path) -> None:
@@ -177,7 +176,7 @@ def test_a_step_made_again_while_it_is_copied_leaves_no_half_copy(tmp_path: Path
     saver.save(state(1, 400), about(42), as_tensor, wait=True)
     again = False
 
-    class Slow(FolderHome):
+    class Slow(FolderStorage):
         def put(self, source: str, name: str, file: str, *rest: Any) -> None:
             nonlocal again
             super().put(source, name, file, *rest)
@@ -215,7 +214,7 @@ def test_files_of_two_lives_never_stand_under_one_manifest(tmp_path: Path) -> No
     saver.close()
     seen: list[list[str]] = []
 
-    class Watched(FolderHome):
+    class Watched(FolderStorage):
         def put(self, source: str, name: str, file: str, *rest: Any) -> None:
             seen.append(sorted(self.sizes().get(name, {})))
             super().put(source, name, file, *rest)
@@ -235,7 +234,7 @@ def test_safe_is_said_only_of_what_was_compared(tmp_path: Path) -> None:
     flip(copies, 20)
     told: list[object] = []
 
-    class Watched(FolderHome):
+    class Watched(FolderStorage):
         def put(self, source: str, name: str, file: str, *rest: Any) -> None:
             told.append(read(tmp_path / "run" / "mirror.json")["newest_safe"])
             super().put(source, name, file, *rest)
@@ -264,10 +263,10 @@ def test_damage_here_is_not_copied_and_called_safe_nor_does_it_hold_up_the_other
 ) -> None:
     save(tmp_path / "run", 5, 10, 20, size=400)
     flip(tmp_path / "run", 20)
-    monkeypatch.setattr(mirror_worker, "_LOOK_SECONDS", 0.0)  # at every piece it asks for a newer one
+    monkeypatch.setattr(worker, "_LOOK_SECONDS", 0.0)  # at every piece it asks for a newer one
     sent: list[str] = []
 
-    class Counted(FolderHome):
+    class Counted(FolderStorage):
         def put(self, source: str, name: str, file: str, *rest: Any) -> None:
             sent.append(name)
             if len(sent) > 10:

@@ -12,8 +12,9 @@ from zlib import crc32
 
 import pytest
 
-from buoy.checkpoint.home_url import UrlHome
-from buoy.checkpoint.mirror import Mirror
+from buoy.checkpoint.mirror.mirror import Mirror
+from buoy.checkpoint.mirror.storage import survey
+from buoy.checkpoint.mirror.url import UrlStorage
 from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.store import Store
 from tests.processes import buoy, wait_until
@@ -23,7 +24,7 @@ server = pytest.importorskip("moto.server")
 
 HEAD = """
 import sys
-from buoy.checkpoint.mirror import Mirror
+from buoy.checkpoint.mirror.mirror import Mirror
 from tests.training.loop import *
 Mirror.retry_seconds, Mirror.patience = 0.2, 30.0
 """
@@ -60,11 +61,11 @@ def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
 
 def train(folder: Path, mirror: str, code: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", HEAD + code, str(folder), mirror]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90)
+    return subprocess.run(command, capture_output=True, text=True, timeout=400)
 
 
 def there(folder: Path, mirror: str) -> list[int]:
-    return [copy["step"] for copy in Mirror(str(folder), mirror, Keep()).copies()]
+    return [copy.step for copy in survey(UrlStorage(mirror, folder.name))[0]]
 
 
 def test_checkpoints_go_to_the_store_are_kept_there_by_the_same_rule_and_come_back(
@@ -117,7 +118,7 @@ def test_a_store_that_alters_bytes_is_caught_by_its_checksum(
     source = tmp_path / "file"
     source.write_bytes(os.urandom(1 << 20))
     pieces = [(1 << 20, crc32(source.read_bytes()))]
-    home = UrlHome(bucket, "run")
+    home = UrlStorage(bucket, "run")
     honest = home._fs.info
     where = (str(source), "step-000000001", "state.safetensors", pieces)
     assert not home.holds(*where)
@@ -138,7 +139,7 @@ def test_a_store_that_alters_bytes_is_caught_by_its_checksum(
 def test_a_copy_that_is_given_up_leaves_no_file(tmp_path: Path, bucket: str) -> None:
     source = tmp_path / "file"
     source.write_bytes(bytes(1 << 20))
-    home = UrlHome(bucket, "run")
+    home = UrlStorage(bucket, "run")
 
     def full(count: int) -> None:
         raise OSError(28, "No space left on device")

@@ -34,11 +34,11 @@ def without_locks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_the_writer_of_a_dead_trainer_is_waited_for(tmp_path: Path, without_locks: dict[str, str]) -> None:
     code = "s = open_saver(sys.argv[1]); s.save({'a': Array(bytes(200 << 20))}, about(1), as_tensor)\n"
     killed = trainer(code + "os.kill(os.getpid(), signal.SIGKILL)", str(tmp_path), env=without_locks)
-    assert killed.wait(60) == -signal.SIGKILL
+    assert killed.wait(400) == -signal.SIGKILL
     after = trainer(
         "heard = []; open_saver(sys.argv[1], heard); print(heard)", str(tmp_path), env=without_locks
     )
-    said, _ = after.communicate(timeout=60)
+    said, _ = after.communicate(timeout=400)
 
     assert "without locks" in said
     newest = Store(tmp_path).newest(print)
@@ -52,8 +52,8 @@ def test_a_second_trainer_on_this_machine_is_told_who_is_first(
     first = trainer(code, str(tmp_path), env=without_locks, stdin=subprocess.PIPE)
     assert first.stdout is not None and first.stdout.readline() == "open\n"
     second = trainer("open_saver(sys.argv[1])", str(tmp_path), env=without_locks, stderr=subprocess.PIPE)
-    _, trouble = second.communicate(timeout=60)
-    first.communicate("\n", timeout=60)
+    _, trouble = second.communicate(timeout=400)
+    first.communicate("\n", timeout=400)
 
     assert second.returncode != 0
     assert f"process {first.pid} on" in trouble

@@ -5,31 +5,31 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from buoy.checkpoint.copies import local_copies
-from buoy.checkpoint.home_folder import FolderHome
-from buoy.checkpoint.home_url import UrlHome
 from buoy.checkpoint.manifest import MANIFEST
-from buoy.checkpoint.mirror import Mirror
-from buoy.checkpoint.mirror_fetch import fetch
-from buoy.checkpoint.mirror_status import read_status
-from buoy.checkpoint.owner import FILE, NotOurs, claim, expect_ours, life_of
+from buoy.checkpoint.mirror import owner
+from buoy.checkpoint.mirror.folder import FolderStorage
+from buoy.checkpoint.mirror.mirror import Mirror, read_status
+from buoy.checkpoint.mirror.owner import ALIVE, FILE, NotOurs, claim, expect_ours, life_of
+from buoy.checkpoint.mirror.url import UrlStorage
+from buoy.checkpoint.mirror.worker import _copies_here, fetch
 from buoy.checkpoint.retention import Keep
-from buoy.checkpoint.search import newest_good
-from buoy.checkpoint.store import Store
+from buoy.checkpoint.store import Store, newest_good
 from buoy.errors import UsageError
 from buoy.view.checkpoints import listed
 from tests.checkpoint.ground import open_saver, save
 from tests.checkpoint.test_mirror import train
 from tests.checkpoint.test_mirror_damage import work
-from tests.processes import read
+from tests.processes import read, wait_until
 
 
-def home_of(drive: Path) -> FolderHome:
-    return FolderHome(str(drive), "run")
+def home_of(drive: Path) -> FolderStorage:
+    return FolderStorage(str(drive), "run")
 
 
 def mirrored(run: Path, drive: Path, *steps: int) -> None:
@@ -59,36 +59,18 @@ def test_the_mirror_of_another_run_is_refused_at_the_start(tmp_path: Path) -> No
     assert (tmp_path / "drive" / "run" / "checkpoints" / "step-000000010" / MANIFEST).read_bytes() == before
 
 
-def test_a_run_whose_folder_was_renamed_tells_once_what_stays_in_the_mirror(tmp_path: Path) -> None:
-    drive = tmp_path / "drive"
-    mirrored(tmp_path / "run", drive, 10)
-    shutil.copytree(tmp_path / "run", tmp_path / "copied")
-    copied = Mirror(str(tmp_path / "copied"), str(drive), Keep()).doubts
-    (tmp_path / "run").rename(tmp_path / "cats")
-    renamed = Mirror(str(tmp_path / "cats"), str(drive), Keep()).doubts
-    elsewhere = Mirror(str(tmp_path / "cats"), str(tmp_path / "other"), Keep()).doubts
-    claim(FolderHome(str(drive), "cats"), str(tmp_path / "cats"), "next", "there")
-    again = Mirror(str(tmp_path / "cats"), str(drive), Keep()).doubts
-
-    before = f"its copies in {drive}/run stay as they are, new ones go to {drive}/cats"
-    assert [words for words in renamed if words.endswith(before)] == [
-        f"this run's folder was called run before: {before}"
-    ]
-    assert not any("before" in words for words in [*copied, *elsewhere, *again])
-
-
 def test_a_store_that_only_a_url_reaches_has_an_owner_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = str(tmp_path / "exp3" / "run"), str(tmp_path / "exp4" / "run")
     for place in ("drive", "other"):
         (tmp_path / place / "run").mkdir(parents=True)  # a store needs no folders
-    claim(UrlHome(f"file://{tmp_path}/drive", "run"), first, "one", "there")
-    claim(UrlHome(f"file://{tmp_path}/other", "run"), second, "two", "there")
+    claim(UrlStorage(f"file://{tmp_path}/drive", "run"), first, "one", "there")
+    claim(UrlStorage(f"file://{tmp_path}/other", "run"), second, "two", "there")
     with pytest.raises(UsageError, match="there holds the checkpoints of another run"):
-        claim(UrlHome(f"file://{tmp_path}/drive", "run"), second, "two", "there")
+        claim(UrlStorage(f"file://{tmp_path}/drive", "run"), second, "two", "there")
 
-    assert claim(UrlHome(f"file://{tmp_path}/drive", "run"), first, "three", "there") == "exp3/run"
+    assert claim(UrlStorage(f"file://{tmp_path}/drive", "run"), first, "three", "there") == "exp3/run"
     orders = {
         "where": f"file://{tmp_path}/drive",
         "shown": "there",
@@ -134,9 +116,9 @@ def test_the_log_of_a_lost_machine_stays_in_a_store(tmp_path: Path) -> None:
     assert logs == {"0001": "old", "0002": "new"}
 
 
-def store(where: str, name: str, mount: None) -> UrlHome:
+def store(where: str, name: str, mount: None) -> UrlStorage:
     """A store that needs no folders, as the real ones."""
-    home = UrlHome(where, name)
+    home = UrlStorage(where, name)
     home._fs.auto_mkdir = True
     return home
 
@@ -152,14 +134,14 @@ def recorded(run: Path, machine: str) -> Path:
 
 def test_the_end_of_a_training_whose_mirror_was_taken_over_says_the_truth(tmp_path: Path) -> None:
     code = """
-module._LOOK_SECONDS = 0.05
-from buoy.checkpoint.owner import FILE, claim
-from buoy.checkpoint.home_folder import FolderHome
+save_policy._LOOK_SECONDS = 0.05
+from buoy.checkpoint.mirror.owner import FILE, claim
+from buoy.checkpoint.mirror.folder import FolderStorage
 def each(step):
     if step == 12:
         os.makedirs(sys.argv[2] + "/new/run")
         os.link(sys.argv[1] + "/" + FILE, sys.argv[2] + "/new/run/" + FILE)  # the run on a new machine
-        claim(FolderHome(sys.argv[2], "run"), sys.argv[2] + "/new/run", "another", "there")
+        claim(FolderStorage(sys.argv[2], "run"), sys.argv[2] + "/new/run", "another", "there")
 train(sys.argv[1], mirror=sys.argv[2], steps=45, save=10, pause=0.01, each=each)
 """
     out, err = train(tmp_path / "run", tmp_path / "drive", code)
@@ -177,7 +159,69 @@ def test_a_folder_of_its_own_checkpoints_that_never_was_there_is_another_run(tmp
         Mirror(str(tmp_path / "exp4" / "run"), str(tmp_path / "drive"), Keep())
 
     shutil.copytree(tmp_path / "exp3" / "run" / "checkpoints", tmp_path / "exp5" / "run" / "checkpoints")
-    Mirror(str(tmp_path / "exp5" / "run"), str(tmp_path / "drive"), Keep())  # copied by hand, but the same
+    with pytest.raises(UsageError) as refused:  # copied by hand: whose they are, nobody has said
+        Mirror(str(tmp_path / "exp5" / "run"), str(tmp_path / "drive"), Keep())
+    assert str(refused.value.hint).endswith(f"or copy its {FILE} here if they are the same run")
+    shutil.copy(tmp_path / "exp3" / "run" / FILE, tmp_path / "exp5" / "run")
+    Mirror(str(tmp_path / "exp5" / "run"), str(tmp_path / "drive"), Keep())
+
+
+def on_another_machine(drive: Path, wall: float, *, ended: bool = False) -> None:
+    """The sign of life that the process on another machine leaves in the mirror."""
+    sign = {"life": "other", "machine": "another", "run": "exp1/run", "wall": wall, "ended": ended}
+    (drive / "run" / ALIVE).write_text(json.dumps(sign))
+
+
+def test_two_machines_at_once_are_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drive = tmp_path / "drive"
+    mirrored(tmp_path / "exp1" / "run", drive, 10)
+    claimed = (drive / "run" / FILE).read_bytes()
+    monkeypatch.setattr(owner, "BEAT_SECONDS", 1.0)
+    on_another_machine(drive, time.time())
+    renews = threading.Timer(0.3, on_another_machine, (drive, time.time() + 1))
+    renews.start()
+    orders = {"where": str(drive), "shown": "there", "name": "run", "run": str(tmp_path / "exp2" / "run"),
+              "mount": None, "life": "mine", "step": None, "newer_than": None}  # fmt: skip
+    fetch(orders)
+    renews.join()
+
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert answers[0]["waits"].startswith("exp1/run was trained on another machine")
+    assert answers[1]["refused"][0] == "this run is being trained on another machine"
+    assert len(answers) == 2 and (drive / "run" / FILE).read_bytes() == claimed
+
+
+@pytest.mark.parametrize(("seconds_ago", "ended"), [(0, True), (3600, False), (0, False)])
+def test_a_machine_that_has_ended_or_is_silent_does_not_hold_up_the_next(
+    seconds_ago: int, ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last: it was lost a moment ago, and nothing comes of it any more."""
+    drive = tmp_path / "drive"
+    mirrored(tmp_path / "exp1" / "run", drive, 10)
+    on_another_machine(drive, time.time() - seconds_ago, ended=ended)
+    monkeypatch.setattr(owner, "BEAT_SECONDS", 0.2)
+    said: list[str] = []
+    owner.refuse_two_machines(home_of(drive), "mine", "there", said.append)
+
+    assert len(said) == (not ended and not seconds_ago)
+
+
+def test_the_process_that_copies_leaves_signs_of_life_until_its_training_ends(tmp_path: Path) -> None:
+    code = """
+save_policy._LOOK_SECONDS = 0.05
+def each(step):
+    if step == 25:
+        print(open(sys.argv[2] + "/run/alive.json").read())
+train(sys.argv[1], mirror=sys.argv[2], steps=30, save=10, pause=0.05, each=each)
+"""
+    out, err = train(tmp_path / "run", tmp_path / "drive", code)
+    alive = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
+    assert alive["ended"] is False and alive["run"].endswith("/run"), err
+
+    wait_until(lambda: read(tmp_path / "drive" / "run" / ALIVE)["ended"], "the last sign of life")
+    assert read(tmp_path / "drive" / "run" / ALIVE)["life"] == alive["life"]
 
 
 def test_a_new_machine_takes_the_run_over_and_says_whose_it_was(tmp_path: Path) -> None:
@@ -235,10 +279,10 @@ def test_the_list_compares_content_not_names(tmp_path: Path) -> None:
     mirrored(run, tmp_path / "drive", 10)
     assert listed("run", Store(run).list(), read_status(str(run))).splitlines()[2].endswith("yes")
 
-    made = local_copies(str(run))[0]
+    made = _copies_here(str(run))[0]
     shutil.rmtree(run / "checkpoints")
     save(run, 10, size=400)  # the same name and step, made in another life
-    assert local_copies(str(run))[0].name == made.name
+    assert _copies_here(str(run))[0].name == made.name
     assert listed("run", Store(run).list(), read_status(str(run))).splitlines()[2].endswith("no")
     assert os.path.exists(tmp_path / "drive" / "run" / "checkpoints" / made.name)
 

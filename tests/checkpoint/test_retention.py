@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from buoy.checkpoint.budget import Room, plan
-from buoy.checkpoint.retention import Keep, as_keep, surplus, to_make_room
+from buoy.checkpoint.retention import Keep, Room, as_keep, plan, surplus, to_make_room
 from buoy.errors import UsageError
 
 GIB = 1 << 30

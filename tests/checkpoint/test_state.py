@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy
 import pytest
 
-from buoy.checkpoint.state import BadTree, CannotSave, decode, encode, encode_all
+from buoy.checkpoint.encoding import BadTree, CannotSave, decode, encode, encode_all
 from tests.checkpoint.ground import Array, as_tensor
 
 

@@ -15,7 +15,7 @@ import safetensors
 
 from buoy.checkpoint import arena, lock
 from buoy.checkpoint import saver as saver_module
-from buoy.checkpoint.state import CannotSave
+from buoy.checkpoint.encoding import CannotSave
 from buoy.checkpoint.store import Store, WriterBusy
 from buoy.errors import BuoyError, RunFolderError
 from tests.checkpoint.ground import (
@@ -174,7 +174,7 @@ print(len(heard), heard[0])
         preexec_fn=lambda: (session / "cgroup.procs").write_text(str(os.getpid())),
         stderr=subprocess.PIPE,
     )
-    said, trouble = small.communicate(timeout=120)
+    said, trouble = small.communicate(timeout=400)
 
     assert small.returncode == 0, trouble
     assert said.startswith("1 no memory for a copy of the state (80.0 MiB")
@@ -189,7 +189,7 @@ def test_a_trainer_killed_right_after_save_returned_has_lost_nothing(tmp_path: P
         code = "s = open_saver(sys.argv[1]); n = int(sys.argv[2]); s.save(state(n, 3_000_000), about(n), as_tensor)\n"
         killed = trainer(code + "os.kill(os.getpid(), signal.SIGKILL)", str(tmp_path), str(step))
 
-        assert killed.wait(60) == -signal.SIGKILL
+        assert killed.wait(400) == -signal.SIGKILL
         saver = open_saver(tmp_path)  # waits for the writer that is left
         saver.close()
         assert newest(tmp_path) == state(step, 3_000_000)
@@ -211,7 +211,7 @@ print("saved", flush=True); sys.stdin.readline()
     assert int(status[3]) != os.getsid(living.pid), "a session of its own"
     assert int(status[1]) != living.pid, "nobody's child"
     living.kill()
-    living.communicate(timeout=30)
+    living.communicate(timeout=400)
     wait_until(lambda: not alive(writer), "the writer to leave")
 
 
@@ -234,9 +234,9 @@ def test_a_killed_writer_is_replaced_and_the_checkpoint_is_not_lost(tmp_path: Pa
 def test_a_writer_that_hangs_costs_one_checkpoint_and_another_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saver_module, "_LEAST_PATIENCE", 0.5)
     saver = open_saver(tmp_path)
     saver.save(state(1), about(1), as_tensor, wait=True)
+    monkeypatch.setattr(saver_module, "_LEAST_PATIENCE", 0.5)
     (writer,) = writers(tmp_path)
     os.kill(writer, signal.SIGSTOP)
     hanging = saver.save(state(2), about(2), as_tensor)
@@ -295,7 +295,7 @@ s = open_saver(sys.argv[1]); s.save(state(1), about(1), as_tensor, wait=True)
 (pid,) = writers(sys.argv[1]); os.kill(pid, signal.SIGSTOP)
 s.save(state(2), about(2), as_tensor); os.kill(os.getpid(), signal.SIGKILL)
 """
-    trainer(code, str(tmp_path)).communicate(timeout=60)
+    trainer(code, str(tmp_path)).communicate(timeout=400)
     (writer,) = writers(tmp_path)
     monkeypatch.setattr(lock, "_PATIENCE_STILL", 0.3)
     heard: list[str] = []
@@ -339,7 +339,7 @@ def test_a_second_process_is_told_who_writes(tmp_path: Path) -> None:
 
     with pytest.raises(WriterBusy) as refused:
         open_saver(tmp_path)
-    holder.communicate("", timeout=30)
+    holder.communicate("", timeout=400)
 
     assert f"process {holder.pid} on {os.uname().nodename}, for" in str(refused.value)
     open_saver(tmp_path).close()  # the lock died with its holder
@@ -363,7 +363,7 @@ for finished in (False, True):
         told.append(str(refused.value))
         holder.stdin.write("\n")
         holder.stdin.flush()
-    holder.communicate(timeout=30)
+    holder.communicate(timeout=400)
 
     assert f"a notebook's kernel, process {holder.pid}" in told[0] and "it finished" not in told[0]
     assert "it finished this training, at step 4, and still has it open" in told[1]
@@ -379,7 +379,7 @@ if os.fork() == 0:
     sys.stdout.close(); os.close(1); time.sleep(60); os._exit(0)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    trainer(code, str(tmp_path), start_new_session=True).communicate(timeout=60)
+    trainer(code, str(tmp_path), start_new_session=True).communicate(timeout=400)
 
     open_saver(tmp_path).close()
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from buoy.estimate.trace_steps import Job
+from buoy.estimate.tracing.steps import Job
 
 
 def classify(model: nn.Module, batch: Any) -> torch.Tensor:

@@ -7,8 +7,8 @@ import json
 import keras
 import tensorflow as tf
 
-from buoy.estimate.request import EstimateError
-from buoy.keras.remedies import code_of, smaller_input
+from buoy.estimate.child import EstimateError
+from buoy.keras.plan.remedies import code_of, smaller_input
 from tests.estimate.keras_builds import images
 
 layers = keras.layers

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from buoy.estimate.allocators import Allocator, Fits, Replay, bfc, expandable, host, native
-from buoy.estimate.events import Event, normal
+from buoy.estimate.trace import Event, normal
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.json.gz"))
 MIB = 1 << 20

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from buoy.estimate.child import trace
+from buoy.estimate.child import EstimateError, Request, trace
 from buoy.estimate.devices import by_id
-from buoy.estimate.events import Trace
-from buoy.estimate.request import EstimateError, Request
 from buoy.estimate.result import estimate
+from buoy.estimate.trace import Trace
 from tests.processes import alive, wait_until
 
 pytest.importorskip("torch")
@@ -50,7 +48,7 @@ def test_weights_are_never_allocated() -> None:
 
 @pytest.mark.parametrize("name", ["flattened", "lazy", "lazy_tried"])
 def test_a_shape_learned_from_a_forward_pass_is_learned_without_weights(name: str) -> None:
-    from buoy.estimate.trace_build import build
+    from buoy.estimate.tracing.build import build
 
     parameters = list(build(Request("torch", {"build": f"{BUILDS}:{name}"})).model.parameters())
 
@@ -90,16 +88,9 @@ WRONG = {
 }
 
 
-@pytest.fixture(scope="module")
-def refusals() -> dict[str, str]:
-    """What each of them is answered with; side by side, since each starts torch anew."""
-    with ThreadPoolExecutor(3) as pool:
-        return dict(zip(WRONG, pool.map(lambda name: str(refused(name, memory=2 << 30)), WRONG), strict=True))
-
-
 @pytest.mark.parametrize("name", WRONG)
-def test_what_goes_wrong_comes_back_in_words(name: str, refusals: dict[str, str]) -> None:
-    text = refusals[name]
+def test_what_goes_wrong_comes_back_in_words(name: str) -> None:
+    text = str(refused(name, memory=2 << 30))
 
     assert all(word in text for word in WRONG[name]), text
 
@@ -121,8 +112,8 @@ def test_a_build_function_that_never_ends_is_ended_with_all_it_started(
 
 @pytest.mark.parametrize("error", [MemoryError("25 GB"), ValueError("shapes")])
 def test_of_objects_in_a_notebook_no_build_function_is_spoken_of(error: Exception) -> None:
-    from buoy.estimate.request import LIVE, Request
-    from buoy.estimate.trace_torch import explain
+    from buoy.estimate.child import LIVE, Request
+    from buoy.estimate.tracing.torch import explain
 
     of_objects = explain(error, Request("torch", {"build": f"{LIVE}:build"}))
     of_a_file = explain(error, Request("torch", {"build": "train.py:build"}))

@@ -10,8 +10,8 @@ import pytest
 from buoy.estimate import devices
 from buoy.estimate.allocators import Replay, native
 from buoy.estimate.batch import at_size, largest_batch
-from buoy.estimate.events import Trace
 from buoy.estimate.result import estimate, largest
+from buoy.estimate.trace import Trace
 from buoy.machine.platforms import all_platforms
 
 torch = pytest.importorskip("torch")
@@ -19,8 +19,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from buoy.estimate.trace_steps import Job, trace_steps  # noqa: E402
-from buoy.estimate.trace_tape import Device  # noqa: E402
+from buoy.estimate.tracing.steps import Job, trace_steps  # noqa: E402
+from buoy.estimate.tracing.tape import Device  # noqa: E402
 
 GIB = 1 << 30
 WIDTH = 512

@@ -11,17 +11,19 @@ from typing import Any
 
 import pytest
 
-from buoy.estimate.request import EstimateError, Request
-from buoy.estimate.trace_torch import explain, trace_request
+from buoy.estimate.child import EstimateError, Request
+from buoy.estimate.tracing.torch import explain, trace_request
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from buoy.estimate import devices, trace_build, trace_config  # noqa: E402
+from buoy.estimate import devices  # noqa: E402
 from buoy.estimate.result import estimate  # noqa: E402
-from buoy.estimate.trace_loss import EitherWay  # noqa: E402
-from buoy.estimate.trace_steps import trace_steps  # noqa: E402
-from buoy.estimate.trace_tape import Device  # noqa: E402
+from buoy.estimate.tracing import build as trace_build  # noqa: E402
+from buoy.estimate.tracing import config as trace_config  # noqa: E402
+from buoy.estimate.tracing.loss import EitherWay  # noqa: E402
+from buoy.estimate.tracing.steps import trace_steps  # noqa: E402
+from buoy.estimate.tracing.tape import Device  # noqa: E402
 
 BATCH = (torch.zeros(4, 8, 10), torch.zeros(4, 8, dtype=torch.long))
 

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from buoy.estimate.child import trace
+from buoy.estimate.child import EstimateError, Request, trace
 from buoy.estimate.devices import by_id
-from buoy.estimate.events import Trace
-from buoy.estimate.request import EstimateError, Request
 from buoy.estimate.result import PER_OPERATION, estimate
-from buoy.estimate.trace_graph import Graph, Node, live_peak, to_trace
+from buoy.estimate.trace import Trace
+from buoy.estimate.tracing.graph import Graph, Node, live_peak, to_trace
 
 BUILDS = Path(__file__).parent / "keras_builds.py"
 CHANNELS = 64 * 32 * 32 * 32 * 4
@@ -147,7 +146,7 @@ def test_a_keras_model_is_rebuilt_for_inputs_of_half_the_side_or_length() -> Non
     script = Path(__file__).parent / "keras_smaller.py"
     root = script.parents[2]
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=300,
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=400,
         env={**os.environ, "PYTHONPATH": str(root), "TF_CPP_MIN_LOG_LEVEL": "3"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

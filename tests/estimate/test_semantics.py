@@ -10,16 +10,16 @@ import pytest
 
 from buoy.estimate import devices
 from buoy.estimate.allocators import native
-from buoy.estimate.events import Trace
 from buoy.estimate.result import CONVOLUTION, estimate
+from buoy.estimate.trace import Trace
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from buoy.estimate import trace_fake  # noqa: E402
-from buoy.estimate.trace_steps import Job, trace_steps  # noqa: E402
-from buoy.estimate.trace_tape import Device  # noqa: E402
+from buoy.estimate.tracing import fake  # noqa: E402
+from buoy.estimate.tracing.steps import Job, trace_steps  # noqa: E402
+from buoy.estimate.tracing.tape import Device  # noqa: E402
 
 ROWS, WIDTH = 640, 384
 Loss = Callable[[Any, Any], Any]
@@ -175,7 +175,7 @@ def test_updates_of_all_weights_at_once_leave_the_same_events_as_torchs_own_way(
         return kind(parameters, lr=1e-3, weight_decay=0.1, foreach=True)
 
     quick = traced(linear(3), optimizer=optimizer)
-    monkeypatch.setattr(trace_fake, "_are_on_device", lambda tensors: False)
+    monkeypatch.setattr(fake, "_are_on_device", lambda tensors: False)
     slow = traced(linear(3), optimizer=optimizer)
 
     assert quick.events == slow.events

@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from buoy.estimate.events import Trace  # noqa: E402
-from buoy.estimate.steady import another_step  # noqa: E402
+from buoy.estimate.trace import Trace  # noqa: E402
+from buoy.estimate.tracing.steps import another_step  # noqa: E402
 from tests.estimate.test_estimate import step  # noqa: E402
 
 
@@ -28,7 +28,7 @@ def shape(trace: Trace) -> list[tuple[str, int, tuple[str, str, str]]]:
 
 def test_the_further_step_allocates_and_frees_what_a_real_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     made = another_step(taken(2))
-    monkeypatch.setattr("buoy.estimate.trace_steps.another_step", lambda trace: None)
+    monkeypatch.setattr("buoy.estimate.tracing.steps.another_step", lambda trace: None)
     real = taken(3)
 
     assert made is not None

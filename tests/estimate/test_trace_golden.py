@@ -13,8 +13,8 @@ from buoy.estimate.allocators import native
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from buoy.estimate.trace_steps import trace_steps  # noqa: E402
-from buoy.estimate.trace_tape import Device  # noqa: E402
+from buoy.estimate.tracing.steps import trace_steps  # noqa: E402
+from buoy.estimate.tracing.tape import Device  # noqa: E402
 from tests.estimate.golden_models import job  # noqa: E402
 
 T4 = Device(75, 15_828_320_256, workspace=8_519_680, multiprocessors=40, threads=1024)

@@ -8,19 +8,19 @@ import pytest
 
 from buoy.estimate import devices
 from buoy.estimate.allocators import host
-from buoy.estimate.events import LOSS, Trace
-from buoy.estimate.request import EstimateError, Request
+from buoy.estimate.child import EstimateError, Request
 from buoy.estimate.result import estimate
+from buoy.estimate.trace import LOSS, Trace
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.utils._pytree import tree_map  # noqa: E402
 
-from buoy.estimate.trace_real import _steps  # noqa: E402
-from buoy.estimate.trace_remedies import apply  # noqa: E402
-from buoy.estimate.trace_steps import Job, trace_steps  # noqa: E402
-from buoy.estimate.trace_tape import Device  # noqa: E402
+from buoy.estimate.tracing.real import _steps  # noqa: E402
+from buoy.estimate.tracing.remedies import apply  # noqa: E402
+from buoy.estimate.tracing.steps import Job, trace_steps  # noqa: E402
+from buoy.estimate.tracing.tape import Device  # noqa: E402
 
 CPU = Device(0, 0)
 
@@ -57,7 +57,7 @@ def test_lora_is_for_layers_that_hold_the_weights() -> None:
     trace = changed(job(Wide(10), 4, 16), "lora")
 
     assert trace.facts["pretrained"] is False
-    assert any(note.startswith("trains 2,048 numbers beside 17,") for note in trace.notes)
+    assert any(note.startswith("trains 2,048 numbers, with 17,") for note in trace.notes)
 
 
 def test_lora_and_pruning_leave_attention_its_own_weights() -> None:

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from buoy.flight.forecast import Deadline, Forecast, Outlook, sentence
+from buoy.flight.alarms.forecast import Deadline, Forecast, Outlook, sentence
 
 LIMIT = 16.0 * 2**30
 
@@ -151,7 +151,7 @@ def test_growth_is_the_trainings_only_as_far_as_its_own_processes_grow(own_part:
         assert "per step" in line
     else:
         assert outlook.per_step is None and outlook.at_step is None
-        assert "per step" not in line and "Not the training grows" in line
+        assert "per step" not in line and "Other programs are growing" in line
     assert len(line) <= 200
 
 
@@ -235,7 +235,7 @@ def test_the_line_shows_value_limit_and_percent_and_is_short(name: str) -> None:
 def test_the_alarms_load_nothing_that_the_sidecar_cannot_afford() -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); "
-        "import buoy.flight.forecast, buoy.flight.stall, buoy.flight.slowdown; "
+        "import buoy.flight.alarms.forecast, buoy.flight.alarms.stall, buoy.flight.alarms.slowdown; "
         "print(sorted({'dataclasses', 'typing', 'json', 're', 'enum', 'statistics', 'pathlib'} & set(sys.modules)))"
     )
     source = __import__("buoy").__path__[0] + "/.."

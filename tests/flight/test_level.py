@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from buoy.flight.level import LevelWatch, sentence
+from buoy.flight.alarms.level import LevelWatch, sentence
 from buoy.flight.log import memory_use
 
 GIB = 2**30

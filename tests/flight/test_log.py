@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from buoy.flight.log import FIELDS, EventLog, LineFile, SampleLog, read_samples
-from buoy.machine.records import read_lines
+from buoy.machine.files import read_lines
 
 
 def sample(t: float, **values: object) -> list[object]:

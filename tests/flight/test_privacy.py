@@ -9,7 +9,7 @@ import pytest
 
 from buoy.flight.last_words import describe
 from buoy.flight.privacy import mask_arguments, mask_code, mask_text
-from buoy.supervisor.cells import _first_line
+from buoy.supervisor.watch import _first_line
 
 HEX = "0123456789abcdef0123456789abcdef01234567"
 BASIC = "dXNlcjpodW50ZXIy"  # user:hunter2

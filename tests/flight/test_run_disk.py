@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from buoy.flight.alarms import Alarms
+from buoy.flight.alarms.warnings import Alarms
 from buoy.flight.attempt import Attempt
 from buoy.flight.log import FIELDS
 from buoy.flight.sampler import Sampler
 from buoy.machine import disk
-from buoy.view.now import lines, state
+from buoy.view.top import lines, state
 from tests.processes import attempt, wait_until
 
 _ELSEWHERE = "/dev/shm"

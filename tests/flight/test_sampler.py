@@ -13,7 +13,7 @@ from buoy.flight.beacon import Beacon
 from buoy.flight.death import holders
 from buoy.flight.log import FIELDS
 from buoy.flight.sampler import Sampler
-from buoy.machine import helpers
+from buoy.machine import process
 from tests.processes import event, wait_until
 
 
@@ -67,7 +67,7 @@ def test_every_field_has_a_value_or_none_and_the_common_ones_are_known(tmp_path:
 
 _WITH_HELPERS = """
 import os, subprocess, sys, time
-from buoy.planner.forked import forked
+from buoy.planner.stage import forked
 from buoy.estimate.child import environment
 held = "held = b'x' * (60 << 20); import time; time.sleep(60)"
 subprocess.Popen([sys.executable, "-c", held], env=environment())
@@ -111,15 +111,15 @@ def test_what_buoy_starts_beside_a_training_is_known_as_its_own(tmp_path: Path) 
     """Writer, mirror and sidecar are nobody's children: they are known by the file that Python was given."""
     script = tmp_path / "writer.py"
     script.write_text("import time; time.sleep(60)")
-    own = Path(helpers.__file__).parents[1] / "supervisor" / "sidecar.py"
+    own = Path(process.__file__).parents[1] / "supervisor" / "sidecar.py"
     training = subprocess.Popen(
         [sys.executable, "-c", "import buoy; buoy.watch('r'); input()"], cwd=tmp_path, stdin=subprocess.PIPE
     )
     other = subprocess.Popen([sys.executable, "-I", "-S", str(script), str(own)])
     try:
         start = wait_until(lambda: event(tmp_path / "r", "start"), "the sidecar")
-        assert helpers.is_helper(start["sidecar"])
-        assert not helpers.is_helper(other.pid) and not helpers.is_helper(training.pid)
+        assert process.is_helper(start["sidecar"])
+        assert not process.is_helper(other.pid) and not process.is_helper(training.pid)
     finally:
         other.kill()
         training.kill()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from buoy.flight.slowdown import Finding, SlowdownWatch, sentence
+from buoy.flight.alarms.slowdown import Finding, SlowdownWatch, sentence
 from buoy.machine.threads import Look
 
 

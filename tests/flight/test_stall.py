@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from buoy.flight.stall import Hang, HangOver, StallWatch, _state, sentence, state_of
+from buoy.flight.alarms.stall import Hang, HangOver, StallWatch, _state, sentence, state_of
 from buoy.machine import procfs
 from buoy.machine.threads import Activity, Look
 from tests.processes import wait_until
@@ -396,11 +396,9 @@ def test_a_program_that_computes_without_a_cpu_is_starved_and_not_blocked(
     assert Hang("starved", 60.0, 30.0, cores, 0, "start", None, activity).is_quiet is False
 
 
-@pytest.mark.parametrize("step_seconds", [1.0, 0.25])
-def test_an_endless_loop_on_a_crowded_machine_is_not_surely_starved(
-    make_quota: Callable[[float], Path], step_seconds: float
-) -> None:
-    """It gets 0.6 s of CPU and makes no step: too little for a step of 1 s, enough for two of 0.25 s."""
+@pytest.fixture
+def starved(make_quota: Callable[[float], Path]) -> list[Look]:
+    """Two looks at an endless loop that gets hardly any CPU."""
     quota = make_quota(0.02)
     program = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
@@ -411,11 +409,48 @@ def test_an_endless_loop_on_a_crowded_machine_is_not_surely_starved(
     finally:
         program.kill()
         program.wait()
-    training = Training(step_seconds=step_seconds, look=lambda: looks.pop(0))
+    return looks
+
+
+@pytest.mark.parametrize("step_seconds", [1.0, 0.25])
+def test_an_endless_loop_on_a_crowded_machine_is_not_surely_starved(
+    starved: list[Look], step_seconds: float
+) -> None:
+    """It gets 0.6 s of CPU and makes no step: too little for a step of 1 s, enough for two of 0.25 s."""
+    training = Training(step_seconds=step_seconds, look=lambda: starved.pop(0))
     training.live(60, steps=True, cpu=1.0)
 
     [(_, hang)] = training.live(40, cpu=0.02)
     assert isinstance(hang, Hang) and (hang.state, hang.is_certain) == ("starved", step_seconds == 1.0)
+
+
+def test_where_a_step_takes_less_cpu_than_can_be_read_nothing_is_surely_starved(starved: list[Look]) -> None:
+    """Steps that sleep for most of their time: the loop after them had the CPU of many, and it reads as 0.03 s."""
+    training = Training(floor_seconds=0.5, step_seconds=0.0155, look=lambda: starved.pop(0))
+    training.live(3, steps=True, cpu=0.0)
+
+    [(_, hang)] = training.live(3, cpu=0.01)
+    assert isinstance(hang, Hang) and (hang.state, hang.is_certain) == ("starved", False)
+
+
+def test_one_costly_step_does_not_make_an_endless_loop_surely_starved(starved: list[Look]) -> None:
+    training = Training(step_seconds=1.0, look=lambda: starved.pop(0))
+    training.live(10, steps=True, cpu=0.1)
+    training.live(1, steps=True, cpu=30.0)
+    training.live(10, steps=True, cpu=0.1)
+
+    [(_, hang)] = training.live(40, cpu=0.02)
+    assert isinstance(hang, Hang) and (hang.state, hang.is_certain) == ("starved", False)
+
+
+def test_cpu_time_right_after_a_step_counts_too(starved: list[Look]) -> None:
+    """The loop began in the second of the last step, when the machine was not crowded yet."""
+    training = Training(step_seconds=1.0, look=lambda: starved.pop(0))
+    training.live(60, steps=True, cpu=0.7)
+    training.live(1, steps=True, cpu=1.0)
+
+    [(_, hang)] = training.live(40, cpu=0.02)
+    assert isinstance(hang, Hang) and (hang.state, hang.is_certain) == ("starved", False)
 
 
 def test_a_save_that_a_disk_does_not_take_is_no_hang(make_frozen_disk: Path) -> None:

@@ -60,7 +60,6 @@ class Model(L.LightningModule):
         self.error, self.now = torchmetrics.MeanSquaredError(), torchmetrics.MeanAbsoluteError()
         self.calls = 0
         self.losses: list[float] = []
-        self.shown: list[float] = []
         self.stage = stage
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -78,7 +77,6 @@ class Model(L.LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert len(outputs["predicted"]) == len(batch[0])
-        self.shown.append(float(self.trainer.callback_metrics["now"]))
         if self.stage is not None:
             rate = self.trainer.optimizers[0].param_groups[0]["lr"]
             seen = float(self.trainer.callback_metrics["loss_step"])
@@ -187,17 +185,28 @@ class Unfreezing(Model):
         return DataLoader(Noisy(), batch_size=8 - self.trainer.current_epoch // 2, shuffle=True)
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(self.net[-1].parameters(), lr=1e-2)
+        groups = [{"params": self.net[-1].parameters()}, {"params": self.net[0].parameters(), "lr": 1e-3}]
+        optimizer = torch.optim.AdamW(groups, lr=1e-2)
         steps = int(self.trainer.estimated_stepping_batches)
         cycle = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=steps)
         return [optimizer], [{"scheduler": cycle, "interval": "step"}]
 
 
+class Thawing(L.Callback):
+    """The first layer is frozen in the first epoch."""
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.net[0].requires_grad_(False)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 1:
+            pl_module.net[0].requires_grad_(True)
+
+
 def unfreezing(stage: Stage) -> None:
-    """Layers frozen at first, with a group of their own in the second epoch; other loaders in the third and fifth."""
-    finetuning = BackboneFinetuning(unfreeze_backbone_at_epoch=1)
+    """Layers frozen at first, and trained from the second epoch on; other loaders in the third and fifth."""
     guard = Guard(stage.folder, save=1)
-    fit = trainer(stage.folder, guard, finetuning, max_epochs=6, reload_dataloaders_every_n_epochs=2)
+    fit = trainer(stage.folder, guard, Thawing(), max_epochs=6, reload_dataloaders_every_n_epochs=2)
     fit.fit(Unfreezing(stage))
 
 
@@ -253,7 +262,6 @@ def recovery(folder: str) -> Any:
                 "metrics": metrics,
                 "steps": fit.global_step,
                 "calls": calls,
-                "shown": model.shown,
             }
         )
     return results
@@ -339,6 +347,22 @@ def odd_batches(folder: str) -> Any:
     return made[0] == made[1]
 
 
+def _finetune(folder: str, epochs: int) -> None:
+    """Lightning's own callback gives the optimizer a group in the second epoch."""
+
+    class Headed(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = self.net[0]
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.net[-1].parameters(), lr=1e-2)
+
+    _fixed(
+        folder, Headed(), Guard(folder), BackboneFinetuning(unfreeze_backbone_at_epoch=1), max_epochs=epochs
+    )
+
+
 def refusals(folder: str) -> Any:
     """What cannot be made safe, and in which words."""
 
@@ -353,11 +377,13 @@ def refusals(folder: str) -> Any:
             self.net = torch.nn.Sequential(torch.nn.Linear(8, 9), torch.nn.Linear(9, 1))
 
     _fixed(folder, Model(), Guard(folder), max_epochs=1)
+    _finetune(f"{folder}-3", 2)
     two = {"a": DataLoader(Fixed(), batch_size=8), "b": DataLoader(Fixed(), batch_size=8)}
     tries = [
         lambda: _fixed(folder, Manual(), Guard(folder), gradient_clip_val=None),
         lambda: _fixed(folder, Another(), Guard(folder)),
         lambda: trainer(folder, Guard(f"{folder}-2"), max_epochs=1).fit(Model().double(), two),
+        lambda: _finetune(f"{folder}-3", 3),
     ]
     return [lives.refusal(attempt) for attempt in tries]
 

@@ -11,46 +11,29 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buoy.errors import BuoyError
+from tests.processes import Answers, answers
 
 if TYPE_CHECKING:
     import torch
 
-ROOT = Path(__file__).parents[2]
-
-
-def ask(program: list[str], requests: Iterable[object] = ()) -> dict[str, dict[str, Any]]:
-    """Start such a process once, and have all its answers by name."""
-    done = subprocess.run(
-        [sys.executable, "-m", *program],
-        input="\n".join(map(json.dumps, requests)),
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
-
 
 def ask_guard(
     library: str, folder: Path, kills: dict[str, list[int]], checks: list[str]
-) -> dict[str, dict[str, Any]]:
+) -> AbstractContextManager[Answers]:
     """The answers of a guard's lives."""
-    requests = [["resume", name, steps] for name, steps in kills.items()] + [
-        ["check", name] for name in checks
-    ]
-    return ask(["tests.guards.lives", f"tests.guards.{library}_lives", str(folder)], requests)
+    questions = {name: ["resume", name, steps] for name, steps in kills.items()}
+    questions |= {name: ["check", name] for name in checks}
+    return answers(questions, "tests.guards.lives", f"tests.guards.{library}_lives", str(folder))
 
 
 def assert_goes_on(result: dict[str, Any], kills: list[int]) -> None:
@@ -151,7 +134,7 @@ def resume(training: Callable[[Stage], None], name: str, folder: str, kills: lis
         "steps": len(expected),
         "differ": [step for step in expected if got.get(step) != expected[step]],
         "unlike": unlike,
-        "resumed": said.count("going on from step"),
+        "resumed": said.count("resumed from step"),
         "said": said[-3000:],
         "seconds": time.monotonic() - started,
     }

@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import os
 import random
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import keras
 import numpy
 import tensorflow as tf
 
 import buoy
+from buoy._compat import keras as borrowed
 from buoy.checkpoint.store import Store
-from buoy.keras import held
-from buoy.keras.pipeline_reading import examine
-from buoy.keras.state import to_tensor, write_weights_h5
+from buoy.errors import BuoyError
+from buoy.keras import guarded_fit
+from buoy.keras.data.pipeline import examine
+from buoy.keras.memory.device import session_memory
+from buoy.keras.state.tensors import to_tensor, write_weights_h5
 from tests.checkpoint.ground import forge
 
 X = numpy.random.default_rng(0).normal(size=(40, 5)).astype("float32")
@@ -52,12 +56,11 @@ def model(width: int = 3) -> Any:
 
 def fit(folder: str, *more: Any, width: int = 3, **options: Any) -> tuple[Any, Any, str]:
     """(model, history, what was said) of a training of 5 steps per epoch, as in a process that starts anew."""
-    held._ended.clear()
+    guarded_fit._ended.clear()
     made = model(width)
     given = {"x": X, "y": Y, "batch_size": 8, "epochs": 2, "verbose": 0, **options}
-    guard = buoy.keras.Guard(folder, save=2)
     with redirect_stderr(StringIO()) as said:
-        history = made.fit(**given, callbacks=[guard, *more])
+        history = made.fit(**given, callbacks=[buoy.keras.Guard(folder, save=2), *more])
     return made, history, said.getvalue()
 
 
@@ -136,11 +139,11 @@ def a_further_fit_in_one_process_takes_nothing_back(folder: str) -> None:
 def another_model_or_optimizer_in_one_process_is_loaded(folder: str) -> None:
     trained, _, _ = fit(folder)
     _, said = once_more(model(), buoy.keras.Guard(folder), epochs=3)
-    assert "resuming after step 10: epoch 3" in said
+    assert "resumed from step 10 (epoch 3)" in said
 
     trained.compile("adam", "mse")
     _, said = once_more(trained, buoy.keras.Guard(folder), epochs=4)
-    assert "resuming after step 15: epoch 4" in said and int(trained.optimizer.iterations) == 20
+    assert "resumed from step 15 (epoch 4)" in said and int(trained.optimizer.iterations) == 20
 
 
 def a_fit_that_would_train_nothing_is_an_error_in_the_script_that_trained(folder: str) -> None:
@@ -160,7 +163,7 @@ def a_fit_that_would_train_nothing_is_an_error_in_the_script_that_trained(folder
 
 def a_script_of_many_fits_that_is_started_again_says_how_far_it_is(folder: str) -> None:
     def script(*more: Any) -> tuple[Any, str]:
-        held._ended.clear()
+        guarded_fit._ended.clear()
         made, words = model(), ""
         made.run_eagerly = True  # a graph for each `fit` would take most of the time
         for epoch in range(3):
@@ -186,7 +189,7 @@ def a_script_of_many_fits_that_is_started_again_says_how_far_it_is(folder: str) 
 
     assert "epoch 1 is done already" in said and "is finished" not in said, said
     assert said.count("further on, after step 8 in epoch 2, batch 4") == 1
-    assert said.count("resuming after step 8: epoch 2, batch 4") == 1
+    assert said.count("resumed from step 8 (epoch 2, batch 4)") == 1
     assert weights(resumed) == weights(whole)
     _, said = script()
     assert said.count("is finished: 3 epochs, 15 steps") == 3
@@ -201,7 +204,7 @@ def the_end_of_an_epoch_counted_in_steps_is_no_batch_of_it(folder: str) -> None:
     interrupt(folder, 9, epochs=3, steps_per_epoch=4, **options)
     _, _, said = fit(folder, epochs=3, steps_per_epoch=4, **options)
 
-    assert "resuming after step 8: epoch 2, at its end" in said, said
+    assert "resumed from step 8 (epoch 2, at its end)" in said, said
 
 
 def a_cell_that_is_run_again_goes_on_though_its_layers_have_other_names(folder: str) -> None:
@@ -209,7 +212,7 @@ def a_cell_that_is_run_again_goes_on_though_its_layers_have_other_names(folder: 
     interrupt(folder, 8)
     resumed, same, said = fit(folder)
 
-    assert "resuming after step 6: epoch 2, batch 2" in said
+    assert "resumed from step 6 (epoch 2, batch 2)" in said
     assert weights(resumed) == weights(whole)
     assert same.history == history.history
 
@@ -250,7 +253,7 @@ def an_epoch_that_was_killed_before_its_validation_is_validated_with_the_same_me
         pass
     resumed, same, said = fit(folder, **options)
 
-    assert "after step 4" in said
+    assert "resumed from step 4" in said
     assert same.history == history.history
     assert weights(resumed) == weights(whole)
 
@@ -276,7 +279,7 @@ def a_callback_that_cannot_be_saved_any_more_does_not_end_the_training(folder: s
     newest = Store(folder).newest(print)
 
     assert history.epoch == [0, 1]
-    assert said.count("is not saved, the training goes on: lost my memory") == 1
+    assert said.count("was not saved; training continues: lost my memory") == 1
     assert newest is not None and newest.step == 4
 
 
@@ -301,7 +304,7 @@ def a_checkpoint_asked_for_at_the_end_of_a_batch_counts_that_batch(folder: str) 
         pass
     resumed, _, said = fit(folder)
 
-    assert "after step 3" in said, said
+    assert "resumed from step 3" in said, said
     assert weights(resumed) == weights(whole)
     assert [entry.about["pin"] for entry in Store(folder).list() if entry.step == 3] == ["third"]
 
@@ -326,22 +329,37 @@ class TwoOptimizers(keras.Model):  # type: ignore[misc]
         return {"loss": loss}
 
 
-def an_optimizer_that_the_training_step_builds_goes_on_where_it_was(folder: str) -> None:
-    def train(place: str, *more: Any) -> list[Any]:
+def an_optimizer_that_only_the_training_step_builds_is_refused_by_a_resume_and_built_before_it_goes_on(
+    folder: str,
+) -> None:
+    said = StringIO()
+
+    def train(place: str, *more: Any, built: bool = False) -> list[Any]:
         keras.utils.set_random_seed(1)
         made = TwoOptimizers()
         made.compile(keras.optimizers.Adam(0.1))
-        made.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[buoy.keras.Guard(place, save=2), *more])
+        if built:
+            made.own_optimizer.build(made.layer.trainable_variables)
+        with redirect_stderr(said):
+            made.fit(
+                X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[buoy.keras.Guard(place, save=2), *more]
+            )
         return [variable.numpy().tobytes() for variable in [*made.variables, *made.own_optimizer.variables]]
 
     whole = train(f"{folder}-whole")
-    for step in (3, 9):
-        try:
-            train(folder, Interrupt(step))
-        except StopHere:
-            pass
+    assert "optimizer.own_optimizer has no variables before its first step" in said.getvalue()
+    with suppress(StopHere):
+        train(folder, Interrupt(3))
+    try:
+        train(folder)
+    except BuoyError as refused:
+        assert "own_optimizer" in str(refused) and ".build(" in str(refused), refused
+    else:
+        raise AssertionError("its moments would have started over")
+    with suppress(StopHere):
+        train(folder, Interrupt(7), built=True)
 
-    assert train(folder) == whole
+    assert train(folder, built=True) == whole
 
 
 def own_loop(folder: str, save_at: int = 0, in_body: bool = True) -> tuple[float, str]:
@@ -411,7 +429,7 @@ def a_loop_saved_at_the_end_of_a_body_or_of_an_epoch_does_nothing_twice(folder: 
             pass
         total, said = own_loop(place)
 
-        assert f"buoy: going on from step {where}, epoch " in said, said
+        assert f"buoy: resumed from step {where} (epoch " in said, said
         assert total == whole, (where, in_body, total, whole)
 
 
@@ -465,7 +483,7 @@ def a_generator_that_does_not_repeat_itself_is_found_out(folder: str) -> None:
     _, _, said = fit(folder, x=endless(), y=None, batch_size=None, steps_per_epoch=4)
 
     assert "reading again 4 batches of the generator" in said
-    assert "the generator gave other batches than in the attempt before" in said
+    assert "the generator gave other batches than in the last attempt" in said
 
 
 def a_pipeline_with_another_seed_is_found_out(folder: str) -> None:
@@ -621,7 +639,7 @@ def a_shuffled_validation_set_is_evaluated_in_the_same_order(folder: str) -> Non
     interrupt(folder, 10, **options())
     _, same, said = fit(folder, **options())
 
-    assert "resuming after step 8" in said
+    assert "resumed from step 8" in said
     assert same.history == history.history
 
 
@@ -644,6 +662,58 @@ def what_fits_its_checksums_and_is_not_what_a_guard_saves_is_refused_in_words(fo
     for name in ("model", "rng", "micro_batch"):
         forge(Path(newest), {**values, name: 7})
         expect_refusal()
+
+
+def a_keras_that_buoy_does_not_know_trains_without_what_it_lacks(folder: str) -> None:
+    """A name that is gone, in each of the places where one is looked for; and a version from before and after."""
+    assert {part: borrowed.why_not(part) for part in borrowed.NEEDS} == dict.fromkeys(borrowed.NEEDS)
+    gone = (
+        ("resume", (borrowed._EPOCHS, "_walks_no_more")),
+        ("resume", ("keras.src.no_such_module", "anything")),
+        ("resume", ("keras.src.trainers.NoSuchClass", "anything")),
+        ("micro-batches", (borrowed._LOSS, "_no_losses")),
+    )
+    for number, (part, name) in enumerate(gone):
+        with patch.dict(borrowed.NEEDS, {part: (*borrowed.NEEDS[part], name)}):
+            _, history, said = fit(f"{folder}{number}")
+        assert len(history.history["loss"]) == 2
+        assert f"Keras {keras.__version__} has no {'.'.join(name)}" in said, said
+        if part == "resume":
+            assert (
+                "steps aside" in said
+                and "cannot be resumed" in said
+                and not Path(f"{folder}{number}").exists()
+            )
+        else:
+            assert "not split when memory runs out" in said
+            assert Store(f"{folder}{number}").newest(print) is not None
+    for version in ("3.7.0", "4.0.0"):
+        with patch.object(
+            borrowed, "_version", lambda version=version: tuple(map(int, version.split(".")[:2]))
+        ):
+            _, history, said = fit(f"{folder}-{version}")
+            try:
+                buoy.keras.Loop(f"{folder}-loop")
+            except BuoyError as refused:
+                assert "Loop cannot be used: it knows Keras 3.8 to" in str(refused)
+            else:
+                raise AssertionError("a loop that cannot resume")
+        assert len(history.history["loss"]) == 2 and "steps aside: it knows Keras 3.8 to" in said, said
+    with patch.object(borrowed, "_version", lambda: (3, 99)):
+        _, _, said = fit(f"{folder}-newer")
+    assert "is newer than what buoy was tested with" in said and Path(f"{folder}-newer").exists()
+
+
+def small_arrays_that_come_again_are_measured_again(folder: str) -> None:
+    """TensorFlow's pool does not count what is smaller than 256 KiB, and the C library keeps it for the next."""
+    memory, rises = session_memory(), []
+    for _ in range(4):
+        memory.mark(again=True)
+        arrays = [tf.fill([25_000], 1.0) for _ in range(60)]
+        rises.append(memory.rise())
+        del arrays
+
+    assert min(rise or 0 for rise in rises) > 5_000_000, rises
 
 
 def main(name: str, folder: str) -> None:

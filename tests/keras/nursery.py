@@ -13,7 +13,7 @@ import sys
 import tempfile
 import traceback
 
-from tests.keras import behaviours, beside_behaviours, data_behaviours, session, training
+from tests.keras import behaviours, beside_behaviours, data_behaviours, session, short, training
 
 MODULES = {
     "training": training.main,
@@ -21,6 +21,7 @@ MODULES = {
     "data_behaviours": data_behaviours.main,
     "beside_behaviours": beside_behaviours.main,
     "session": session.main,
+    "short": short.main,
 }
 
 

@@ -22,7 +22,12 @@ BEHAVIOURS = [
 ]
 
 
-@pytest.mark.parametrize("kind", KILLS)
+QUICK = ("arrays", "generator", "loop")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KILLS]
+)
 def test_a_killed_training_goes_on_bit_for_bit(live: Live, tmp_path: Path, kind: str) -> None:
     assert differences(live, tmp_path, kind, KILLS[kind]) == []
 

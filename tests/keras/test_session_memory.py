@@ -37,7 +37,7 @@ def test_a_batch_too_large_for_the_session_is_cut_and_nothing_is_killed(
     assert done["status"] == 0 and kills(same) == 0, done["said"]
     assert plain["status"] == 0, plain["said"]
     guarded = answer(tmp_path / "done")
-    assert "24000 samples at once would not fit" in guarded["said"]
+    assert "24000 samples would not fit in memory" in guarded["said"]
     assert "out of memory" not in guarded["said"], "it was foreseen, not found out by failing"
     assert guarded["losses"] == pytest.approx(answer(tmp_path / "plain")["losses"], rel=1e-5)
 

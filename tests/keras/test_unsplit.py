@@ -57,7 +57,7 @@ def test_what_cannot_be_cut_is_refused_in_words_and_done_where_it_fits(
 
     assert killed.returncode == -signal.SIGKILL and kills(short) == 1
     assert refused.returncode == 1 and kills(same) == 0, refused.stderr
-    assert "samples at once would not fit: they need about" in refused.stderr
+    assert "samples would not fit in memory: they need about" in refused.stderr
     assert why in refused.stderr and "CannotSplit" in refused.stderr
     assert done.returncode == 0 and kills(enough) == 0, done.stderr
     named = start("named", tie, tmp_path / "named", same)

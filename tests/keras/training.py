@@ -183,20 +183,13 @@ class Counting(keras.callbacks.Callback):
         super().__init__()
         self.factor = factor
         self.seen = 0
-        self.seeds = keras.random.SeedGenerator(3)
-        self.tensorflows = tf.random.Generator.from_seed(3)
-        self.numpys = numpy.random.default_rng(3)
-        self.old_numpys = numpy.random.RandomState(3)
-        self.pythons = random.Random(3)
         self.recent = numpy.ones(2000)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.seen += 1
-        self.recent[500 + self.seen] = (
-            self.pythons.gauss(0, 1) + self.old_numpys.normal() + self.numpys.normal()
-        )
+        self.recent[500 + self.seen] = random.gauss(0, 1) + numpy.random.normal()
         if self.seen % 4 == 0:
-            drawn = keras.random.uniform((), seed=self.seeds) + self.tensorflows.uniform(())
+            drawn = keras.random.uniform(()) + tf.random.uniform(())
             factor = self.factor + 1e-3 * (float(drawn) + float(self.recent.mean()))
             self.model.optimizer.learning_rate.assign(self.model.optimizer.learning_rate * factor)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.processes import Server
 
 Live = Callable[..., dict[str, Any]]
 
@@ -46,26 +45,9 @@ MORE_KILLS = {
 @contextmanager
 def nursery() -> Iterator[Live]:
     """Gives a function that lives a life in a process of its own; all of them share one start of TensorFlow."""
-    started = subprocess.Popen(
-        [sys.executable, "-m", "tests.keras.nursery"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert started.stdin is not None and started.stdout is not None
-    asked, answered = started.stdin, started.stdout
-
-    def live(*request: Any) -> dict[str, Any]:
-        asked.write(json.dumps([str(each) if isinstance(each, Path) else each for each in request]) + "\n")
-        asked.flush()
-        return dict(json.loads(answered.readline()))
-
-    yield live
-    asked.close()
-    started.wait(30)
+    server = Server("tests.keras.nursery")
+    yield lambda *request: dict(server.ask(request))
+    server.stop()
 
 
 def differences(live: Live, folder: Path, kind: str, kills: Sequence[int]) -> list[str]:

@@ -6,7 +6,7 @@ from buoy.testing import shim
 
 
 class Small:
-    """A device of so many bytes, as the real allocator counts them; see buoy.keras.memory."""
+    """A device of so many bytes, as the real allocator counts them; see buoy.keras.memory.device."""
 
     shared = False
 
@@ -16,7 +16,7 @@ class Small:
     def free(self) -> int:
         return self._limit - shim.read().live
 
-    def mark(self) -> None:
+    def mark(self, again: bool = False) -> None:
         shim.reset_peak()
         self._base = shim.read().live
 

@@ -19,7 +19,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 import keras
 import numpy as np
 
-from buoy.keras.transaction import install
+from buoy.keras.step.transaction import install
 from buoy.microbatch.errors import CannotSplit
 from tests.keras_step.zoo import MODELS, Case, Options
 

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from buoy.keras.transaction import Transaction, install
+from buoy.keras.step.transaction import Transaction, install
 from buoy.testing import shim
 from tests.keras_step.gradients import silent
 from tests.keras_step.zoo import MODELS, Case, Options

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from buoy.testing import shim
+from tests.processes import Answers, answers
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,19 +27,15 @@ def names() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, str | None]:
+def results() -> Iterator[Answers]:
     """One process for all of them: TensorFlow takes seconds to start."""
-    command = [sys.executable, "-m", "tests.keras_step.checks"]
-    done = subprocess.run(
-        command, env=shim.environment(), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    questions = {name: name for name in names()}
+    with answers(questions, "tests.keras_step.checks", env=shim.environment()) as each:
+        yield each
 
 
 @pytest.mark.parametrize("name", names())
-def test_keras_step(name: str, results: dict[str, str | None]) -> None:
+def test_keras_step(name: str, results: Answers) -> None:
     assert results[name] is None, results[name]
 
 
@@ -46,7 +43,7 @@ def test_keras_step(name: str, results: dict[str, str | None]) -> None:
 def test_on_the_torch_backend_it_says_that_it_does_not_work() -> None:
     code = """
 import keras
-from buoy.keras.transaction import install
+from buoy.keras.step.transaction import install
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 try:
@@ -65,7 +62,7 @@ for use in (
 """
     environment = {**os.environ, "KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=400
     )
 
     assert "CannotSplit" in done.stdout, done.stderr[-2000:]

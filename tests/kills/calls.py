@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from buoy.checkpoint import commit
-from buoy.checkpoint.layout import PAGE, lay_out
-from buoy.checkpoint.state import encode, encode_all
+from buoy.checkpoint.encoding import encode, encode_all
+from buoy.checkpoint.manifest import PAGE, lay_out
 from buoy.machine import files
 from tests.checkpoint.ground import about, as_tensor, open_saver, save, state, writers
 from tests.kills.kind import Tally, go_on, judge

@@ -7,11 +7,11 @@ import random
 import shutil
 from pathlib import Path
 
-from buoy.checkpoint import home_folder
-from buoy.checkpoint.copies import survey
-from buoy.checkpoint.home_folder import FolderHome
-from buoy.checkpoint.passed_over import HALF
+from buoy.checkpoint.mirror import folder as home_folder
+from buoy.checkpoint.mirror.folder import FolderStorage
+from buoy.checkpoint.mirror.storage import survey
 from buoy.checkpoint.store import DamagedCheckpoint, Store
+from buoy.checkpoint.unusable import HALF
 from buoy.machine import files, shared_folder
 from tests.checkpoint.ground import save
 from tests.checkpoint.test_mirror_damage import work
@@ -53,7 +53,7 @@ def _record(folder: Path, emptied: bool) -> tuple[Path, Disk, int]:
     save(run, _NEW, size=SIZE)
     disk, copied = Disk(str(after)), [0]
 
-    class Noted(FolderHome):
+    class Noted(FolderStorage):
         def __init__(self, *place: str) -> None:
             super().__init__(*place)
             self._drive = emptied
@@ -85,7 +85,7 @@ def _replay(
 
 def _judge(tally: Tally, mirror: Path, expected: set[int], removed: bool, words: str) -> None:
     tally.tried += 1
-    listed, unusable = survey(FolderHome(str(mirror), "run"))
+    listed, unusable = survey(FolderStorage(str(mirror), "run"))
     for one in unusable:
         if one.fault != HALF:
             tally.fail("unequal", f"{words}: {one}")

@@ -69,7 +69,7 @@ class _Training:
 
     def judge(self, tally: Tally) -> None:
         """Did this life begin at what the ones before were promised, and did every step give the same again?"""
-        found = re.search(r"(?:going on from|is finished at) step (\d+)", self._words.read_text())
+        found = re.search(r"(?:resumed from|is finished at) step (\d+)", self._words.read_text())
         came_from = int(found[1]) if found else 0
         if came_from < self._promised:
             tally.fail("lost", f"{self.folder}: went on from {came_from} instead of {self._promised}")

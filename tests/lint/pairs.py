@@ -70,7 +70,7 @@ def pairs() -> list[Pair]:
             continue
         kind, _, value = notes["pair"].partition(" ")
         setup = _fence(text.partition("## Bad")[0])
-        bad, mended = _fence(text.partition("## Bad")[2]), _fence(text.partition("## Mended")[2])
+        bad, mended = _fence(text.partition("## Bad")[2]), _fence(text.partition("## Fixed")[2])
         assert bad and mended, f"{path.name} has no two examples"
         found.append(Pair(path.stem, kind, value, bad, mended, setup, notes))
     return found

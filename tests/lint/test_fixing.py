@@ -166,7 +166,7 @@ def test_the_file_is_replaced_whole_and_keeps_its_mode(
     assert path.stat().st_mode & 0o777 == 0o640
     assert link.is_symlink()
     assert sorted(os.listdir(tmp_path)) == ["a.py", "link.py"]
-    assert "mended 1 finding" in capsys.readouterr().err
+    assert "fixed 1 finding" in capsys.readouterr().err
 
 
 def test_a_fix_that_cannot_be_applied_stops_no_other() -> None:
@@ -190,7 +190,7 @@ def test_a_fix_that_was_refused_is_not_offered_again(
 
     assert execute([str(tmp_path / "a.py"), "--fix"]) == 1
     out, err = capsys.readouterr()
-    assert "mended 0 findings" in err and "--fix" not in out
+    assert "fixed 0 findings" in err and "--fix" not in out
 
 
 def test_a_notebook_is_mended_however_its_source_is_cut(tmp_path: Path) -> None:

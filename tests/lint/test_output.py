@@ -15,8 +15,9 @@ import pytest
 from buoy.cli.check import execute
 from buoy.lint import engine, rules
 from buoy.lint.target import Target
-from buoy.view import findings, findings_machine
-from buoy.view.findings_notebook import check
+from buoy.view import findings
+from buoy.view import findings as findings_machine
+from buoy.view.findings import check
 
 ALL = set(rules.all_codes())
 TARGET = Target("colab-t4", (12 << 30, None, "the test"))
@@ -52,7 +53,7 @@ def test_full_shows_the_source_a_caret_and_what_to_do(report: engine.Report) -> 
         "    |       ^^^^^^^\n"
         "  hint: define or import `missing` before this line, or correct its spelling\n"
         "\n"
-        "2 errors in 2 files; `--fix` mends 1\n"
+        "2 errors in 2 files; 1 fixable with `--fix`\n"
     )
 
 
@@ -61,7 +62,7 @@ def test_concise_is_one_line_per_finding(report: engine.Report) -> None:
         "train, v1.py:2:9: BY206 error: `numpy.float` is gone: not in numpy 1.26.4 nor later "
         "(tried in 2.4.6); AttributeError",
         "notes.ipynb:cell 1:2:8: BY102 error: `missing` is not defined: no earlier or later cell defines it; NameError",
-        "2 errors in 2 files; `--fix` mends 1",
+        "2 errors in 2 files; 1 fixable with `--fix`",
     ]
 
 

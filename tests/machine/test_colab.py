@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from buoy.machine import colab
+from buoy.machine import cgroup
 
 Tree = Callable[[str], str]
 
 
 def test_only_whole_lines_since_the_start(tree: Tree) -> None:
     root = tree("colab")
-    events = colab.ColabEvents(root)
+    events = cgroup.ColabEvents(root)
     path = Path(root, "var/colab/events")
 
     assert events.readable
@@ -31,7 +31,7 @@ def test_the_file_may_appear_with_its_first_event(tree: Tree) -> None:
     root = tree("colab")
     path = Path(root, "var/colab/events")
     path.unlink()
-    events = colab.ColabEvents(root)
+    events = cgroup.ColabEvents(root)
 
     assert events.readable
     assert events.read_new() == []
@@ -40,11 +40,11 @@ def test_the_file_may_appear_with_its_first_event(tree: Tree) -> None:
 
 
 def test_elsewhere_there_is_nothing_to_read(tmp_path: Path) -> None:
-    events = colab.ColabEvents(str(tmp_path))
+    events = cgroup.ColabEvents(str(tmp_path))
 
     assert events.readable is False
     assert events.read_new() == []
-    assert colab.memory_events_paths({}, str(tmp_path)) == []
+    assert cgroup.colab_memory_events({}, str(tmp_path)) == []
 
 
 def test_the_files_are_those_the_session_names(tree: Tree) -> None:
@@ -53,8 +53,8 @@ def test_the_files_are_those_the_session_names(tree: Tree) -> None:
         "/sys/fs/cgroup/memory.events /var/colab/cgroup/jupyter-children/memory.events /no/such/memory.events"
     )
 
-    assert colab.memory_events_paths({"CGROUP_MEMORY_EVENTS": named}, root) == [
+    assert cgroup.colab_memory_events({"CGROUP_MEMORY_EVENTS": named}, root) == [
         f"{root}/sys/fs/cgroup/memory.events",
         f"{root}/var/colab/cgroup/jupyter-children/memory.events",
     ]
-    assert colab.memory_events_paths({"CGROUP_MEMORY_EVENTS": "/etc/passwd ../x"}, root) == []
+    assert cgroup.colab_memory_events({"CGROUP_MEMORY_EVENTS": "/etc/passwd ../x"}, root) == []

@@ -8,19 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from buoy.machine import (
-    cgroup,
-    clock,
-    colab,
-    disk,
-    gpu,
-    host,
-    kernel_log,
-    limits,
-    platforms,
-    procfs,
-    threads,
-)
+from buoy.machine import cgroup, disk, gpu, host, kernel_log, limits, platforms, procfs, threads
+from buoy.machine import limits as clock
 
 Tree = Callable[[str], str]
 TREES = ["kubernetes", "namespace", "desktop", "colab", "kaggle", "hybrid"]
@@ -59,7 +48,7 @@ def read_everything(root: str) -> None:
     disk.space("/kaggle/working", root)
     disk.is_remote("/kaggle/working", root)
     gpu.driver_names(root)
-    colab.ColabEvents(root).read_new()
+    cgroup.ColabEvents(root).read_new()
     log = kernel_log.KernelLog(f"{root}/kmsg")
     log.close()
     platforms.detect(COLAB, root)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from buoy.errors import UsageError
-from buoy.machine import clock, limits, platforms
+from buoy.machine import limits, platforms
+from buoy.machine import limits as clock
 
 Tree = Callable[[str], str]
 GIB = 1 << 30

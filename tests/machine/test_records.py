@@ -10,8 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from buoy.machine.files import open_regular, read_bounded, read_end
-from buoy.machine.records import MOST_JSON, parse_json, read_json, read_lines
+from buoy.machine.files import (
+    MOST_JSON,
+    open_regular,
+    parse_json,
+    read_bounded,
+    read_end,
+    read_json,
+    read_lines,
+)
 
 
 def _bind(path: Path) -> None:

@@ -147,10 +147,10 @@ def test_a_variable_of_a_function_under_way_is_named_with_its_line() -> None:
 def test_a_list_that_is_being_built_has_no_name_and_is_told_with_the_code_that_runs() -> None:
     """As most data sets are loaded: in a comprehension. Nothing else in the process may be large then."""
     code = (
-        "import threading, time; from buoy.machine.variables import survey; found = []\n"
-        "def look(): time.sleep(0.3); found.append(survey())\n"
-        "threading.Thread(target=look).start()\n"
-        "def load(n): time.sleep(1.0 if n == 399 else 0); return bytearray(1 << 18)\n"
+        "import threading; from buoy.machine.variables import survey; found = []\n"
+        "def look(): there.wait(); found.append(survey(seconds=60)); seen.set()\n"
+        "there, seen = threading.Event(), threading.Event(); threading.Thread(target=look).start()\n"
+        "def load(n): n == 399 and (there.set() or seen.wait()); return bytearray(1 << 18)\n"
         "images = [load(n) for n in range(400)]\n"
         "each = found[0].variables[0]; print(each.name, '|', each.what, '|', each.place, '|', each.bytes >> 20)"
     )

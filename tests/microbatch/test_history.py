@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from buoy.microbatch.history import History
-from buoy.microbatch.sizing import Sizer
-from buoy.microbatch.split import even
+from buoy.microbatch.batch import even
+from buoy.microbatch.sizing import History, Sizer
 
 TOTAL = 64
 AMPLE = 10 * TOTAL

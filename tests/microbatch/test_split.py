@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from buoy.microbatch.batch import Batch, even
 from buoy.microbatch.errors import BadBatch
-from buoy.microbatch.split import Batch, even
 
 
 class Array:

@@ -84,8 +84,8 @@ def html(shown: list[dict[str, Any]]) -> str:
 
 INTERRUPTED = """
 import os, signal
-from buoy.training.keeper import Keeper
-keeper = Keeper("runs/cats")
+from buoy.training.manager import CheckpointManager
+keeper = CheckpointManager("runs/cats")
 with keeper.loop():
     for step in range(3):
         if keeper.due(step):

@@ -127,15 +127,15 @@ def test_a_killed_kernel_is_told_of_once_whatever_else_records_into_its_folder(
     again = html(beside.run("%reload_ext buoy"))
 
     assert first.count('class="buoy-card"') == 1 and "<b>killed</b>" in first and "attempt 1" in first
-    assert "whether attempt 1 was this notebook&#x27;s cannot be told" in first
-    assert "<b>killed</b>" in asked and "attempt 1" in asked and "about a kernel before this one" in asked
+    assert "attempt 1 may not have been this notebook&#x27;s" in first
+    assert "<b>killed</b>" in asked and "attempt 1" in asked and "about an earlier kernel" in asked
     assert again == ""
 
 
 TRAIN = """
 import buoy
-from buoy.training.keeper import Keeper
-keeper = Keeper("runs/cats")
+from buoy.training.manager import CheckpointManager
+keeper = CheckpointManager("runs/cats")
 with keeper.loop():
     for step in range(3):
         keeper.due(step)
@@ -160,12 +160,12 @@ def test_a_training_that_an_exception_left_keeps_that_story_when_its_kernel_is_r
     shown = start().run("%load_ext buoy")
 
     assert "It is still running" in str(within)
-    assert "is idle; this training was left at step 3" in str(paused)
-    assert "this training was left by ValueError at step 3" in str(asked)
+    assert "is alive and idle; this training stopped at step 3" in str(paused)
+    assert "this training stopped at step 3, unfinished" in str(asked) and "ValueError" in str(asked)
     assert "buoy-card" not in html(shown) and "SIGTERM" in html(shown)
-    assert "cats was left by ValueError at step 3" in html(shown)
+    assert "cats stopped at step 3, unfinished, with ValueError" in html(shown)
     after = buoy("why", "runs/cats", cwd=tmp_path).stdout
-    assert after.startswith("left: cats") and "left by ValueError at step 3" in after
+    assert after.startswith("left: cats") and "stopped at step 3, unfinished" in after
 
 
 def test_a_training_draws_one_card_and_updates_it(start: Start) -> None:
@@ -196,7 +196,7 @@ def test_magics_answer_in_words(start: Start) -> None:
     kernel.run("import numpy as np")
     kernel.run("x = np.zeros(3)\nprint(undefined_thing_of_mine)")
 
-    assert "no recording of a kernel before this one" in html(kernel.run("%buoy why"))
+    assert "no recording of an earlier kernel" in html(kernel.run("%buoy why"))
     kernel.run(
         "import buoy\nfor _ in range(30): buoy.watch().step()\nraise ValueError('broken image 17.jpg')"
     )
@@ -212,10 +212,10 @@ def test_magics_answer_in_words(start: Start) -> None:
     interrupted = traceback_of(kernel.run(INTERRUPTED))
     assert "my last line" in interrupted and "signals.py" not in interrupted
     assert "about runs/cats; written to runs/cats/report.html" in html(kernel.run("%buoy report"))
-    assert "none of buoy&#x27;s verbs" in html(kernel.run("%buoy sing"))
+    assert "not one of buoy&#x27;s verbs" in html(kernel.run("%buoy sing"))
     for verb in ("why typo", "top --once", "check train.py", "report extra", "off now"):
         refused = html(kernel.run(f"%buoy {verb}"))
-        assert f"`%buoy {verb.split()[0]}` takes nothing more" in refused
+        assert f"`%buoy {verb.split()[0]}` takes no further arguments" in refused
         assert f"received: `%buoy {verb}`" in refused
     assert 'class="buoy-card"' in html(kernel.run("import buoy; buoy.why()"))
 
@@ -253,7 +253,7 @@ def test_hints_in_a_kernel_speak_of_what_a_notebook_can_do(start: Start, tmp_pat
     assert "`buoy.Run(&quot;runs/cats&quot;)`" in asked
     assert "`%load_ext buoy` records this notebook" in raised
     assert "nothing is recorded of this kernel</pre>" in unrecorded
-    assert begun == f"buoy: a new recording begins in {tmp_path / 'runs' / 'notebook'}\n"
+    assert begun == f"buoy: a new recording starts in {tmp_path / 'runs' / 'notebook'}\n"
     wait_until(lambda: "RAM" in html(kernel.run("%buoy top")), "a sample of it")
     for text in (said, asked, raised):
         assert "--run" not in text and "buoy run" not in text

@@ -32,20 +32,6 @@ print(find(globals(), {}).words)
 VALIDATED = """
 model.fit(train_data, epochs=2, verbose=0, validation_data=train_data, callbacks=[buoy.keras.Guard('runs/other')]);
 """
-SLOW_CALLBACKS = """
-class Slow(keras.callbacks.Callback):
-    def on_train_batch_begin(self, batch, logs=None): time.sleep(0.02)
-    def on_train_batch_end(self, batch, logs=None):
-        time.sleep(0.02)
-        guard.save()
-slower = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.04))
-mine, its, keepers = dict(vars(Slow)), slower.on_train_batch_end, buoy.training.keeper.Keeper.save
-guard = buoy.keras.Guard('runs/slow')
-guard.profile(2)
-model.fit(train_data, epochs=1, verbose=0, callbacks=[Slow(), slower, guard])
-print('as before:', dict(vars(Slow)) == mine, slower.on_train_batch_end is its,
-      buoy.training.keeper.Keeper.save is keepers);
-"""
 LOOP = """
 def train():
     loop = buoy.keras.Loop('runs/loop')
@@ -66,11 +52,11 @@ def text(shown: list[dict[str, Any]]) -> str:
 
 def phases(told: str) -> tuple[dict[str, float], dict[str, float]]:
     """Percent, and milliseconds per step, by phase."""
-    lines = [line for line in told.splitlines() if line[18:20] == " %"]
+    lines = [line for line in told.splitlines() if line[26:28] == " %"]
     return (
-        {line[2:12].strip(): float(line[13:18]) for line in lines},
+        {line[2:20].strip(): float(line[21:26]) for line in lines},
         {
-            line[2:12].strip(): float(line.split()[-2]) * (1 if line.endswith("ms") else 1000)
+            line[2:20].strip(): float(line.split()[-2]) * (1 if line.endswith("ms") else 1000)
             for line in lines
         },
     )
@@ -89,7 +75,6 @@ def test_a_fit_is_profiled_between_its_batches_and_trains_on(tmp_path: Path) -> 
     later = text(kernel.run(FIT.format(epochs=3)))
     kernel.run("%buoy profile 1000")
     validated = text(kernel.run(VALIDATED))
-    slow = text(kernel.run(SLOW_CALLBACKS))
     kernel.run("%buoy profile 2")
     looped = text(kernel.run(LOOP))
     kernel.end()
@@ -102,24 +87,16 @@ def test_a_fit_is_profiled_between_its_batches_and_trains_on(tmp_path: Path) -> 
     assert "(after 2 steps of warm-up)" in told
     shares, spent = phases(told)
     assert spent["data wait"] >= 8 * 5  # what each sample of a batch sleeps, and nothing is made ahead
-    assert shares["checkpoint"] > 0  # one of the three steps was saved
     assert 99 < sum(shares.values()) < 101
-    assert "of the step's operations: forward" in told
     assert "parameters" in told
     assert list(tmp_path.glob("runs/lines/profiles/*/plugins/profile/*/*.xplane.pb"))
     assert "3 steps, " in short  # of the five in this epoch
-    assert "the training ended before the 1000 asked for" in short
+    assert "the loop ended before the 1000 asked for" in short
     assert "steps, " not in later
     # The validation itself, however long, is not recorded.
-    assert "1000 were asked for, but a validation came between them" in validated
-    # What callbacks take is theirs, whoever they are, and not the step's; a checkpoint that one asks for is neither's.
-    shares, spent = phases(slow)
-    assert spent["callbacks"] >= 20 + 20 + 40
-    assert spent["checkpoint"] > 0
-    assert 99 < sum(shares.values()) < 101
-    assert "as before: True True True" in slow
+    assert "; the loop ended before the 1000 asked for" in validated
     shares, spent = phases(looped)
-    assert list(spent) == ["data wait", "step", "checkpoint"]
+    assert list(spent) == ["data wait", "step"]
     assert spent["data wait"] >= 8 * 5
     assert spent["step"] >= 30
     assert "4.8 MiB  pixels in train() (NumPy array)" in looped

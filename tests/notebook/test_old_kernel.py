@@ -22,7 +22,7 @@ def old_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = str(folder / "bin" / "python")
     install = [python, "-m", "pip", "install", "--quiet", "ipython==7.34.0", "ipykernel==6.17.1"]
-    done = subprocess.run(install, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(install, capture_output=True, text=True, timeout=400)
     if done.returncode != 0:
         pytest.skip(f"IPython 7.34 cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
     return python

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from buoy.estimate.child import Request
 from buoy.estimate.devices import by_id
-from buoy.estimate.events import Trace
-from buoy.estimate.request import Request
 from buoy.estimate.result import estimate
-from buoy.planner.model import FITS, Plan
+from buoy.estimate.trace import Trace
 from buoy.planner.plan import make_plan
+from buoy.planner.result import FITS, Plan
 from buoy.planner.session import Session
 from buoy.planner.targets import Target
 from buoy.view.plan import hint
@@ -101,8 +101,8 @@ def test_what_the_convolution_library_copies_on_a_cpu_is_inside() -> None:
 def test_what_a_product_in_half_precision_takes_as_float32_is_inside() -> None:
     """Two wide layers in bfloat16: the process grew by 814 MiB, where their tensors asked for 513."""
     torch = pytest.importorskip("torch")
-    from buoy.estimate.trace_steps import Job, trace_steps
-    from buoy.estimate.trace_tape import Device
+    from buoy.estimate.tracing.steps import Job, trace_steps
+    from buoy.estimate.tracing.tape import Device
 
     layers = [torch.nn.Linear(2048, 8192), torch.nn.GELU(), torch.nn.Linear(8192, 2048), torch.nn.GELU()]
     model = torch.nn.Sequential(*layers, torch.nn.Linear(2048, 10)).to(torch.bfloat16).to("meta")

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import buoy
-from buoy.estimate.request import EstimateError
+from buoy.estimate.child import EstimateError
 from buoy.planner.advice import changes_for
-from buoy.planner.model import FITS, NOT, UNKNOWN, Plan
 from buoy.planner.plan import parse_source
 from buoy.planner.remedies import NOT_APPLICABLE, find_remedies
-from buoy.planner.workshop import Workshop
+from buoy.planner.result import FITS, NOT, UNKNOWN, Plan
+from buoy.planner.traces import Workshop
 
 torch = pytest.importorskip("torch")
 

@@ -11,9 +11,9 @@ import pytest
 import buoy
 from buoy.errors import UsageError
 from buoy.machine import limits
-from buoy.planner.model import Plan
+from buoy.planner.result import Plan
 from buoy.planner.targets import target
-from buoy.training import planned
+from buoy.training import recording
 
 torch = pytest.importorskip("torch")
 
@@ -33,10 +33,10 @@ def compared(
     framework = "torch" if "reserved" in reading else "keras"
     if framework == "keras":
         pytest.importorskip("tensorflow")
-    monkeypatch.setattr(f"buoy.{framework}.real_peak.read", lambda: reading)
+    monkeypatch.setattr(f"buoy.{framework}.memory.device.read", lambda: reading)
     events: list[Any] = []
     said: list[str] = []
-    planned.compare(plan, lambda kind, **values: events.append((kind, values)), said.append, framework)
+    recording.compare(plan, lambda kind, **values: events.append((kind, values)), said.append, framework)
     return events, said
 
 
@@ -106,7 +106,7 @@ def test_a_lightning_guard_writes_down_what_its_training_took(
     lightning = pytest.importorskip("lightning")
     from buoy.flight import recorder
     from buoy.lightning import Guard
-    from buoy.torch import real_peak
+    from buoy.torch.memory import device
     from buoy.view import history, report
 
     monkeypatch.setattr(recorder, "_current", recorder.Recorder(None))
@@ -123,7 +123,7 @@ def test_a_lightning_guard_writes_down_what_its_training_took(
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     monkeypatch.setattr(
-        real_peak, "read", lambda: {**T4, "reserved": 2 * plan.answers[0].estimate.reserved.high}
+        device, "read", lambda: {**T4, "reserved": 2 * plan.answers[0].estimate.reserved.high}
     )
     quiet = {
         "logger": False,

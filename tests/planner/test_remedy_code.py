@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from buoy.estimate.request import Request
+from buoy.estimate.child import Request
 from buoy.estimate.result import estimate
 from buoy.flight import recorder
 from buoy.planner.advice import Change, changes_for, popular
-from buoy.planner.model import FITS, Answer
 from buoy.planner.remedies import _exclude, _written
+from buoy.planner.result import FITS, Answer
 from buoy.planner.targets import targets
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
 
-from buoy.estimate.trace_build import _checkpoint  # noqa: E402
-from buoy.estimate.trace_remedies import apply, remember_code  # noqa: E402
-from buoy.estimate.trace_steps import Job, trace_steps  # noqa: E402
-from buoy.estimate.trace_tape import Device  # noqa: E402
+from buoy.estimate.tracing.build import _checkpoint  # noqa: E402
+from buoy.estimate.tracing.remedies import apply, remember_code  # noqa: E402
+from buoy.estimate.tracing.steps import Job, trace_steps  # noqa: E402
+from buoy.estimate.tracing.tape import Device  # noqa: E402
 
 CPU = Device(0, 0)
 

@@ -9,10 +9,10 @@ import pytest
 
 from buoy.errors import UsageError
 from buoy.estimate.devices import all_devices
-from buoy.estimate.events import Trace
 from buoy.estimate.result import PER_OPERATION, Interval
 from buoy.estimate.siblings import all_siblings
-from buoy.planner.model import FITS, NOT, TIGHT, UNKNOWN, Need, worst
+from buoy.estimate.trace import Trace
+from buoy.planner.result import FITS, NOT, TIGHT, UNKNOWN, Need, worst
 from buoy.planner.session import Session, batch_bytes, held, needs
 from buoy.planner.targets import target, targets
 

@@ -45,6 +45,6 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
         "c10d",
     ]
     command += ["--rdzv-endpoint", "localhost:0", "-m", "tests.recovery.programs.ranks", str(folder), *_KINDS]
-    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return lambda kind: [json.loads((folder / f"{kind}-{rank}.json").read_text()) for rank in (0, 1)]

@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
-from buoy.torch.transaction import Transaction
+from buoy.torch.step.transaction import Transaction
 
 BATCH = 8
 

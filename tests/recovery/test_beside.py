@@ -57,6 +57,7 @@ def test_weights_that_nobody_tracks_have_the_gradient_of_the_plain_loop(
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_no_failed_try_stays_in_weights_that_nobody_tracks() -> None:
     """Also with a second loss function, which nothing was compared for."""
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from buoy.microbatch.errors import BadLoss, CannotSplit
-from buoy.torch.transaction import Transaction
+from buoy.torch.step.transaction import Transaction
 from tests.recovery.zoo import ZOO, N, Pair
 
 DTYPES = {"double": torch.float64, "single": torch.float32}
@@ -152,7 +152,7 @@ def test_a_refusal_after_cut_steps_says_that_those_may_be_wrong() -> None:
     transaction.backward((x, torch.tensor([0, 1] * 8)), loss)
     with pytest.raises(CannotSplit) as refusal:
         transaction.backward((x, torch.tensor([0, 1] * 7 + [0, 2])), loss)
-    assert "that were cut before it (1)" in str(refusal.value.hint)
+    assert "that were split before it (1)" in str(refusal.value.hint)
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+from buoy.microbatch.batch import Batch
 from buoy.microbatch.errors import BadLoss, CannotSplit
-from buoy.microbatch.split import Batch
-from buoy.microbatch.telling import TRIALS
-from buoy.torch.few import SAMPLES, trials_of
-from buoy.torch.transaction import Transaction
+from buoy.microbatch.samples import TRIALS
+from buoy.torch.exactness.samples import SAMPLES, trials_of
+from buoy.torch.step.transaction import Transaction
 
 WORDS = 30
 Loss = Callable[[dict[str, torch.Tensor]], torch.Tensor]

@@ -20,7 +20,7 @@ def start(kind: str, group: Path | None = None) -> subprocess.CompletedProcess[s
         if group is not None:
             (group / "tasks").write_text(str(os.getpid()))
 
-    return subprocess.run([sys.executable, str(PROGRAM), kind], capture_output=True, text=True, timeout=120,
+    return subprocess.run([sys.executable, str(PROGRAM), kind], capture_output=True, text=True, timeout=400,
                           check=False, preexec_fn=join)  # fmt: skip
 
 
@@ -39,7 +39,9 @@ def test_a_batch_too_large_for_the_session_is_cut_and_nothing_is_killed(
     assert done.returncode == 0, done.stderr
     assert kills(guarded) == 0
     answer: dict[str, Any] = json.loads(done.stdout)
-    assert answer["retries"] == 0
+    assert answer["retries"] >= 1, (
+        "the first that is too large is an exception, and teaches the sizes of the others"
+    )
     assert answer["sizes"][0]["step"] == 4
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import buoy
 from buoy.microbatch.errors import BadLoss, CannotSplit, OutOfMemory
-from buoy.torch.transaction import Transaction
+from buoy.torch.step.transaction import Transaction
 
 
 def a_run(micro_batch: int | None) -> tuple[nn.Module, buoy.Run]:

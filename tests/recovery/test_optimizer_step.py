@@ -14,8 +14,8 @@ import buoy
 from buoy.microbatch.errors import BadLoss, OutOfMemory, TornStep
 from buoy.testing import byte_budget
 from buoy.testing.budget import PretendedDevice, out_of_memory
-from buoy.torch.optimizer_step import make_atomic
-from buoy.torch.transaction import Transaction
+from buoy.torch.step.optimizer import make_atomic
+from buoy.torch.step.transaction import Transaction
 
 
 class Guard:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from buoy.microbatch.errors import BadLoss
-from buoy.torch.transaction import Transaction
+from buoy.torch.step.transaction import Transaction
 
 Pair = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, Any]]
 

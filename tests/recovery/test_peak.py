@@ -1,4 +1,4 @@
-"""When not even one sample fits, the error names what owns the memory and the remedies that act on that."""
+"""When not even one or two samples fit, the error names what owns the memory and the remedies that act on that."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def refused(model: nn.Module, batch: torch.Tensor, room: int, beside: int = 0, *
 def test_activations_own_the_memory() -> None:
     said = refused(convolutions(), IMAGES, 3 << 20)
 
-    assert said.startswith("one sample does not fit: CUDA out of memory. Tried to allocate")
+    # Two are what a comparison needs, without which no batch is split.
+    assert said.startswith("two samples do not fit: CUDA out of memory. Tried to allocate")
     assert "MiB left for activations; the largest layer is 2 with 9.1 KiB" in said
     assert 'activations own the memory: remedies=("amp", "checkpointing") in buoy.Run or the guard' in said
 
@@ -70,4 +71,4 @@ def test_something_beside_the_training_owns_the_memory() -> None:
     said = refused(wide(), ROWS, 1 << 20, beside=16 << 20)
 
     assert "the batch and other tensors 64.0 MiB" in said
-    assert "tensors beside this training own the memory" in said
+    assert "tensors outside this training own the memory" in said

@@ -65,7 +65,7 @@ def test_a_loss_that_exchanges_numbers_with_other_ranks_is_called_once_per_step(
 
 def test_a_loss_that_exchanges_numbers_with_other_ranks_is_not_cut(ranks: Ranks) -> None:
     for answer in ranks("exchanging-cut"):
-        assert answer["error"].startswith("CannotSplit: cutting this batch would change the gradient")
+        assert answer["error"].startswith("CannotSplit: splitting this batch would change the gradient")
         assert "exchanges" in answer["error"]
         assert answer["steps"] == 0
 

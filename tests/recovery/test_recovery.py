@@ -19,6 +19,8 @@ SAMPLE = {
 }
 
 
+@pytest.mark.campaign
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_later_step_is_recovered_bit_for_bit(name: str) -> None:
     outcome = recover(name, "later step", every=SAMPLE[name] // 2)
@@ -27,10 +29,12 @@ def test_a_later_step_is_recovered_bit_for_bit(name: str) -> None:
     assert not outcome.wrong
 
 
+@pytest.mark.campaign
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw foreach", "batchnorm and dropout"])
 def test_the_first_step_is_recovered_bit_for_bit(name: str) -> None:
-    """Optimizer state is being made, and the probe is asked."""
-    outcome = recover(name, "first step", every=SAMPLE[name] * 2)
+    """Optimizer state is being made; nothing is compared in it, so it allocates about half of what it once did."""
+    outcome = recover(name, "first step", every=SAMPLE[name])
 
     assert outcome.points >= 5
     assert not outcome.wrong

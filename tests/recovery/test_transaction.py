@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from buoy.errors import BuoyError, UsageError
 from buoy.microbatch.errors import BadBatch, BadLoss, CannotSplit, OutOfMemory
-from buoy.torch.transaction import Transaction
+from buoy.torch.step.transaction import Transaction
 
 X, Y = torch.randn(10, 6), torch.randn(10, 4)
 
@@ -87,7 +87,7 @@ def test_running_out_of_memory_makes_the_parts_smaller_not_the_batch() -> None:
     assert torch.allclose(loss, expected, rtol=1e-6)
     for one, other in zip(bench.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.allclose(one.grad, other.grad, rtol=1e-5, atol=1e-7)  # type: ignore[arg-type]
-    assert bench.said == ["out of memory with 10 samples; the step is done again, 5 at a time"]
+    assert bench.said == ["out of memory with 10 samples; retrying the step in micro-batches of 5"]
     assert ("retry", {"what": "oom", "step": 0, "samples": 10, "smaller": 5}) in bench.events
 
 
@@ -187,11 +187,27 @@ def test_every_random_generator_is_put_back() -> None:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return made
 
-    bench.transaction._cutting._is_asked = True  # the probe draws its own
-    bench.transaction._cutting.finding = None
     bench.backward(loss, batch=(X[:1], Y[:1]))
 
-    assert drawn[0] == drawn[1]
+    assert len(set(drawn)) == 1
+    assert len(drawn) == 4, "two to see that the loss comes again, and the second try"
+
+
+def test_a_step_that_draws_from_a_generator_of_a_tracked_module_is_split() -> None:
+    """And one of no module is refused: nobody would restore it."""
+    bench = Bench()
+    own = torch.Generator().manual_seed(1)
+    bench.model.noise = own  # type: ignore[assignment]
+    bench.transaction.track([bench.model], [])
+
+    def loss(part: Any, source: torch.Generator = own) -> torch.Tensor:
+        if len(part[0]) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return bench.loss(part) * (1 + torch.rand((), generator=source))
+
+    bench.backward(loss, batch=(X[:8], Y[:8]))
+    with pytest.raises(CannotSplit, match=r"torch\.Generator of its own"):
+        bench.backward(lambda part: loss(part, torch.Generator()), batch=(X[:8], Y[:8]))
 
 
 class Counting(nn.Module):
@@ -236,7 +252,7 @@ def test_batch_norm_is_refused_in_words_only_when_it_must_be_cut() -> None:
     bench = Bench(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)))
     bench.backward()
     before = bench.state()
-    with pytest.raises(CannotSplit, match="cannot be cut") as caught:
+    with pytest.raises(CannotSplit, match="cannot be split") as caught:
         bench.backward(bench.fails_above(5))
 
     assert "1 is BatchNorm, which computes over all samples at once" in str(caught.value)
@@ -367,7 +383,7 @@ def test_a_compiled_model_is_recovered() -> None:
     bench = Bench(model)  # type: ignore[arg-type]
     bench.backward(bench.fails_above(5))
 
-    assert bench.said == ["out of memory with 10 samples; the step is done again, 5 at a time"]
+    assert bench.said == ["out of memory with 10 samples; retrying the step in micro-batches of 5"]
 
 
 def test_a_resumed_run_uses_the_sizes_of_the_log() -> None:
@@ -412,7 +428,6 @@ def test_checkpointing_by_one_argument_gives_the_same_gradient_and_is_recorded()
     bench.model.load_state_dict(plain.model.state_dict())
     forwards: list[int] = []
     bench.model.layers[0][0].register_forward_hook(lambda *a: forwards.append(1))
-    bench.transaction._cutting._is_asked = True
     bench.backward()
 
     assert ("remedy", {"name": "checkpointing", "blocks": 3}) in bench.events

@@ -1,4 +1,4 @@
-"""A batch that cannot be cut, in a session too small for it: a refusal in words, never the kernel's kill."""
+"""A batch that cannot be split, in a session too small for it: a refusal in words, never the kernel's kill."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def start(kind: str, tie: str, group: Path | None = None) -> subprocess.Complete
         if group is not None:
             (group / "tasks").write_text(str(os.getpid()))
 
-    return subprocess.run([sys.executable, str(PROGRAM), kind, tie], capture_output=True, text=True, timeout=300,
+    return subprocess.run([sys.executable, str(PROGRAM), kind, tie], capture_output=True, text=True, timeout=400,
                           check=False, preexec_fn=join)  # fmt: skip
 
 
@@ -51,5 +51,5 @@ def test_what_cannot_be_cut_is_refused_in_words_and_done_where_it_fits(
     assert killed.returncode == -signal.SIGKILL and kills(short) == 1
     assert "a step begins" in refused.stdout
     assert refused.returncode == 1 and kills(same) == 0, refused.stderr
-    assert "CannotSplit: out of memory, and this batch cannot be cut" in refused.stderr
+    assert "CannotSplit: out of memory, and this batch cannot be split" in refused.stderr
     assert done.returncode == 0 and kills(enough) == 0, done.stderr

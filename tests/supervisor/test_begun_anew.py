@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from buoy.flight.attempt import attempt_numbers, find_attempt
-from buoy.view.now import state
+from buoy.view.top import state
 from tests.processes import alive, attempt, buoy, event, events, read, wait_until
 
 _CODE = """
@@ -75,8 +75,8 @@ def test_a_recording_that_found_a_full_disk_begins_once_there_is_room(kept: Path
         child.kill()
         child.communicate()
 
-    assert told.startswith("buoy: nothing is recorded, the training goes on: ") and left == []
-    assert begun == f"buoy: a new recording begins in {recording}\n"
+    assert told.startswith("buoy: nothing is recorded; training continues: ") and left == []
+    assert begun == f"buoy: a new recording starts in {recording}\n"
     assert now["status"] == "running" and now["unrecorded"] is None
 
 
@@ -96,7 +96,7 @@ def test_a_folder_that_was_moved_away_is_told_and_a_new_recording_begins(
     kinds = [(found["kind"], found.get("run")) for found in events(runs / "cats", 2)]
 
     assert told[0] == f"buoy: the folder of the recording is gone: {runs / 'cats'}\n"
-    assert told[1] == f"buoy: a new recording begins in {runs / 'cats'}\n"
+    assert told[1] == f"buoy: a new recording starts in {runs / 'cats'}\n"
     wait_until(lambda: event(runs / "cats", "training", 2), "the training, announced again")
     assert ("opened", "../../kept") in kinds
     assert read(kept / "run.json")["recorded"][-1]["run"] == "../runs/cats"
@@ -111,15 +111,15 @@ def test_a_project_that_was_moved_whole_is_not_made_again_where_it_was(
     told = training.stderr.readline()
 
     assert told.startswith("buoy: the folder of the recording is gone: ")
-    assert told.endswith("; nothing is recorded, the training goes on\n")
+    assert told.endswith("; nothing is recorded; training continues\n")
     assert not kept.parent.exists() and training.poll() is None
 
 
 _UNDER_RUN = """
 import shutil, sys, time
-from buoy.supervisor import following
+from buoy.supervisor import upkeep
 from buoy.flight.recorder import current
-following.LOOK_SECONDS = 0.1
+upkeep.FOLLOW_SECONDS = 0.1
 training = current()
 training.step()
 shutil.rmtree(sys.argv[1])
@@ -136,11 +136,11 @@ raise ValueError("after the folder went")
 
 def test_a_folder_removed_under_buoy_run_is_told_and_a_new_recording_begins(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "cats"
-    done = buoy("run", "--run", str(run), "--", sys.executable, "-c", _UNDER_RUN, str(run), timeout=60)
+    done = buoy("run", "--run", str(run), "--", sys.executable, "-c", _UNDER_RUN, str(run), timeout=400)
     verdict = read(attempt(run) / "verdict.json")
 
     assert f"buoy: the folder of the recording is gone: {run}\n" in done.stderr
-    assert done.stderr.count(f"buoy: a new recording begins in {run}\n") == 1
+    assert done.stderr.count(f"buoy: a new recording starts in {run}\n") == 1
     assert done.returncode == 1
     assert "ValueError: after the folder went" in verdict["cause"]["claim"]["text"]
     assert verdict["where"]["step"] > 2

@@ -17,9 +17,10 @@ from tests.processes import alive, attempt, events, read, wait_until
 
 _CODE = """
 import sys, time, buoy
-from buoy.training.keeper import Keeper
+from buoy.training.manager import CheckpointManager
+from buoy.training.options import Options
 buoy.watch('runs/notebook')                       # what `%load_ext buoy` does
-keeper = Keeper('runs/pets/cats', mirror='../drive')
+keeper = CheckpointManager('runs/pets/cats', Options(mirror='../drive'))
 keeper.newest()
 with keeper.loop():
     for step in range(1, 100_000):

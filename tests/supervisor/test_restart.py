@@ -62,7 +62,7 @@ def test_a_script_whose_steps_cannot_be_counted_is_restarted_as_often_as_asked(t
     assert len(list((tmp_path / "run" / "attempts").iterdir())) == 3
     assert done.stderr.count("no step was counted and no save seen") == 2
     assert "it was restarted 2 times already" in done.stderr
-    assert done.stderr.count("it was started again at once") == 2
+    assert done.stderr.count("buoy restarted it") == 2
     assert done.stderr.count("its 2 restarts are used up") == 1
     assert "buoy run --restart" not in done.stderr  # who asked for it need not be told of it
 
@@ -95,8 +95,8 @@ def test_a_script_that_crashes_elsewhere_each_time_is_restarted_as_often_as_aske
 
 IN_A_RUN_OF_ITS_OWN = """
 import os
-from buoy.training.keeper import Keeper
-keeper = Keeper("runs/my cats")
+from buoy.training.manager import CheckpointManager
+keeper = CheckpointManager("runs/my cats")
 with keeper.loop():
     keeper.due(0)
     keeper.recorder.step()
@@ -109,7 +109,7 @@ def test_the_last_line_names_the_folder_that_the_script_uses(tmp_path: Path) -> 
     told = done.stderr.splitlines()
 
     assert any(line.startswith("my cats #1: exit-code") for line in told)
-    assert told[-1] == "buoy: `buoy why 'runs/my cats'` tells more, `buoy report 'runs/my cats'` draws it"
+    assert told[-1] == "buoy: details: `buoy why 'runs/my cats'`; charts: `buoy report 'runs/my cats'`"
 
 
 def test_a_bug_is_not_restarted(tmp_path: Path) -> None:

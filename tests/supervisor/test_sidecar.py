@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from buoy.flight.attempt import new_attempt
-from buoy.machine.records import write_json
+from buoy.machine.files import write_json
 from buoy.supervisor.sidecar import Sidecar
 from tests.processes import event, events
 

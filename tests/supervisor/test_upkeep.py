@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from buoy.flight.attempt import find_attempt
-from buoy.view import now
+from buoy.view import top
 from tests.processes import alive, attempt, events, wait_until
 
 _CODE = """
@@ -56,18 +56,18 @@ def test_without_a_recorder_readings_are_called_old_and_a_step_starts_another(
     folder = tmp_path / "runs" / "cats"
     wait_until(lambda: list(attempt(folder).glob("samples-*")) and sidecars(folder), "the first sample")
     found = find_attempt(str(folder))
-    wait_until(lambda: now.state(found)["step"] == 7, "the step in a sample")
-    fresh = now.state(found)
+    wait_until(lambda: top.state(found)["step"] == 7, "the step in a sample")
+    fresh = top.state(found)
     kill_last_sidecar(folder)
     with monkeypatch.context() as later:
-        later.setattr(now, "time", SimpleNamespace(time=lambda: time.time() + 180))
-        stale = now.state(found)
+        later.setattr(top, "time", SimpleNamespace(time=lambda: time.time() + 180))
+        stale = top.state(found)
 
-    assert fresh["unrecorded"] is None and "recorded" not in "\n".join(now.lines(fresh))
+    assert fresh["unrecorded"] is None and "recorded" not in "\n".join(top.lines(fresh))
     assert stale["status"] == "running" and stale["unrecorded"]["recorder"] == "gone"
     assert stale["unrecorded"]["seconds"] > 175 and stale["seconds"] > 175
-    assert now.lines(stale)[1].startswith("nothing is recorded since 3 min")
-    assert "the recorder is gone" in now.lines(stale)[1]
+    assert top.lines(stale)[1].startswith("nothing is recorded since 3 min")
+    assert "the recorder is gone" in top.lines(stale)[1]
 
     assert watched.stdin is not None
     watched.stdin.write("go\n")
@@ -77,7 +77,7 @@ def test_without_a_recorder_readings_are_called_old_and_a_step_starts_another(
     wait_until(lambda: (attempt(folder) / "samples-0002.jsonl").exists(), "samples of its own")
 
     assert [e["times"] for e in events(folder) if e["kind"] == "sidecar"] == [1]
-    assert now.state(found)["unrecorded"] is None
+    assert top.state(found)["unrecorded"] is None
 
 
 def test_the_fourth_death_of_the_recorder_is_its_last(watched: subprocess.Popen[str], tmp_path: Path) -> None:
@@ -90,8 +90,9 @@ def test_the_fourth_death_of_the_recorder_is_its_last(watched: subprocess.Popen[
         kill_last_sidecar(folder)
     said = [watched.stderr.readline() for _ in range(4)]
 
-    assert all("was started again" in line for line in said[:3])
+    assert all("was restarted" in line for line in said[:3])
     assert (
-        said[3] == "buoy: the recorder died again and stays down: nothing is recorded, the training goes on\n"
+        said[3]
+        == "buoy: the recorder crashed again and will not be restarted: nothing is recorded; training continues\n"
     )
     assert len(sidecars(folder)) == 4 and watched.poll() is None

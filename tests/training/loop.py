@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from buoy.checkpoint.state import Tensor
-from buoy.training.keeper import Keeper
+from buoy.checkpoint.encoding import Tensor
+from buoy.training.manager import CheckpointManager
+from buoy.training.options import Options
 
 
 def as_tensor(value: object) -> Tensor | None:
@@ -33,8 +34,8 @@ def items(step: int, size: int) -> dict[str, object]:
 
 
 @contextmanager
-def kept(folder: str, **options: Any) -> Iterator[Keeper]:
-    keeper = Keeper(folder, **options)
+def kept(folder: str, **options: Any) -> Iterator[CheckpointManager]:
+    keeper = CheckpointManager(folder, Options(**options))
     try:
         yield keeper
     finally:

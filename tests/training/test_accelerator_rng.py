@@ -1,10 +1,10 @@
 """An accelerator's generators are part of the run.
 
 There is no accelerator on the machines that run this. The seam is the functions by which PyTorch gives out such state
-(`torch.xpu.is_available`, `is_initialized`, `get_rng_state_all`, `set_rng_state_all`; `torch.cuda` has the same,
-`torch.mps` its `get_rng_state` and `set_rng_state`), what it was built for, and `current_accelerator`, which names
-another vendor's (`mtia` here): behind them stand generators of the CPU. What a real driver does with
-the bytes is not shown.
+(`torch.xpu.is_available`, `is_initialized`, `get_rng_state_all`, `set_rng_state_all`, `default_generators`;
+`torch.cuda` has the same, `torch.mps` its `get_rng_state` and `set_rng_state`), what it was built for, and
+`current_accelerator`, which names another vendor's (`mtia` here): behind them stand generators of the CPU. What a real
+driver does with the bytes is not shown.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 
 import buoy
 from buoy.flight import recorder
-from buoy.torch import rng
-from buoy.torch.snapshot import Snapshot
-from buoy.torch.transaction import Transaction
+from buoy.torch.data import rng
+from buoy.torch.step.snapshot import Snapshot
+from buoy.torch.step.transaction import Transaction
 
 
 class Devices:
@@ -44,10 +44,11 @@ class Devices:
         monkeypatch.setattr(module, "is_available", lambda: True)
         monkeypatch.setattr(module, "is_initialized", lambda: True)
         if kind == "xpu":
-            monkeypatch.setattr(rng, "_has_xpu", lambda: True)  # torch asks its own for what to import
+            monkeypatch.setattr(rng, "has_xpu", lambda: True)  # torch asks its own for what to import
         # Torch 2.6 has none of mtia.
         monkeypatch.setattr(module, "get_rng_state_all", self.get, raising=False)
         monkeypatch.setattr(module, "set_rng_state_all", self.put, raising=False)
+        monkeypatch.setattr(module, "default_generators", tuple(self.generators), raising=False)
         _ask_anew(monkeypatch)
 
 
@@ -67,9 +68,9 @@ def drawn(folder: Path, devices: Devices, stop_after: int) -> list[list[float]]:
         seen.append(devices.draw())
         if len(seen) == stop_after:
             break
-    run._finished = True  # nothing more is saved
-    assert run._keeper is not None
-    run._keeper.finish()
+    run._loop.is_finished = True  # nothing more is saved
+    assert run._loop.manager is not None
+    run._loop.manager.finish()
     return seen
 
 
@@ -100,7 +101,7 @@ def test_another_number_of_devices_is_told_and_the_run_goes_on(
     after = drawn(tmp_path, alone, 6)
 
     assert len(after) == 2
-    assert "the random state of xpu could not be put back here" in capsys.readouterr().err
+    assert "the RNG state of xpu could not be restored here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu", "mtia", "mps"])

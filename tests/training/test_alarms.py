@@ -8,10 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from buoy.checkpoint.schedule import Cost
 from buoy.flight.attempt import new_attempt
 from buoy.flight.log import EventLog
-from buoy.training.alarms import Alarms
+from buoy.training.save_policy import Alarms, Cost
 
 
 def test_a_recording_that_was_begun_anew_is_heard_from_its_beginning(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 def whole(folder: Path, **options: object) -> tuple[buoy.Run, dict[int, float], list[float]]:
     """A training that comes to its end, as at the end of its script."""
     run, losses, drawn = train(folder, **options)  # type: ignore[operator]
-    run._save_the_end(is_known=False)
+    run._loop.save_the_end(is_known=False)
     run.finish()
     return run, losses, drawn
 
@@ -85,7 +85,7 @@ def test_the_epoch_of_a_loop_of_ones_own_is_not_known_and_not_told(
     whole(tmp_path / "more")
 
     assert {entry.about["epoch"] for entry in Store(tmp_path).list()} == {None}
-    assert "buoy: going on from step 4\n" in capsys.readouterr().err
+    assert "buoy: resumed from step 4\n" in capsys.readouterr().err
 
 
 def interrupt() -> None:
@@ -97,14 +97,14 @@ def test_a_script_that_leaves_in_the_middle_of_an_epoch_goes_on_there(tmp_path: 
     _, losses, drawn = whole(tmp_path / "whole")
     left = subprocess.run(
         [sys.executable, "-c", OWN_LOOP + f"train({str(tmp_path / 'left')!r}, leave_at=6)"],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=400,
     )  # fmt: skip
     newest = Store(tmp_path / "left").list()[0]
     _, rest, drawn_then = whole(tmp_path / "left")
 
     assert left.returncode == 0, left.stderr
     assert (
-        "buoy: the loop was left before its end, at step 6: started again, the training goes on"
+        "buoy: the loop was left before its end, at step 6: started again, the training resumes"
         in left.stderr
     )
     assert newest.step == 6 and newest.about["reason"] == "exit" and newest.about["finished"] is False
@@ -140,7 +140,7 @@ def test_a_break_that_a_with_tells_to_be_the_end_trains_nothing_more(
                 trained.append(run.step)
                 if run.step == 5:
                     break
-        run._save_the_end(is_known=False)  # as at the end of the script
+        run._loop.save_the_end(is_known=False)  # as at the end of the script
 
     assert trained == [1, 2, 3, 4, 5]
     assert "was left before its end" not in capsys.readouterr().err
@@ -166,4 +166,4 @@ def test_epochs_are_counted_from_1_in_words(tmp_path: Path, capsys: pytest.Captu
     again.finish()
 
     assert Store(tmp_path / "run").list()[0].about["epoch"] == 1
-    assert "buoy: going on from step 6, epoch 2\n" in capsys.readouterr().err
+    assert "buoy: resumed from step 6 (epoch 2)\n" in capsys.readouterr().err

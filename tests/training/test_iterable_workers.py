@@ -1,80 +1,47 @@
-"""Workers of an IterableDataset that stay from pass to pass: seeded for each, and still sharing out one list."""
+"""Data whose randomness a resume cannot find again: it is warned about once."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+import torch
+from torch.utils.data import DataLoader, IterableDataset
 
-from buoy.torch.data import Feeds, Pass, Place
-
-
-class SharedList(IterableDataset[Any]):
-    """Workers shuffle one list alike, take turns in it, and add noise."""
-
-    noise: random.Random
-
-    def __iter__(self) -> Iterator[tuple[int, float]]:
-        information = get_worker_info()
-        assert information is not None
-        indices = list(range(12))
-        random.shuffle(indices)
-        for index in indices[information.id :: information.num_workers]:
-            yield index, float(self.noise.random())
+from buoy.torch.data.loader import Feeds, Pass, Place
 
 
-def started_alike(worker: int) -> None:
-    """For one order in all workers, with noise that is another one in each."""
-    random.seed(5)
-    information = get_worker_info()
-    assert information is not None and isinstance(information.dataset, SharedList)
-    information.dataset.noise = random.Random(worker)
+class Numbers(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[float]:
+        yield from torch.rand(4).tolist()
 
 
-class OfItsOwn(DataLoader[Any]):
-    def __iter__(self) -> Any:
-        return super().__iter__()
+def left(walk: Pass) -> list[Any]:
+    return list(iter(lambda: next(walk, None), None))
 
 
-def loader(kind: type[DataLoader[Any]] = DataLoader) -> DataLoader[Any]:
-    return kind(
-        SharedList(), batch_size=None, num_workers=2, persistent_workers=True, worker_init_fn=started_alike
-    )
-
-
-def left(opened: Pass) -> list[tuple[int, float]]:
-    items = []
-    while (item := next(opened, None)) is not None:
-        items.append(item)
-    return items
-
-
-def test_each_pass_is_whole_and_another_one_and_the_same_in_another_process() -> None:
+def test_workers_of_a_stream_that_stay_from_pass_to_pass_are_warned_about_once() -> None:
     said: list[str] = []
-    feeds, mine = Feeds(said.append), loader()
-    first = left(feeds.open(mine, Place(7, 0, 0, 0), None))
-    left_early = feeds.open(mine, Place(7, 0, 1, 0), None)
-    next(left_early)
-    second = feeds.open(mine, Place(7, 0, 2, 0), None)
-    begun = [next(second) for _ in range(5)]
-    state = second.state_dict()
-    rest = left(second)
-    resumed = left(Feeds(said.append).open(loader(), Place(7, 0, 2, 0), state))
-
-    assert (
-        sorted(index for index, _ in first) == sorted(index for index, _ in begun + rest) == list(range(12))
-    )
-    assert len({noise for _, noise in first + begun + rest}) == 24
-    assert [index for index, _ in first] != [index for index, _ in begun + rest]
-    assert resumed == rest and said == []
-
-
-def test_a_loader_that_iterates_in_a_way_of_its_own_is_told_once() -> None:
-    said: list[str] = []
-    feeds, mine = Feeds(said.append), loader(OfItsOwn)
+    loader = DataLoader(Numbers(), batch_size=2, num_workers=1, persistent_workers=True)
+    feeds = Feeds(said.append)
     for epoch in range(2):
-        left(feeds.open(mine, Place(7, 0, epoch, 0), None))
+        left(feeds.open(loader, Place(7, 0, epoch, 0), None))
 
     assert len(said) == 1 and "will not be bit for bit" in said[0] and "persistent_workers=False" in said[0]
+
+
+def test_a_loop_that_draws_from_the_loaders_generator_is_warned_about_once() -> None:
+    said: list[str] = []
+    generator = torch.Generator().manual_seed(1)
+    loader = DataLoader(range(8), batch_size=2, shuffle=True, generator=generator)  # type: ignore[arg-type]
+    feeds = Feeds(said.append)
+    for draws in (False, True, True):
+        walk = feeds.open(loader, Place(7, 0, 0, 0), None)
+        for _ in range(3):
+            next(walk)
+            if draws:
+                torch.rand(1, generator=generator)
+            walk.state_dict()
+        assert len(said) == draws
+
+    assert "the loop draws from the generator of the loader" in said[0]

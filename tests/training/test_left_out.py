@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import buoy
+from buoy.errors import BuoyError
 from buoy.flight import recorder
 
 
@@ -63,7 +64,7 @@ def test_a_parameter_that_no_checkpoint_has_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = said_of(tmp_path / "run", capsys, torch.zeros(3, requires_grad=True), seen={"sum": torch.zeros(3)})
-    assert said.count("optimizer trains what is in nothing that is tracked") == 1
+    assert said.count("optimizer trains parameters that are not tracked") == 1
     assert "parameter 2 of group 0, (3,)" in said
 
 
@@ -74,7 +75,7 @@ def test_parameters_that_are_saved_are_not_told(tmp_path: Path, capsys: pytest.C
         tmp_path / "run", capsys, own, lying, weighting.weight, frozen,
         own=own, beside={"lying": [lying]}, weighting=weighting,
     )  # fmt: skip
-    assert "is not saved" not in said
+    assert "not tracked" not in said
 
 
 def test_a_scheduler_that_is_not_tracked_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,6 +90,42 @@ def test_a_scheduler_that_is_not_tracked_is_told(tmp_path: Path, capsys: pytest.
             scheduler.step(1.0)
     said = capsys.readouterr().err
     assert said.count("a ReduceLROnPlateau sets the learning rate of optimizer and is not tracked") == 1
+
+
+def test_a_group_that_training_adds_is_warned_about_and_its_checkpoint_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(epochs: int) -> None:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+        with buoy.Run(tmp_path / "run", save=1) as run:
+            run.track(model=model, optimizer=optimizer)
+            for epoch in run.epochs(epochs):
+                if epoch == 1:
+                    optimizer.add_param_group({"params": list(model[0].parameters())})
+                for x in run.batches([torch.ones(4, 2)] * 3):
+                    model(x).mean().backward()
+                    optimizer.step()
+
+    train(2)
+    assert capsys.readouterr().err.count("optimizer got 1 parameter group in training") == 1
+
+    with pytest.raises(BuoyError, match="has 1 parameter groups, the checkpoint 2: make all of them before"):
+        train(3)
+
+
+def test_a_metric_inside_a_model_is_warned_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from torchmetrics import MeanMetric
+
+    model = nn.Sequential(nn.Linear(2, 1))
+    model.seen, mean = MeanMetric(), MeanMetric()
+    with buoy.Run(tmp_path / "run") as run:
+        run.track(model=model, mean=mean)
+        run.save()
+        run.save()
+    said = capsys.readouterr().err
+    assert said.count("model has metrics whose counts are not saved: seen.") == 1
+    assert "mean has" not in said
 
 
 @pytest.mark.parametrize("kind", [torch.optim.lr_scheduler.ReduceLROnPlateau, Trainer])

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from buoy.flight.trainings import training_of
-from buoy.training.length import Length
-from buoy.view.now import lines
+from buoy.training.recording import Length
+from buoy.view.top import lines
 
 TRAINING = """
 import sys, buoy, torch
@@ -37,7 +37,7 @@ def lengths(tmp_path: Path, number: int) -> list[tuple[str, int]]:
 def test_a_training_tells_its_length_once_an_epoch_has_passed_whole(tmp_path: Path) -> None:
     for dies_at in ("18", "-1"):
         subprocess.run(
-            [sys.executable, "-c", TRAINING, dies_at], cwd=tmp_path, capture_output=True, timeout=120
+            [sys.executable, "-c", TRAINING, dies_at], cwd=tmp_path, capture_output=True, timeout=400
         )
 
     assert lengths(tmp_path, 1) == [(".", 42)]

@@ -17,7 +17,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from buoy.torch.order import Course, Order
+from buoy.torch.data.order import Course, Order
 
 COUNT = 70
 DATA = list(range(COUNT))
@@ -87,22 +87,3 @@ def test_no_two_items_of_a_pass_are_seeded_alike() -> None:
     drawn = [key for batch in keys(SAMPLERS["with replacement"](), 0, batch_size=4) for key in batch]
 
     assert len({seed for seed, _ in drawn}) == len(drawn) > len({index for _, index in drawn})
-
-
-@pytest.mark.parametrize("settings", [{"replacement": True}, {"num_samples": 2 * COUNT}])
-def test_an_order_that_is_drawn_in_pieces_is_drawn_before_anybody_else_draws(
-    settings: dict[str, Any],
-) -> None:
-    """The loop may draw from the sampler's generator too: a resume could not tell whose numbers were whose."""
-    orders = []
-    for loop_draws in (False, True):
-        generator = torch.Generator().manual_seed(1)
-        order = Order(DataLoader(DATA, sampler=RandomSampler(DATA, generator=generator, **settings)))  # type: ignore[arg-type]
-        order.begin(Course(5, 6, 0), None)
-        orders.append([])
-        for index in order:
-            orders[-1].append(index)
-            if loop_draws:
-                torch.rand(1, generator=generator)
-
-    assert orders[0] == orders[1]

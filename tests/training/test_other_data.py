@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import buoy
 from buoy.flight import recorder
-from buoy.torch.loader import ResumableLoader
+from buoy.torch.data.loader import ResumableLoader
 
 
 @pytest.fixture(autouse=True)

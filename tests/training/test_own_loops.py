@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import buoy
 from buoy.checkpoint.store import Store
 from buoy.flight import recorder
-from buoy.training import saves
-from buoy.training.counting import Counting
+from buoy.training import ranks
+from buoy.training.tracking import Counting
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +145,7 @@ def without_batches(folder: Path, kill_at: int = 0) -> dict[int, float]:
             done["steps"] += 1
             if done["steps"] % 4 == 0:
                 run.save()
-        run._save_the_end(is_known=False)  # as at exit
+        run._loop.save_the_end(is_known=False)  # as at exit
     finally:
         run.finish()
     return losses
@@ -170,7 +170,7 @@ def test_steps_in_no_loop_of_the_run_are_told_if_nothing_is_saved(
 ) -> None:
     run, _, step, _ = training(tmp_path)
     clock = Clock()
-    monkeypatch.setattr(saves, "time", clock)
+    monkeypatch.setattr(ranks, "time", clock)
     for _ in range(8):
         step(torch.ones(2, 4))
         clock.now += 50
@@ -186,7 +186,7 @@ def test_steps_between_loops_of_the_run_are_not_told(
 ) -> None:
     run, _, step, _ = training(tmp_path)
     clock = Clock()
-    monkeypatch.setattr(saves, "time", clock)
+    monkeypatch.setattr(ranks, "time", clock)
     for _ in run.epochs(5):
         for (x,) in run.batches(data()):
             step(x)
@@ -322,8 +322,8 @@ def test_another_learning_rate_in_the_script_is_told_and_how_to_change_it(
         run.finish()
         return capsys.readouterr().err
 
-    assert "goes on with" not in train(1) + train(2)
+    assert "keeps what it was saved with" not in train(1) + train(2)
     said = train(3, lr=0.5)
 
-    assert "optimizer goes on with what it was saved with; the script now says lr=0.5 (was 0.01)" in said
+    assert "optimizer keeps what it was saved with; the script now says lr=0.5 (was 0.01)" in said
     assert "training on from step 8, epoch 3 of 3" in said

@@ -15,7 +15,7 @@ from torch import nn
 import buoy
 from buoy.errors import UsageError
 from buoy.flight import recorder
-from buoy.torch.switches import Switches
+from buoy.torch.step.remedies import Switches
 from tests.processes import events
 
 PROGRAM = """
@@ -43,7 +43,7 @@ def test_each_is_a_line_and_an_event_and_a_resumed_run_says_when_it_is_gone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "run")], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "run")], capture_output=True, text=True, timeout=400
     )
 
     assert done.stdout == "capped True\n", done.stderr

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
-from tests.guards.lives import ask, assert_goes_on
+from tests.guards.lives import assert_goes_on
+from tests.processes import answers
 
 # Each training, and the steps at which its attempts are killed (they save every third step).
 KILLS = {
@@ -27,7 +29,6 @@ KILLS = {
     "with_replacement": [9],
     "iterable": [5, 8],
     "iterable_in_workers": [8, 11],
-    "iterable_in_workers_that_stay": [8, 11],
     "iterable_with_a_state": [5, 7],
     "stateful_loader": [4],
     "stateful_loader_of_a_stream": [4],
@@ -43,13 +44,16 @@ KILLS = {
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    orders = [f"{name}:{','.join(map(str, steps))}" for name, steps in KILLS.items()]
-    return ask(["tests.training.warm", str(tmp_path_factory.mktemp("trainings")), *orders])
+def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Any]]:
+    folder = tmp_path_factory.mktemp("trainings")
+    with answers(
+        {name: [name, steps] for name, steps in KILLS.items()}, "tests.training.warm", str(folder)
+    ) as each:
+        yield each
 
 
 @pytest.mark.parametrize("name", KILLS)
-def test_a_killed_training_goes_on_bit_for_bit(name: str, results: dict[str, dict[str, Any]]) -> None:
+def test_a_killed_training_goes_on_bit_for_bit(name: str, results: Mapping[str, Any]) -> None:
     assert_goes_on(results[name], KILLS[name])
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import buoy
-from buoy.checkpoint.state import CannotSave
+from buoy.checkpoint.encoding import CannotSave
 from buoy.checkpoint.values import CannotTrack
 from buoy.flight import recorder
 from tests.checkpoint.ground import forge
@@ -57,7 +57,7 @@ def test_where_it_goes_on_is_said_only_once_it_is_loaded(
         run.track(model=nn.Linear(4, 1))
 
     assert "going on from" not in refused
-    assert capsys.readouterr().err.count("going on from step 0") == 1
+    assert capsys.readouterr().err.count("resumed from step 0") == 1
 
 
 def test_another_model_is_refused_by_names_and_nothing_is_loaded(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_fewer_epochs_than_were_done_are_none(tmp_path: Path, capsys: pytest.Cap
 
     with buoy.Run(tmp_path) as again:
         assert list(again.epochs(2)) == []
-    assert "all 2 epochs are done already (step 2)" in capsys.readouterr().err
+    assert "training is already complete (2 epochs, step 2)" in capsys.readouterr().err
 
 
 def test_a_second_run_in_the_process_closes_the_first(
@@ -355,7 +355,7 @@ def test_a_state_that_becomes_unsavable_does_not_end_the_training(
 
     words = capsys.readouterr().err
     assert run.step == 3
-    assert words.count("the training goes on") == 1 and "notes.oops is a function" in words
+    assert words.count("training continues") == 1 and "notes.oops is a function" in words
 
 
 def test_a_loader_that_iterates_in_its_own_way_is_read_again(tmp_path: Path) -> None:

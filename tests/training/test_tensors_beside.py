@@ -81,9 +81,9 @@ def test_weights_kept_as_the_best_are_never_written_into_the_model(tmp_path: Pat
             best["weights"] = {name: each.detach().clone() for name, each in model.named_parameters()}
             with torch.no_grad():
                 model.weight.add_(1.0)
-        run._finished = True
-        assert run._keeper is not None
-        run._keeper.finish()
+        run._loop.is_finished = True
+        assert run._loop.manager is not None
+        run._loop.manager.finish()
         return [float(each) for each in model.weight.detach().flatten()]
 
     start(2)

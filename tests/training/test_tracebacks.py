@@ -124,7 +124,7 @@ def shown(script: str, folder: Path, ending: str = "") -> dict[str, str]:
     (folder / "train.py").write_text(
         f"{script}\nfor case in CASES:\n    print({SEPARATOR!r}, case, flush=True)\n    show(case)\n{ending}"
     )
-    done = command("run", "--run", "recorded", "train.py", cwd=folder, timeout=300)
+    done = command("run", "--run", "recorded", "train.py", cwd=folder, timeout=400)
     parts = [part.partition("\n") for part in done.stdout.split(SEPARATOR + " ")[1:]]
     return {name: text for name, _, text in parts} | {"at last": done.stderr}
 

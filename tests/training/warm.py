@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -23,7 +24,9 @@ def warm_up() -> None:
     torch.set_num_threads(1)
     import_module("torchdata.stateful_dataloader")
     import_module("buoy.training.run")
-    import_module("buoy.torch.transaction")
+    import_module("buoy.training.manager")
+    import_module("buoy.training.ranks")
+    import_module("buoy.torch.step.transaction")
     model = torch.nn.Linear(1, 1)
     for optimizer in (torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.parameters())):
         optimizer.zero_grad()
@@ -73,12 +76,13 @@ def trial(name: str, folder: str, kills: list[int]) -> dict[str, object]:
         "steps": len(expected),
         "differ": [step for step in expected if got.get(step) != expected[step]],
         "unlike": unlike,
-        "resumed": words.count("going on from step"),
+        "resumed": words.count("resumed from step"),
         "said": words[-3000:],
         "seconds": time.monotonic() - started,
     }
 
 
+@functools.cache
 def warm_up_compiler() -> None:
     """It takes seconds to load, and nobody else needs it."""
     torch.compile(torch.nn.Linear(1, 1), backend="aot_eager", dynamic=True)(torch.ones(2, 1)).sum().backward()
@@ -86,9 +90,8 @@ def warm_up_compiler() -> None:
 
 if __name__ == "__main__":
     warm_up()
-    if any(order.startswith("compiled:") for order in sys.argv[2:]):
-        warm_up_compiler()
-    for order in sys.argv[2:]:
-        name, _, steps = order.partition(":")
-        result = trial(name, sys.argv[1], [int(step) for step in steps.split(",") if step])
-        print(json.dumps(result), flush=True)
+    for line in sys.stdin:
+        name, kills = json.loads(line)
+        if name == "compiled":
+            warm_up_compiler()
+        print(json.dumps(trial(name, sys.argv[1], kills)), flush=True)

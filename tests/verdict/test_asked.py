@@ -17,9 +17,9 @@ import buoy
 from buoy.checkpoint.store import Store
 from buoy.cli import main
 from buoy.flight.attempt import find_attempt, point_to
-from buoy.verdict.asked import concerned, trained_last
+from buoy.verdict.select import concerned, trained_last
 from buoy.view import history
-from buoy.view.now import lines, state
+from buoy.view.top import lines, state
 
 KERNEL = ["python", "/lib/ipykernel_launcher.py", "-f", "kernel.json"]
 
@@ -108,9 +108,9 @@ def test_an_end_after_the_last_training_keeps_its_cause_and_says_that_nothing_wa
     verdict = buoy.why()
 
     assert (Path(verdict.run).name, verdict.cause.id) == ("lr2", "exit-code")
-    assert "had been finished at step 120" in verdict.cause.cascade[0].text
+    assert "had finished at step 120" in verdict.cause.cascade[0].text
     assert verdict.cause.next[0].startswith("nothing of its training was lost")
-    assert not any("go on from" in step for step in verdict.cause.next)
+    assert not any("resume from" in step for step in verdict.cause.next)
 
 
 def test_memory_that_runs_out_after_the_training_is_no_reason_to_train_smaller(tmp_path: Path) -> None:
@@ -124,13 +124,14 @@ def test_memory_that_runs_out_after_the_training_is_no_reason_to_train_smaller(t
 
     assert (Path(verdict.run).name, verdict.cause.id) == ("train", "kernel-oom")
     assert verdict.cause.next[1].startswith("nothing of lr2 was lost")
-    assert not any("batch" in step or "go on from" in step for step in verdict.cause.next)
+    assert not any("batch" in step or "resume from" in step for step in verdict.cause.next)
 
 
 def test_a_plain_loop_after_a_finished_run_is_not_that_run(tmp_path: Path) -> None:
     process = Process(tmp_path)
     process.attempt.attempt["command"] = KERNEL
     process.trains(200.0, "lr2", finished_at=5)
+    process.attempt.event("loop", 198.0, left=5)
     process.attempt.event(
         "save", 199.0, what="buoy", path=str(process.runs / "lr2/checkpoints/step-5"), step=5
     )
@@ -143,7 +144,7 @@ def test_a_plain_loop_after_a_finished_run_is_not_that_run(tmp_path: Path) -> No
     assert concerned(recording) == recording.run_folder
     assert (now["name"], now["checkpoint"], now["step"]) == ("train", None, 120)
     assert "no checkpoint" in lines(now)
-    assert verdict.cause.next[0].startswith("save every few minutes")
+    assert "save a checkpoint every few minutes" in verdict.cause.next[0]
 
 
 def test_advice_comes_from_the_runs_own_folder(killed: Process, tmp_path: Path) -> None:
@@ -153,12 +154,12 @@ def test_advice_comes_from_the_runs_own_folder(killed: Process, tmp_path: Path) 
     left = buoy.why("runs/lr2").cause
     save(killed.runs / "lr3", 60)
 
-    assert left.id == "left" and "goes on from its last checkpoint, step 80" in left.next[0]
+    assert left.id == "left" and "resumes from its last checkpoint, step 80" in left.next[0]
     assert "lr3/checkpoints/step-000000060" in buoy.why("runs/lr3").cause.next[0]
     for name in ("lr2", "lr3"):
         for file in sorted((killed.runs / name / "checkpoints").rglob("*"), reverse=True):
             file.rmdir() if file.is_dir() else file.unlink()
-    assert "no checkpoint of it is here" in buoy.why("runs/lr2").cause.next[0]
+    assert "it has no checkpoint here" in buoy.why("runs/lr2").cause.next[0]
     assert "no checkpoint had been made yet" in buoy.why("runs/lr3").cause.next[0]
 
 
@@ -207,9 +208,9 @@ def test_a_training_left_by_an_exception_in_a_living_kernel_is_not_running(
     verdict = buoy.why(str(tmp_path / "runs" / "a"))
 
     assert verdict.cause.id == "left"
-    assert "The kernel lives and is idle" in verdict.cause.claim.text
-    assert "left by ValueError at step 61" in verdict.cause.claim.text
-    assert "no checkpoint of it is here" in verdict.cause.next[0]
+    assert "The kernel is alive and idle" in verdict.cause.claim.text
+    assert "stopped at step 61, unfinished, with ValueError" in verdict.cause.claim.text
+    assert "it has no checkpoint here" in verdict.cause.next[0]
 
 
 def test_an_exception_in_a_cell_before_it_trained_again_left_nothing(living: Attempt, tmp_path: Path) -> None:
@@ -226,9 +227,9 @@ def test_a_kernel_that_waits_for_the_answer_trains_nothing(living: Attempt, tmp_
     told = {}
     for verb in (("why",), ("top", "--once"), ("runs",)):
         command = [sys.executable, "-m", "buoy", verb[0], str(tmp_path / "runs" / "a"), *verb[1:]]
-        told[verb[0]] = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+        told[verb[0]] = subprocess.run(command, capture_output=True, text=True, timeout=400).stdout
 
-    assert "left: a" in told["why"] and "is idle" in told["why"]
+    assert "left: a" in told["why"] and "alive and idle" in told["why"]
     assert "idle" in told["top"].splitlines()[0]
     assert "idle" in told["runs"].splitlines()[1]
 
@@ -253,13 +254,17 @@ def test_a_plain_loop_after_a_training_that_was_interrupted_is_not_that_run(
 ) -> None:
     """Its checkpoint makes nothing safe of what is trained now."""
     save(tmp_path / "runs" / "a", 5)
-    living.event("cell-error", 1.0, type="builtins.KeyboardInterrupt", message="", step=5)
+    living.event("cell-error", 2.0, type="builtins.KeyboardInterrupt", message="", step=5)
+    living.event("loop", 1.0, left=5)
     living.write()
     now = state(find_attempt(str(tmp_path / "runs" / "train")))
     _ends_its_cell(living)
 
     assert (now["name"], now["step"], now["checkpoint"]) == ("train", 61, None)
-    assert "left by KeyboardInterrupt at step 5" in buoy.why(str(tmp_path / "runs" / "a")).cause.claim.text
+    assert (
+        "stopped at step 5, unfinished, with KeyboardInterrupt"
+        in buoy.why(str(tmp_path / "runs" / "a")).cause.claim.text
+    )
 
 
 def test_a_plain_loop_after_a_training_that_only_paused_is_not_that_run(

@@ -140,7 +140,7 @@ def test_shared_memory_with_room_is_too_small_and_not_full(attempt: Attempt) -> 
         row["shm_free"] = 3 << 20
     attempt.raises("builtins.RuntimeError", SHM, RUNTIME)
     assert said(attempt) == ("shm-full", "certain")
-    assert "(3.0 MiB) is too small for what was asked" in attempt.verdict().cause.claim.text
+    assert "(3.0 MiB) is too small for what was requested" in attempt.verdict().cause.claim.text
 
     attempt.samples[-2]["shm_free"] = 4096
     assert "(3.0 MiB) is full" in attempt.verdict().cause.claim.text
@@ -172,7 +172,7 @@ def test_a_run_that_left_with_a_code_is_told_its_checkpoint(attempt: Attempt) ->
     attempt.death["status"]["raw"] = exited(137)
 
     assert said(attempt) == ("exit-code", "certain")
-    assert "go on from step 100" in attempt.verdict().cause.next[-1]
+    assert "resume from step 100" in attempt.verdict().cause.next[-1]
 
 
 TORCH_WRITES = (
@@ -345,7 +345,7 @@ def test_code_0_in_the_middle_of_a_cell_is_no_good_end(
     assert (verdict.cause.id, verdict.cause.claim.grade) == (cause, "certain")
     if cause == "exit-code":
         assert "in the middle of a cell" in verdict.cause.claim.text
-        assert verdict.cause.next[0].startswith("go on from step 100")
+        assert verdict.cause.next[0].startswith("resume from step 100")
 
 
 @pytest.mark.parametrize(("finished", "grade"), [(True, "likely"), (False, "possible"), (None, "possible")])
@@ -378,7 +378,7 @@ def test_no_status_and_no_last_words_cannot_be_told(attempt: Attempt) -> None:
     attempt.death["status"] = {"raw": None, "source": None}
 
     assert said(attempt) == ("unknown", "possible")
-    assert "OOM killer it was not" in attempt.verdict().cause.claim.text
+    assert "it was not the kernel" in attempt.verdict().cause.claim.text
 
 
 def test_the_note_is_used_when_the_recorder_is_lost(attempt: Attempt) -> None:

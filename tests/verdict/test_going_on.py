@@ -5,18 +5,22 @@ from __future__ import annotations
 import pytest
 from folders import Attempt
 
-from buoy.verdict.saved import step_in_name
+from buoy.verdict.advice import step_in_name
 
 
 def advice(attempt: Attempt) -> str:
-    return next(step for step in attempt.verdict().cause.next if "go on" in step or "save every" in step)
+    return next(
+        step
+        for step in attempt.verdict().cause.next
+        if "resume from" in step or "save a checkpoint" in step or "train it again" in step
+    )
 
 
 def test_the_step_is_named_where_the_event_knows_it(attempt: Attempt) -> None:
     attempt.event("save", 12.0, what="buoy", path="runs/train/checkpoints/step-000001200", step=1200)
 
     assert advice(attempt).startswith(
-        "go on from step 1200, saved 12 s before the end (runs/train/checkpoints/step-000001200)"
+        "resume from step 1200, saved 12 s before the end (runs/train/checkpoints/step-000001200)"
     )
 
 
@@ -38,7 +42,7 @@ def test_or_the_name(attempt: Attempt, path: str, step: int | None) -> None:
 
     assert step_in_name(path) == step
     assert advice(attempt).startswith(
-        f"go on from {named if step else f'{path}, saved 12 s before the end'};"
+        f"resume from {named if step else f'{path}, saved 12 s before the end'};"
     )
 
 
@@ -69,14 +73,14 @@ def test_an_attempt_that_was_started_again_needs_no_command(attempt: Attempt) ->
     attempt.attempt["restart"] = {"allowed": 3, "done": 1}
     attempt.event("restart", again=True, why=None)
 
-    assert advice(attempt).endswith("; it was started again at once")
+    assert advice(attempt).endswith("; buoy restarted it")
 
 
 def test_why_it_was_not_started_again_is_told(attempt: Attempt) -> None:
     attempt.attempt["restart"] = {"allowed": 3, "done": 1}
     attempt.event("restart", again=False, why="it got no further than step 5 of the attempt before")
 
-    assert "`--restart 3` did not start it again: it got no further than step 5" in advice(attempt)
+    assert "`--restart 3` did not restart it: it got no further than step 5" in advice(attempt)
 
 
 def test_before_that_is_decided_nothing_is_said_of_it(attempt: Attempt) -> None:

@@ -54,7 +54,7 @@ def test_without_steps_growth_is_told_by_the_second(attempt: Attempt) -> None:
 
     assert bytes_per_second(attempt.evidence(), LIMIT) == pytest.approx(40 * MIB, rel=0.05)
     assert "about 40.0 MiB a second" in verdict.cause.next[0]
-    assert "kept for ever" not in str(verdict)  # an import, or one array that is filled, looks the same
+    assert "never released" not in str(verdict)  # an import, or one array that is filled, looks the same
     assert not any("first step" in step for step in verdict.cause.next)
 
 
@@ -118,7 +118,7 @@ def test_a_warning_of_long_ago_explains_no_end(attempt: Attempt) -> None:
     attempt.oom_killed()
     cause = attempt.verdict().cause
 
-    assert not any("kept for ever" in step for step in cause.next)
+    assert not any("never released" in step for step in cause.next)
     assert not any("warned" in reading.text for reading in cause.claim.evidence)
 
 
@@ -179,7 +179,7 @@ def test_a_leak_by_the_step_is_seen_at_any_pace_and_under_what_a_step_takes_and_
 
     assert bytes_per_step(attempt.evidence(), LIMIT) == pytest.approx(0.8 * MIB, rel=0.1)
     advice = " ".join(attempt.verdict().cause.next)
-    assert "kept for ever" in advice and "halve" not in advice
+    assert "never released" in advice and "halve" not in advice
 
 
 def test_what_only_breathes_does_not_leak(attempt: Attempt) -> None:
@@ -196,4 +196,4 @@ def test_other_programs_that_grew_are_not_the_training(attempt: Attempt) -> None
     advice = " ".join(attempt.verdict().cause.next)
 
     assert "other programs grew, about 6.0 MiB a second, and not the training" in advice
-    assert "kept for ever" not in advice
+    assert "never released" not in advice

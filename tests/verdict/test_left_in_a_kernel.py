@@ -15,7 +15,7 @@ from buoy.checkpoint.store import Store
 from buoy.cli import main
 from buoy.flight.attempt import find_attempt, point_to
 from buoy.verdict.evidence import load
-from buoy.verdict.kernel_end import in_a_line
+from buoy.verdict.notebook import in_a_line
 from buoy.view import report
 from buoy.view.history import read
 
@@ -68,7 +68,7 @@ def test_a_run_that_an_exception_left_was_not_killed_with_its_idle_kernel(kernel
     verdict = kernel.why("a")
 
     assert (verdict.cause.id, verdict.cause.claim.grade, verdict.where.step) == ("left", "likely", 9)
-    assert "left by ValueError at step 9" in verdict.cause.claim.text
+    assert "stopped at step 9, unfinished, with ValueError" in verdict.cause.claim.text
     assert "ValueError: bad labels" in verdict.cause.claim.evidence[0].text
     assert "killed" in (verdict.beside or "")
 
@@ -79,7 +79,7 @@ def test_nor_with_one_that_was_told_to_stop(tmp_path: Path) -> None:
     kernel.fails(2.0, "a")
     kernel.rests()
 
-    assert "left by ValueError at step 9" in kernel.why("a").cause.claim.text
+    assert "stopped at step 9, unfinished, with ValueError" in kernel.why("a").cause.claim.text
 
 
 def test_the_kernels_own_card_names_what_became_of_each_run(kernel: Kernel) -> None:
@@ -91,10 +91,10 @@ def test_the_kernels_own_card_names_what_became_of_each_run(kernel: Kernel) -> N
     verdict = kernel.why("train", 1)
 
     assert (Path(verdict.run).name, verdict.cause.id) == ("train", "kernel-oom")
-    assert [claim.text.split(",")[0] for claim in verdict.cause.cascade] == [
-        "c was left by ValueError at step 3",
-        "b was finished at step 16",
-        "a was left by ValueError at step 9",
+    assert [claim.text.rsplit(", ", 1)[0] for claim in verdict.cause.cascade] == [
+        "c stopped at step 3, unfinished, with ValueError",
+        "b finished at step 16",
+        "a stopped at step 9, unfinished, with ValueError",
     ]
     assert verdict.where.step is None  # what the beacon counted was none of the kernel's last cell
     assert verdict.cause.next[1].startswith("c: train it again in a cell")
@@ -108,9 +108,9 @@ def test_after_a_training_that_was_finished_it_is_the_kernels_too(kernel: Kernel
     verdict = kernel.why("train", 1)
 
     assert Path(verdict.run).name == "train"
-    assert [claim.text.split(",")[0] for claim in verdict.cause.cascade] == [
-        "b was finished at step 120",
-        "a was left by ValueError at step 9",
+    assert [claim.text.rsplit(", ", 1)[0] for claim in verdict.cause.cascade] == [
+        "b finished at step 120",
+        "a stopped at step 9, unfinished, with ValueError",
     ]
 
 
@@ -137,9 +137,9 @@ def test_a_run_that_holds_the_recording_itself_is_told_of_alike(tmp_path: Path) 
     idle = kernel.why("train", 1)
 
     assert trained.cause.cascade == () and "no checkpoint had been made yet" in trained.cause.next[0]
-    assert [claim.text.split(",")[0] for claim in idle.cause.cascade] == [
-        "train was left by ValueError at step 9",
-        "a was finished at step 16",
+    assert [claim.text.rsplit(", ", 1)[0] for claim in idle.cause.cascade] == [
+        "train stopped at step 9, unfinished, with ValueError",
+        "a finished at step 16",
     ]
     assert kernel.why("train").cause.id == "left"
 
@@ -150,7 +150,7 @@ def test_a_loop_without_a_run_afterwards_does_not_hide_the_exception(kernel: Ker
     kernel.write()
     verdict = kernel.why("a")
 
-    assert "left by ValueError at step 9" in verdict.cause.claim.text
+    assert "stopped at step 9, unfinished, with ValueError" in verdict.cause.claim.text
 
 
 def test_an_exception_in_a_later_cell_is_not_what_left_it(kernel: Kernel) -> None:
@@ -176,7 +176,7 @@ def test_a_kernel_killed_between_two_cells_killed_no_training(tmp_path: Path) ->
     verdict = kernel.why("a")
 
     assert (verdict.cause.id, verdict.cause.claim.grade) == ("left", "likely")
-    assert "no cell ran" in verdict.cause.claim.text
+    assert "no cell was running" in verdict.cause.claim.text
 
 
 def test_with_around_a_run_does_not_hide_the_exception(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_with_around_a_run_does_not_hide_the_exception(tmp_path: Path) -> None:
     kernel.attempt.event("trained", 2.1, run="../a", step=9, finished=False)
     kernel.fails(2.0, "a")
 
-    assert "left by ValueError at step 9" in kernel.why("a").cause.claim.text
+    assert "stopped at step 9, unfinished, with ValueError" in kernel.why("a").cause.claim.text
 
 
 def test_the_list_says_that_it_was_left(kernel: Kernel, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,11 +212,10 @@ def test_an_end_that_could_not_be_saved_is_told_with_what_is_lost(tmp_path: Path
 
     assert (verdict.cause.id, verdict.cause.claim.grade, verdict.where.step) == ("unsaved", "certain", 320)
     assert (
-        "came to its end at step 320, and that could not be saved: the disk is full"
-        in verdict.cause.claim.text
+        "reached its end at step 320, which could not be saved: the disk is full" in verdict.cause.claim.text
     )
     assert verdict.cause.claim.evidence[0].text == why
-    assert "goes on from its last checkpoint, step 64" in verdict.cause.next[0]
+    assert "resumes from its last checkpoint, step 64" in verdict.cause.next[0]
     assert "steps 65 to 320 are lost" in verdict.cause.next[0]
     assert any("could not be saved" in claim.text for claim in kernel.why("train", 1).cause.cascade)
 
@@ -234,18 +233,21 @@ def test_the_restart_of_a_kernel_at_rest_is_told_in_one_line(tmp_path: Path) -> 
     assert verdict.cause.actor is not None
     assert verdict.cause.actor.text.startswith("not recorded: a notebook's restart or shutdown")
     assert not any("sacct" in step for step in verdict.cause.next)
-    assert "between two cells, as a restart does" in line and "a was left by ValueError at step 9" in line
+    assert (
+        "between two cells, as a restart does" in line
+        and "a stopped at step 9, unfinished, with ValueError" in line
+    )
     assert "buoy why" in line and "\n" not in line
 
 
 def test_a_kernel_that_trained_nothing_is_not_told_to_save(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path)
-    assert any("save every few minutes" in step for step in kernel.attempt.verdict().cause.next)
+    assert any("save a checkpoint every few minutes" in step for step in kernel.attempt.verdict().cause.next)
     kernel.attempt.process(PID, step=0)
     for sample in kernel.attempt.samples:
         sample["step"] = 0
 
-    assert not any("save" in step or "go on" in step for step in kernel.attempt.verdict().cause.next)
+    assert not any("save" in step or "resume" in step for step in kernel.attempt.verdict().cause.next)
 
 
 def test_the_page_of_a_kernel_names_the_run_of_each_checkpoint(kernel: Kernel) -> None:
@@ -266,7 +268,9 @@ def test_the_page_of_a_kernel_names_the_run_of_each_checkpoint(kernel: Kernel) -
     assert [(each["run"], each["step"]) for each in told["checkpoints"]] == [("b", 16)]
     assert "b: checkpoint at step 16" in marks
     assert "<th>run</th>" in report.page(history)
-    assert "a was left by ValueError" in str(told["attempts"][0]["verdict"]["cause"]["cascade"])
+    assert "a stopped at step 9, unfinished, with ValueError" in str(
+        told["attempts"][0]["verdict"]["cause"]["cascade"]
+    )
     assert "<th>run</th>" not in report.page(read(str(kernel.runs / "b")))
 
 
@@ -279,7 +283,7 @@ def test_an_exception_leaves_both_that_are_trained_in_turns(tmp_path: Path) -> N
     told = {name: kernel.why(name) for name in "ab"}
 
     assert {name: verdict.where.step for name, verdict in told.items()} == {"a": None, "b": 20}
-    assert all("was left by ValueError" in verdict.cause.claim.text for verdict in told.values())
+    assert all("with ValueError" in verdict.cause.claim.text for verdict in told.values())
 
 
 def test_of_two_trained_in_turns_none_was_left_for_the_other(tmp_path: Path) -> None:
@@ -296,8 +300,7 @@ def test_of_two_trained_in_turns_none_was_left_for_the_other(tmp_path: Path) -> 
     verdict = kernel.why("b")
 
     assert (verdict.cause.id, verdict.where.step, verdict.cause.claim.grade) == ("left", 32, "likely")
-    assert "a, trained in turns with it, trained last" in verdict.cause.claim.text
-    assert "began" not in str(verdict.to_json())
+    assert "another run trained next" in verdict.cause.claim.text
     assert kernel.why("a").cause.id == "finished"
     kernel.trains(30.0, "c")
     assert kernel.why("b").cause.claim.text == verdict.cause.claim.text  # c began after it had been left
@@ -319,9 +322,9 @@ def test_a_loop_after_a_finished_run_is_not_called_safe(tmp_path: Path) -> None:
     verdict = kernel.why("train", 1)
     words = str(verdict)
 
-    assert verdict.cause.next[0].startswith("120 steps of the loop without a run had no checkpoint")
-    assert "nothing of a was lost: it was finished" in verdict.cause.next
-    assert "of its trainings" not in words and "no checkpoint of that was seen" in " ".join(words.split())
+    assert verdict.cause.next[0].startswith("the loop without a run: save a checkpoint every few minutes")
+    assert "nothing of a was lost: training had finished" in verdict.cause.next
+    assert "a loop without a run trained last, 120 steps" in " ".join(words.split())
     assert kernel.why("a").cause.id == "finished"
 
 
@@ -332,7 +335,7 @@ def test_what_that_loop_saved_is_where_it_goes_on(tmp_path: Path) -> None:
     kernel.write()
     verdict = kernel.why("train", 1)
 
-    assert "loop.pt" in verdict.cause.next[0] and "loop.pt" in verdict.cause.cascade[0].text
+    assert "loop.pt" in verdict.cause.next[0]
     assert "no checkpoint" not in str(verdict)
 
 
@@ -356,7 +359,7 @@ def test_a_script_whose_loop_died_after_its_run_was_finished_lost_that_loop(tmp_
     verdict = buoy.why(str(tmp_path / "runs"))
 
     assert verdict.cause.id == "kernel-oom"
-    assert any("save every few minutes" in step for step in verdict.cause.next)
+    assert any("save a checkpoint every few minutes" in step for step in verdict.cause.next)
     assert "nothing of train was lost" in verdict.cause.next[-1]
 
 
@@ -376,6 +379,6 @@ def test_how_to_go_on_is_not_said_twice(kernel: Kernel) -> None:
     verdict = buoy.why(str(kernel.runs), None)
 
     assert verdict.cause.next[0].startswith(
-        "train: train it again in a cell: it goes on from its last checkpoint, step 8"
+        "train: train it again in a cell: it resumes from its last checkpoint, step 8"
     )
-    assert not any(step.startswith("go on from") for step in verdict.cause.next)
+    assert not any(step.startswith("resume from") for step in verdict.cause.next)

@@ -16,8 +16,8 @@ from buoy.flight.attempt import find_attempt
 from buoy.machine import host, procfs
 from buoy.verdict.evidence import load
 from buoy.verdict.judge import judge
-from buoy.view.now import lines, may_change, state
 from buoy.view.runs import describe
+from buoy.view.top import lines, may_change, state
 
 
 def said(attempt: Attempt) -> tuple[str, str]:
@@ -48,7 +48,7 @@ def test_a_recorder_that_stopped_with_it(attempt: Attempt) -> None:
     assert [claim.text for claim in cause.cascade] == [
         "the recorder stopped at the same time, within seconds"
     ]
-    assert any("killed together" in step for step in cause.next)
+    assert any("both died together" in step for step in cause.next)
 
 
 @pytest.mark.parametrize("has_parent", [True, False])
@@ -172,7 +172,7 @@ def test_top_and_runs_say_that_another_machines_process_cannot_be_seen(attempt: 
     told = "\n".join(lines(now))
 
     assert now["status"] == describe(run)["status"] == "not seen from here"
-    assert "recorded on another machine: whether it still lives cannot be told from here" in told
+    assert "recorded on another machine: whether it is still alive cannot be seen from here" in told
     assert f"its last reading is {'5' if age == 5.0 else '2 h'}" in told
     assert may_change(now) is (age == 5.0)  # a mounted folder is followed as long as it grows
 
@@ -409,7 +409,7 @@ def test_a_stopped_process_is_said_to_be_stopped_with_the_way_out(attempt: Attem
         attempt.event("hang", step=3, age=30.0, cpu_share=0.0, threads=[])
         verdict = attempt.verdict()
         assert verdict.cause.id == "hang"
-        assert verdict.cause.next == (f"`kill -CONT {child.pid}` lets it go on; so does `fg` in the shell where "
+        assert verdict.cause.next == (f"`kill -CONT {child.pid}` resumes it; so does `fg` in the shell where "
                                       "Ctrl-Z stopped it",)  # fmt: skip
     finally:
         child.kill()

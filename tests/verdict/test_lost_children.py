@@ -8,7 +8,7 @@ import time
 import pytest
 from folders import CHILD, DIED_T, PID, Attempt, counters, exited, note, oom_line
 
-from buoy.verdict.lost_child import lost_child
+from buoy.verdict.exceptions import lost_child
 
 RUNTIME = ("builtins.RuntimeError",)
 ELASTIC = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from folders import DIED_T, DIED_WALL, GIB, PID, Attempt, exited, note
 
-from buoy.view.card import verdict_card
+from buoy.view.cards import verdict_card
 from buoy.view.verdict import FULL_LINES, render
 
 IMAGES = {

@@ -18,8 +18,8 @@ from buoy.cli import main
 from buoy.cli.top import _now
 from buoy.flight.attempt import attempts_of, find_attempt, point_to
 from buoy.view import history, report
-from buoy.view.now import lines, state
 from buoy.view.runs import describe
+from buoy.view.top import lines, state
 
 KERNEL = ["python", "/lib/ipykernel_launcher.py", "-f", "kernel.json"]
 
@@ -99,7 +99,7 @@ def test_a_script_that_fails_after_its_training_keeps_its_verdict_and_says_so(tm
     verdict = story(tmp_path, "train")
 
     assert verdict.cause.id == "exit-code"
-    assert "had been finished at step 16" in verdict.cause.cascade[0].text
+    assert "had finished at step 16" in verdict.cause.cascade[0].text
 
 
 def test_the_list_tells_each_runs_own_state_and_step(
@@ -215,7 +215,7 @@ def test_a_death_in_the_cell_that_made_a_run_may_be_that_of_its_first_step(
     verdict = story(tmp_path, "d")
 
     assert verdict.cause.id == "killed"
-    assert verdict.cause.cascade[0].text == "no step of this run had been done"
+    assert verdict.cause.cascade[0].text == "no step of this run was done"
     assert verdict.where.step is None  # the count that the beacon shows is another run's
 
 
@@ -225,11 +225,17 @@ def test_a_death_between_two_cells_is_none_of_a_run_without_a_step(kernel: Attem
     assert story(tmp_path, "d").cause.id == "not-begun"
 
 
-def test_runs_that_train_in_turns_die_together(kernel: Attempt, tmp_path: Path) -> None:
+def test_of_runs_that_train_in_turns_the_one_announced_last_is_judged(
+    kernel: Attempt, tmp_path: Path
+) -> None:
+    """The other may have been training too: that it had stopped is no certainty."""
     kernel.event("training", 100.0, run="../c", step=0, left=7, together=True)
     kernel.write()
 
-    assert story(tmp_path, "b").cause.id == story(tmp_path, "c").cause.id == "killed"
+    left = story(tmp_path, "b")
+    assert story(tmp_path, "c").cause.id == "killed"
+    assert (left.cause.id, left.cause.claim.grade) == ("left", "likely")
+    assert "killed" in (left.beside or "")
 
 
 def test_the_report_and_top_of_a_run_hold_its_own_checkpoints_and_end(
@@ -272,7 +278,7 @@ def test_a_loop_that_announced_nothing_may_have_trained_it(tmp_path: Path) -> No
     silent, idle = story(tmp_path, "a"), story(tmp_path, "b")
 
     assert (silent.cause.id, silent.cause.cascade) == ("killed", ())
-    assert idle.cause.cascade[0].text == "no step of this run had been done"
+    assert idle.cause.cascade[0].text == "no step of this run was done"
 
 
 def _saved(run: Path, **about: Any) -> None:
@@ -302,22 +308,22 @@ def test_one_that_died_before_its_first_new_step_goes_on_from_its_checkpoint(tmp
     verdict = _opened_with_a_checkpoint(tmp_path)
 
     assert verdict.cause.id == "killed"
-    assert verdict.cause.cascade[0].text == "no further step of this run had been done after step 50"
-    assert verdict.cause.next[0].startswith("go on from step 50")
+    assert verdict.cause.cascade[0].text == "no step of this run was done after step 50"
+    assert verdict.cause.next[0].startswith("resume from step 50")
 
 
 def test_nor_did_one_that_was_only_made_again_lose_what_it_had(tmp_path: Path) -> None:
     verdict = _opened_with_a_checkpoint(tmp_path, phase=5)
 
     assert verdict.cause.id == "not-begun"
-    assert "made again at step 50, and no further step" in verdict.cause.claim.text
+    assert "opened at step 50 and did no further step" in verdict.cause.claim.text
 
 
 def test_one_that_was_finished_before_is_not_to_be_gone_on_with(tmp_path: Path) -> None:
     verdict = _opened_with_a_checkpoint(tmp_path, finished=True)
 
     assert verdict.cause.next[0] == "nothing of its training was lost: its last checkpoint holds the end"
-    assert not any("go on from" in step for step in verdict.cause.next)
+    assert not any("resume from" in step for step in verdict.cause.next)
 
 
 def test_the_card_of_an_attempt_whose_run_was_finished_later_says_so(kernel: Attempt, tmp_path: Path) -> None:
@@ -331,11 +337,11 @@ def test_the_card_of_an_attempt_whose_run_was_finished_later_says_so(kernel: Att
     point_to(str(run), find_attempt(str(tmp_path / "runs" / "train"), 2))
     _saved(run, step=600, finished=True)
 
-    assert before.startswith("go on from step 30")
+    assert before.startswith("resume from step 30")
     assert story(tmp_path, "train", 1).cause.next[0] == "nothing: attempt 2 finished it later, at step 600"
     (kernel.folder / "verdict.json").write_text(json.dumps(story(tmp_path, "b", 1).to_json()))
     shown = report.as_json(history.read(str(run)))["attempts"][0]["verdict"]["cause"]["next"]
     assert shown[0] == "nothing: attempt 2 finished it later, at step 600"
 
     _saved(run, step=700)  # trained further than it was meant to be at first
-    assert story(tmp_path, "train", 1).cause.next[0].startswith("go on from step 700")
+    assert story(tmp_path, "train", 1).cause.next[0].startswith("resume from step 700")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from folders import CHILD, DIED_T, DIED_WALL, GIB, PID, START_T, Attempt, exited, note, oom_line
 
-import buoy.verdict.causes as causes
 from buoy.cli import main
+from buoy.verdict.causes import IN_ORDER
 from buoy.verdict.model import Verdict
 from buoy.view.verdict import CONCISE_LINES, FULL_LINES, render, terminal_width
 
@@ -23,9 +23,9 @@ CAUSES = sorted(
     [
         *STALLS,
         *(
-            module.replace("_", "-")
-            for module in causes.__dict__
-            if hasattr(causes.__dict__[module], "judge")
+            judge.__name__.removeprefix("judge_").replace("_", "-")
+            for judge in IN_ORDER
+            if judge.__name__ not in ("judge_relayed", "judge_child", "judge_damaged")
         ),
     ]
 )

@@ -350,6 +350,19 @@ def test_a_kill_while_it_stood_still_stays_a_kill_and_says_so(
     assert verdict.cause.cascade[0].grade == ("certain" if is_certain else "likely")
 
 
+@pytest.mark.parametrize(
+    ("waits", "grade"), [(None, "certain"), ("waits for the other end of a pipe", "likely")]
+)
+def test_what_may_have_waited_for_something_else_was_not_surely_short_of_cpu(
+    attempt: Attempt, waits: str | None, grade: str
+) -> None:
+    attempt.event("hang", before=60, step=120, age=40.0, state="starved", is_certain=False, waits=waits)
+    cascade = attempt.verdict().cause.cascade
+
+    assert cascade[0].text.startswith("it had been short of CPU while it computed: no step since step 120")
+    assert cascade[0].grade == grade
+
+
 def test_a_kill_before_the_first_step_was_no_hang(attempt: Attempt) -> None:
     attempt.event("hang", before=60, step=0, age=40.0, state="sleep", is_certain=False, is_quiet=True)
 
@@ -447,10 +460,10 @@ def test_what_timeout_ended_is_advised_about_its_time(attempt: Attempt) -> None:
     assert "timeout 10m" in cause.claim.text
     assert "give `timeout` more than 10 min" in cause.next[0]
     assert "--time-limit 600s" in cause.next[1]
-    assert len(cause.next) == 2  # nothing saves, so there is nothing to go on from
+    assert len(cause.next) == 2  # nothing saves, so there is nothing to resume from
 
     attempt.event("save", 5.0, what="torch", path="/home/me/ck/step-100.pt", step=100)
-    assert "go on from step 100" in attempt.verdict().cause.next[2]
+    assert "resume from step 100" in attempt.verdict().cause.next[2]
 
     cause = ends(attempt, 9).verdict().cause
     assert (cause.id, cause.actor.grade) == ("killed", "likely")

@@ -9,7 +9,7 @@ from typing import Any
 
 from buoy.flight.attempt import new_attempt
 from buoy.flight.log import FIELDS, SampleLog
-from buoy.machine.records import write_json
+from buoy.machine.files import write_json
 
 GIB = 1 << 30
 WALL = 1_790_000_000.0

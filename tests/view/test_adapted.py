@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from buoy.view import changes, history, report, timeline
+from buoy.view import history, report, timeline
+from buoy.view import history as changes
 from tests.view.folders import GIB, add_events, make_attempt, plan
 
 
@@ -103,8 +104,8 @@ def test_each_adaptation_is_told_with_its_time_and_marked(tmp_path: Path) -> Non
     assert [(each.step, each.text) for each in told[:5]] == [
         (None, "activation checkpointing switched on in 12 blocks"),
         (1, "batches of 64 are computed 16 samples at a time"),
-        (7, "out of memory with 16 samples at once: done again, 8 at a time"),
-        (9, "out of memory in the optimizer step: undone and done again"),
+        (7, "out of memory with 16 samples: retried in micro-batches of 8"),
+        (9, "out of memory in the optimizer step: rolled back and retried"),
         (None, "3 checkpoints do not fit: keeping the last 2"),
     ]
     assert {each.at for each in told} == {60.0}

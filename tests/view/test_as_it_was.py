@@ -12,15 +12,14 @@ import pytest
 
 from buoy.flight.attempt import Attempt, new_attempt
 from buoy.flight.log import FIELDS, SampleLog
-from buoy.machine.records import write_json
+from buoy.machine.files import write_json
 from buoy.verdict.model import Cause, Claim, Reading, Verdict, Where
-from buoy.verdict.traces import Frame
-from buoy.view.card import verdict_card
-from buoy.view.history import History, read, read_life
-from buoy.view.now import state
-from buoy.view.places import without_places
+from buoy.verdict.stacks import Frame
+from buoy.view.cards import verdict_card
+from buoy.view.history import History, read, read_life, without_places
 from buoy.view.report import page
 from buoy.view.timeline import band, whole
+from buoy.view.top import state
 from buoy.view.verdict import place_of, render
 from tests.view.folders import make_attempt
 
@@ -111,8 +110,8 @@ def test_an_attempt_without_a_curve_is_named_below_those_that_have_one(tmp_path:
     recorded(tmp_path / "run", stretch(0.2, 1.6, 1, 300.0))
     text = page(read(str(tmp_path / "run")))
 
-    assert 'data-chart="step_seconds"' in alone and "Not told for" not in alone
-    assert text.count("Not told for attempt 2: that takes 2 s of steps without a pause.") == 1
+    assert 'data-chart="step_seconds"' in alone and "Not known for" not in alone
+    assert text.count("Not known for attempt 2: that takes 2 s of steps without a pause.") == 1
 
 
 def test_card_table_and_axis_tell_one_duration(tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from buoy.flight.attempt import find_attempt
-from buoy.view.card import verdict_card
-from buoy.view.findings_notebook import check
-from buoy.view.lines_html import lines_html
-from buoy.view.now import lines, state
+from buoy.view.cards import lines_html, verdict_card
+from buoy.view.findings import check
+from buoy.view.top import lines, state
 from tests.view.browser import PROGRAM, Browser
 from tests.view.folders import make_attempt
 from tests.view.test_in_a_browser import SCREENS

@@ -19,9 +19,9 @@ from buoy.cli import main
 from buoy.flight.attempt import find_attempt, new_attempt, point_to
 from buoy.flight.log import FIELDS, SampleLog
 from buoy.machine import host
-from buoy.machine.records import write_json
+from buoy.machine.files import write_json
 from buoy.view import history, report, runs
-from buoy.view.now import lines, state
+from buoy.view.top import lines, state
 from tests.view.folders import make_attempt
 
 Shown = Callable[..., str]
@@ -268,7 +268,7 @@ def test_what_is_no_file_is_not_read_and_holds_nobody_up(
     code = limited + "import sys; from buoy.cli import main; sys.exit(main(sys.argv[1:]))"
     for words in READERS:
         done = subprocess.run(
-            [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=400
         )
 
         assert done.returncode in (0, 1, 2) and "Traceback" not in done.stderr, (words, done.stderr)

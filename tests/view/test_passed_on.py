@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from buoy.view import history, report
-from buoy.view.places import without_places
+from buoy.view.history import without_places
 from tests.view.folders import add_events, make_attempt
 
 ABOUT = {"hostname": "alices-laptop", "cwd": "/home/alice/thesis"}
@@ -18,8 +18,8 @@ ABOUT = {"hostname": "alices-laptop", "cwd": "/home/alice/thesis"}
     ("text", "told"),
     [
         (
-            "go on from /home/alice/thesis/runs/cats/checkpoints/step-30",
-            "go on from runs/cats/checkpoints/step-30",
+            "resume from /home/alice/thesis/runs/cats/checkpoints/step-30",
+            "resume from runs/cats/checkpoints/step-30",
         ),
         ("`/home/alice/data/a b`", "`~/data/a b`"),
         ("it ran on host alices-laptop, this is another", "it ran on one host, this is another"),
@@ -39,13 +39,13 @@ def test_neither_page_nor_numbers_hold_a_place_of_the_machine(tmp_path: Path) ->
     folder = make_attempt(run, 30.0)
     place = "/home/secret-place/runs/cats/checkpoints/step-900"
     verdict = json.loads((folder / "verdict.json").read_text())
-    verdict["cause"]["next"] = [f"go on from {place}, saved 3 s before the end"]
+    verdict["cause"]["next"] = [f"resume from {place}, saved 3 s before the end"]
     verdict["where"]["file"] = "/home/secret-place/train.py"
     verdict["where"]["cell"] = 'In [7] train(secret="plan for the next paper")'
     (folder / "verdict.json").write_text(json.dumps(verdict))
     add_events(
         folder,
-        {"kind": "warning", "alarm": "mirror", "text": f"the mirror {place} on secret-host takes no copy"},
+        {"kind": "warning", "alarm": "mirror", "text": f"cannot copy to mirror {place} on secret-host"},
         {"kind": "retention", "text": f"no room in {place}"},
         {"kind": "plan", "source": f"{place}/train.py:build", "answers": []},
     )

@@ -12,7 +12,7 @@ import pytest
 
 from buoy.checkpoint.store import Store
 from buoy.cli import main
-from buoy.view import history, report, timeline, verdicts
+from buoy.view import cards, history, report, timeline
 from buoy.view.chart import charts
 from tests.processes import buoy
 from tests.view.folders import GIB, make_attempt
@@ -220,7 +220,7 @@ def test_removing_without_a_terminal_says_that_nobody_can_be_asked(tmp_path: Pat
     piped = buoy("runs", "rm", str(tmp_path / "cats"), input="y\n")
 
     assert piped.returncode == 2
-    assert "nobody can be asked, nothing was removed" in piped.stderr
+    assert "no terminal to ask on: nothing was removed" in piped.stderr
     assert "1 attempt, no checkpoints), without a terminal" in piped.stderr
     assert "--yes` removes it without asking" in piped.stderr
     assert (tmp_path / "cats").is_dir()
@@ -261,7 +261,7 @@ def test_every_verdict_is_on_the_page_the_older_ones_folded(tmp_path: Path) -> N
 def test_verdicts_of_hundreds_of_attempts_still_fit_on_the_page() -> None:
     long = {"text": "x" * 390, "grade": "likely", "evidence": [{"text": "y" * 100, "source": "s"}] * 4}
     told = [{"attempt": number, "cause": {"id": "killed", "claim": long}} for number in range(1, 401)]
-    text = verdicts.cards(told)
+    text = cards.cards(told)
 
     assert len(text.encode()) < 100_000
     assert "attempt 380" in text and "before these" in text

@@ -20,8 +20,8 @@ import pytest
 from buoy.cli.top import _frame
 from buoy.flight.attempt import find_attempt
 from buoy.flight.log import FIELDS, SampleLog
-from buoy.view.now import _row, state
-from buoy.view.now import lines as top_lines
+from buoy.view.top import _row, state
+from buoy.view.top import lines as top_lines
 from tests.processes import PATIENCE, buoy
 from tests.view.folders import add_events, make_attempt
 
@@ -98,7 +98,7 @@ def test_every_screen_holds_what_matters_without_wrapping(run: Path, columns: in
         assert all("%" in line for line in shown[3:7])
     if rows >= 24:
         assert len(shown) <= rows
-        assert "done again, 9 at a time" in "\n".join(shown)  # the newest event
+        assert "retried in micro-batches of 9" in "\n".join(shown)  # the newest event
 
 
 @pytest.mark.parametrize("columns", [40, 30])
@@ -109,7 +109,7 @@ def test_on_a_narrow_screen_with_rows_to_spare_lines_are_folded_not_cut(run: Pat
     shown = " ".join(frame.plain.split())
 
     assert max(map(len, frame.plain.split("\n"))) <= columns
-    assert "to go" in shown and shown.endswith("Ctrl-C ends this view; the training goes on")
+    assert "to go" in shown and shown.endswith("Ctrl-C ends this view; training continues")
 
 
 def test_names_with_control_characters_reach_no_terminal_as_they_are(tmp_path: Path) -> None:

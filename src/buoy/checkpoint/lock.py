@@ -1,4 +1,9 @@
-"""One writer for one run: a lock that dies with its holders, and a note in it of who that is."""
+"""One writer for one run: a lock that dies with its holders, and a note in it of who that is.
+
+Whether a lock file is held by some process: asked by those who only look.
+
+Which writer processes have a run's lock, and whether they do anything: for words, and to stop waiting for them.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +13,89 @@ import os
 import time
 from collections.abc import Callable
 
-from buoy.checkpoint import holders
-from buoy.checkpoint.held import is_held
 from buoy.errors import BuoyError
 from buoy.flight.attempt import is_kernel
 from buoy.machine import files, host
-from buoy.machine.files import open_regular
-from buoy.machine.procfs import ProcessReader, read_bytes
-from buoy.machine.records import parse_json
-from buoy.machine.system import read_at
+from buoy.machine.files import open_regular, parse_json, read_at
+from buoy.machine.procfs import ProcessReader, field, parse_stat, read_bytes
 from buoy.text import whole_number
 from buoy.units import format_duration
 
-NAME = holders.LOCK
+
+def is_held(path: str) -> bool | None:
+    """Whether some process holds this lock file; None where that cannot be told."""
+    try:
+        descriptor = open_regular(path)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        import fcntl
+    except ImportError:
+        os.close(descriptor)
+        return None  # Windows
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError as error:
+        return True if error.errno in (errno.EWOULDBLOCK, errno.EACCES) else None
+    finally:
+        os.close(descriptor)
+
+
+LOCK = "lock"
+"""The file in `checkpoints/`."""
+
+_STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for the disk"}
+
+
+def writers_of(checkpoints: str) -> list[int]:
+    """The numbers of the writer processes that hold this run's lock; empty where that cannot be seen."""
+    try:
+        lock = os.stat(os.path.join(checkpoints, LOCK))
+        names = [name for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        if b"writer.py" in read_bytes(f"/proc/{name}/cmdline", 4096) and _has_open(name, lock):
+            found.append(int(name))
+    return sorted(found)
+
+
+def in_words(pids: list[int]) -> str:
+    """`process 1234, stopped`; nothing where none was seen."""
+    return "; ".join(f"process {pid}" + (f", {state}" if (state := _state(pid)) else "") for pid in pids)
+
+
+def work_done(pids: list[int]) -> object:
+    """A value that changes while any of them does something: processor time and bytes handed to the disk."""
+    marks: list[object] = []
+    for pid in pids:
+        stat = parse_stat(read_bytes(f"/proc/{pid}/stat"))
+        written = field(read_bytes(f"/proc/{pid}/io"), b"wchar:")
+        marks.append((pid, stat.cpu_seconds if stat is not None else None, written))
+    return tuple(marks)
+
+
+def _state(pid: int) -> str | None:
+    stat = parse_stat(read_bytes(f"/proc/{pid}/stat"))
+    return _STATES.get(stat.state) if stat is not None else None
+
+
+def _has_open(name: str, file: os.stat_result) -> bool:
+    try:
+        for descriptor in os.listdir(f"/proc/{name}/fd"):
+            there = os.stat(f"/proc/{name}/fd/{descriptor}")
+            if (there.st_dev, there.st_ino) == (file.st_dev, file.st_ino):
+                return True
+    except OSError:
+        pass  # it is gone, or another user's
+    return False
+
+
+NAME = LOCK
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 _POLL = 0.05
 _SILENT = 0.5
@@ -105,7 +180,7 @@ def _take(
         if living and holder.get("pid") == os.getpid():
             living = None  # our own writer, about to leave
         patience = _PATIENCE_DEAD if living is False else _PATIENCE_UNKNOWN if living is None else 0.0
-        if pids and (now := holders.work_done(pids)) != mark:
+        if pids and (now := work_done(pids)) != mark:
             moved, mark = time.monotonic(), now
         still = time.monotonic() - moved >= _PATIENCE_STILL
         if waited >= patience or (pids and still and living is False):
@@ -114,9 +189,9 @@ def _take(
             raise _busy(checkpoints, holder, finished_since)
         if waited > _SILENT and not told:
             told = True
-            pids = holders.writers_of(checkpoints)
+            pids = writers_of(checkpoints)
             moved = time.monotonic()
-            who = f" ({holders.in_words(pids)})" if pids else ""
+            who = f" ({in_words(pids)})" if pids else ""
             say(
                 f"the writer of the attempt before{who} is finishing its checkpoint; waiting for it, at most "
                 f"{format_duration(_PATIENCE_STILL if pids else patience)} while it does nothing"
@@ -194,9 +269,9 @@ def _stuck(checkpoints: str, pids: list[int], waited: float) -> WriterBusy:
     many = " ".join(map(str, pids))
     return WriterBusy(
         "the writer of the attempt before does not come to its end",
-        received=f"{holders.in_words(pids)}, waited for {format_duration(waited)}: {checkpoints}",
+        received=f"{in_words(pids)}, waited for {format_duration(waited)}: {checkpoints}",
         expected="a writer that finishes its last checkpoint and goes",
-        hint=f"is the disk there? `kill -9 {many}` ends it: what is committed stays, and this training goes on from "
+        hint=f"is the disk there? `kill -9 {many}` ends it: what is committed stays, and this training resumes from "
         "the newest of those",
     )
 

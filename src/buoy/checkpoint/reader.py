@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeGuard
 
+from buoy.checkpoint.encoding import ITEM_BYTES, BadTree, decode
 from buoy.checkpoint.manifest import (
     MANIFEST,
     MOST,
@@ -29,8 +30,8 @@ from buoy.checkpoint.manifest import (
     size_of,
     unseal,
 )
-from buoy.checkpoint.state import ITEM_BYTES, BadTree, decode
-from buoy.machine import files, system
+from buoy.machine import files
+from buoy.machine import files as system
 
 _MOST_HEADER_BYTES = 100 << 20  # safetensors' own limit
 _MOST_VALUES_BYTES = 1 << 30

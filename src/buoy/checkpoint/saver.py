@@ -1,4 +1,9 @@
-"""Saving: the training waits for one copy into the arena, a process of its own does the rest."""
+"""Saving: the training waits for one copy into the arena, a process of its own does the rest.
+
+The trainer's end of the writer process: starting it, handing over a checkpoint, hearing how it went.
+
+What a save answers with: the trainer goes on long before it is known how the write went.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +11,135 @@ import errno
 import json
 import os
 import platform
+import select
+import socket
+import subprocess
 import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from buoy import __version__
-from buoy.checkpoint import holders
-from buoy.checkpoint.arena import Arena, has_room, memory_room
+from buoy.checkpoint import lock as holders
+from buoy.checkpoint.arena import Arena, Job, copy_all, has_room, memory_room
 from buoy.checkpoint.commit import Part, next_name, remove_leftovers
-from buoy.checkpoint.copying import Job, copy_all
-from buoy.checkpoint.layout import Layout, lay_out, signature_of
-from buoy.checkpoint.link import WriterLink
-from buoy.checkpoint.manifest import PIECE_BYTES
-from buoy.checkpoint.receipt import Receipt
-from buoy.checkpoint.state import AsTensor, Encoded, Tensor, encode, encode_all
+from buoy.checkpoint.encoding import AsTensor, Encoded, Tensor, encode, encode_all
+from buoy.checkpoint.manifest import PIECE_BYTES, Layout, lay_out, signature_of
 from buoy.errors import BuoyError
 from buoy.units import format_bytes, format_duration
+
+_WRITER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "writer.py")
+_START_SECONDS = 20.0
+_MOST_REPLY = 65536
+
+
+class WriterLink:
+    """A started writer; `OSError` when it cannot be started."""
+
+    def __init__(self, lock: int) -> None:
+        """`lock`: the run's lock, which the writer holds too, until all it was given is on disk."""
+        if not sys.executable:
+            raise OSError("this Python does not know its own program")
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        descriptors = (theirs.fileno(), lock)
+        try:
+            launcher = subprocess.Popen(
+                [sys.executable, "-I", "-S", _WRITER, *map(str, descriptors), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=descriptors,
+                start_new_session=True,
+            )
+            if launcher.wait(_START_SECONDS):  # it forks at once: the writer is nobody's child
+                raise OSError(f"the writer did not start (exit code {launcher.returncode})")
+        except (OSError, subprocess.SubprocessError) as error:
+            self._ours.close()
+            raise OSError(str(error)) from error
+        finally:
+            theirs.close()
+
+    def send(self, arena: int, request: dict[str, object], values: bytes) -> None:
+        """Hand over a checkpoint: once this returns, it needs the trainer no more."""
+        text = json.dumps(request).encode()
+        note = os.memfd_create("buoy-note", os.MFD_CLOEXEC)
+        try:
+            for data in (len(text).to_bytes(8, "little") + text, values):
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(note, view) :]
+            socket.send_fds(self._ours, [b"save"], [arena, note])
+        finally:
+            os.close(note)
+
+    def reply(self, timeout: float) -> dict[str, object] | None:
+        """What the writer says; None if it says nothing in time; `OSError` when it has died."""
+        deadline = time.monotonic() + timeout
+        poll = select.poll()
+        poll.register(self._ours, select.POLLIN)
+        if not poll.poll(max(0.0, (deadline - time.monotonic()) * 1000)):
+            return None
+        data = self._ours.recv(_MOST_REPLY)
+        if not data:
+            raise OSError("the writer process has died")
+        reply = json.loads(data)
+        return reply if isinstance(reply, dict) else {}
+
+    def dismiss(self) -> None:
+        """It is given nothing more, and leaves once what it has is on disk."""
+        try:
+            self._ours.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it has died
+
+    def is_silent(self) -> bool:
+        """Whether a writer that was given up has said nothing yet; one that has, or has died, is let go."""
+        try:
+            if self.reply(0.0) is None:
+                return True
+        except (OSError, ValueError):
+            pass
+        self.forget()
+        return False
+
+    def end(self, timeout: float) -> None:
+        """Let the writer go, and wait until it has: then the lock is free."""
+        try:
+            self._ours.shutdown(socket.SHUT_WR)
+            while self.reply(timeout) is not None:
+                pass
+        except OSError:
+            pass
+        self.forget()
+
+    def forget(self) -> None:
+        """Close our end without a word: a forked child's part."""
+        self._ours.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of one save."""
+
+    step: int
+    folder: str
+    """Where it is, or will be once it is committed."""
+    bytes: int
+    """What it takes on disk, or would; 0 when nothing was tried."""
+    stall_seconds: float
+    """How long the training waited."""
+    write_seconds: float | None
+    """None while it is being written."""
+    error: str | None = None
+    """Why there is no checkpoint; training continues."""
+    errno: int | None = None
+
+    @property
+    def committed(self) -> bool:
+        """Whether it is on disk, whole."""
+        return self.error is None and self.write_seconds is not None
+
 
 _LEAST_PATIENCE = 60.0
 """Seconds for a checkpoint that is being written; a disk that hangs longer must not take the training with it."""
@@ -93,7 +209,7 @@ class Saver:
         if self._lock < 0 or self._pid != os.getpid():
             raise BuoyError("this run's checkpoints are closed here", received=self._checkpoints,
                             expected="one open Run for one folder, in one process",
-                            hint="make a new Run to go on")  # fmt: skip
+                            hint="make a new Run to continue")  # fmt: skip
         step = about["step"]
         assert isinstance(step, int)
         if self._in_flight is not None and self._settle(self._patience(most)) is None:

@@ -1,9 +1,15 @@
-"""The checkpoints of one run folder: which there are, the newest good one, and who may write another."""
+"""The checkpoints of one run folder: which there are, the newest good one, and who may write another.
+
+A search (here and in the mirror) that finds only damaged ones ends in an error, not at step 0: whoever resumes a run of
+ten hours must not find it there, and what is damaged may still be worth something to its owner. To resume from an older
+step, it is restored into a folder of its own, so that nothing newer is lost for it.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,8 +27,6 @@ from buoy.checkpoint.manifest import (
     saved_at,
     size_of,
 )
-from buoy.checkpoint.passed_over import DAMAGED as FAULT_DAMAGED
-from buoy.checkpoint.passed_over import PassedOver, Unusable
 from buoy.checkpoint.reader import (
     Checkpoint,
     StoredTensor,
@@ -31,16 +35,18 @@ from buoy.checkpoint.reader import (
     read_manifest,
     sizes_fit,
 )
-from buoy.checkpoint.receipt import Receipt
+from buoy.checkpoint.unusable import DAMAGED as FAULT_DAMAGED
+from buoy.checkpoint.unusable import NEWER, PassedOver, Unusable, in_words
 from buoy.errors import BuoyError, RunFolderError
 from buoy.flight.attempt import refuse_foreign
 from buoy.machine import disk, files
 
 if TYPE_CHECKING:
-    from buoy.checkpoint.saver import Saver
+    from buoy.checkpoint.mirror.mirror import Mirror
+    from buoy.checkpoint.saver import Receipt, Saver
 
 __all__ = [
-    "Checkpoint", "DamagedCheckpoint", "Entry", "NewerCheckpoint", "Receipt", "Store", "StoredTensor", "WriterBusy",
+    "Checkpoint", "DamagedCheckpoint", "Entry", "NewerCheckpoint", "Store", "StoredTensor", "WriterBusy",
 ]  # fmt: skip
 
 DAMAGED = "damaged"
@@ -169,7 +175,7 @@ class Store:
             raise BuoyError(
                 f"{entry.folder} is the last good checkpoint of this run",
                 expected="another one whose every byte is as written",
-                hint="`buoy ckpt verify` tells which are good",
+                hint="`buoy ckpt verify` says which are good",
             )
         name = os.path.basename(entry.folder)
         gone = os.path.join(self.checkpoints, f".{name}.gone-{os.getpid()}")
@@ -229,3 +235,75 @@ def _entry(folder: str, step: int) -> Entry:
         return Entry(step, folder, saved_at(about), size, about, whole)
     except BuoyError:
         return Entry(step, folder, None, 0, {}, complete=False)
+
+
+def restore_command(run: str, step: int) -> str:
+    """What to type; the training is then given the new folder.
+
+    >>> restore_command("runs/cats", 1100)
+    'buoy ckpt restore runs/cats 1100 --to runs/cats-from-1100'
+    """
+    near = os.path.relpath(run)
+    name = os.path.abspath(run) if near.startswith("..") else near
+    return f"buoy ckpt restore {shlex.quote(name)} {step} --to {shlex.quote(f'{name}-from-{step}')}"
+
+
+def newest_good(
+    store: Store,
+    mirror: Mirror | None,
+    say: Callable[[str], object],
+    trouble: Callable[[str, str], object],
+) -> Checkpoint | None:
+    """The newest whose every byte is as written, brought back if it is there; None when there never was one."""
+    passed = PassedOver(say)
+    found = _search_here(store, passed)
+    if mirror is not None:
+        from buoy.checkpoint.mirror.mirror import MirrorFailed
+
+        try:
+            brought = mirror.search(passed, found.step if found is not None else None, say)
+        except MirrorFailed as error:
+            passed.close()
+            if found is None:
+                raise  # to start over beside checkpoints that could not be seen is nobody's wish
+            trouble("mirror", f"{error.message} ({error.received}); resuming from step {found.step} here")
+            return found
+        if brought is not None:
+            say(f"step {brought} was brought back from the mirror {mirror.shown}{mirror.made_by}")
+            found = _search_here(store, passed)
+    passed.close()
+    if found is None and passed.all:
+        _start_over_or_refuse(passed.all, store, mirror, say)
+    return found
+
+
+def _search_here(store: Store, passed: PassedOver) -> Checkpoint | None:
+    found = store.search(passed)
+    for unusable in passed.all:
+        store.remember_damage(unusable)
+    return found
+
+
+def _start_over_or_refuse(
+    unusable: list[Unusable], store: Store, mirror: Mirror | None, say: Callable[[str], object]
+) -> None:
+    """Copies that never were whole are no checkpoints; one that was, and is damaged, is for its owner to decide on."""
+    damaged = [one for one in unusable if one.was_whole]
+    places = store.checkpoints if mirror is None else f"{store.checkpoints} and the mirror {mirror.shown}"
+    if not damaged:
+        say(f"nothing in the mirror was ever whole ({len(unusable)} begun): the training starts at step 0")
+        return
+    if any(one.fault == NEWER for one in damaged):
+        raise RunFolderError(
+            "no checkpoint of this run can be read by this buoy",
+            received=in_words(damaged),
+            expected="one of a format that it knows",
+            hint="it was written by a newer buoy: install that one",
+        )
+    raise RunFolderError(
+        f"no good checkpoint of this run is left ({len(damaged)} damaged)",
+        received=in_words(damaged),
+        expected="one whose every byte is as written, here or in the mirror",
+        hint=f"the damaged ones are kept in {places}; bring a good one back (`buoy ckpt restore`), or start over "
+        "at step 0 by naming another run folder",
+    )

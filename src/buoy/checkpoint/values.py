@@ -64,7 +64,7 @@ def refuse(name: str, thing: object, *, expected: str, owner: str) -> NoReturn:
     """What `track` says of something that cannot be saved; `owner` is what people call their run."""
     if thing is None or isinstance(thing, (bool, int, float, str, bytes, tuple, frozenset)):
         raise CannotTrack(
-            f"{name} cannot be put back: it is a plain value",
+            f"{name} cannot be restored in place: it is a plain value",
             received=f"{name}={thing!r}"[:100],
             expected="something that can be changed in place",
             hint=f"keep it in a dict: `counters = {{{name!r}: ...}}; {owner}.track(counters=counters)`",

@@ -24,9 +24,8 @@ import signal
 import socket
 import time
 
-from buoy.checkpoint.commit import write_checkpoint
-from buoy.checkpoint.pace import Pace
-from buoy.machine.priority import step_back
+from buoy.checkpoint.commit import Pace, write_checkpoint
+from buoy.machine.process import step_back
 
 _NICE = 15
 _MOST_MESSAGE = 64

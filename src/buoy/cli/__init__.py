@@ -26,7 +26,7 @@ VERBS = {
     "run": ("buoy.cli.run", "run a training under the flight recorder: `buoy run train.py`"),
     "runs": ("buoy.cli.runs", "list the runs here, and remove one"),
     "top": ("buoy.cli.top", "show a run as it goes: steps, RAM, VRAM, disk and time against their limits"),
-    "why": ("buoy.cli.why", "say what killed the last attempt, how sure we are, and how to go on"),
+    "why": ("buoy.cli.why", "say what killed the last attempt, how sure we are, and how to resume"),
 }
 
 _OVERVIEW = """\

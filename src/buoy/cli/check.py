@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from buoy.cli.arguments import Parser
+from buoy.cli.parser import Parser
 from buoy.errors import ExitCode, UsageError
 from buoy.lint import config, engine, rules
 from buoy.lint.sources import MAX_FILE
@@ -45,7 +45,7 @@ def execute(arguments: list[str]) -> int:
             sys.stderr.write(f"buoy: no script and no notebook to check in {visible(', '.join(paths))}\n")
     unwritten = False
     if mending:
-        from buoy.lint.mender import Mender
+        from buoy.lint.fixer import Mender
 
         mender = Mender(target, codes, unsafe=options.unsafe_fixes, diff=options.diff)
         report = mender.mend(report)
@@ -152,7 +152,7 @@ def _refuse_with_stdin(options: argparse.Namespace, mending: bool) -> None:
     ]
     if mending:
         raise UsageError(
-            "standard input cannot be mended",
+            "standard input cannot be fixed",
             received=f"`-` with {' '.join(asked)}",
             expected="a path",
             hint=f"`buoy check FILE {' '.join(asked)}`",
@@ -185,7 +185,7 @@ def _print(report: engine.Report, style: str) -> None:
                 f"hint: `buoy explain {code}` says more; `# buoy: ignore[{code}]` on the line hides it\n"
             )
         return
-    from buoy.view import findings_machine as machine
+    from buoy.view import findings as machine
 
     sys.stdout.write(
         {"json": machine.as_json, "github": machine.github, "sarif": machine.sarif}[style](report)

@@ -9,7 +9,7 @@ import sys
 
 from buoy.checkpoint import lock
 from buoy.checkpoint.store import Store
-from buoy.cli.ckpt_which import hint, one_checkpoint, runs_in, say, short, step_number
+from buoy.cli.ckpt import hint, one_checkpoint, runs_in, say, short, step_number
 from buoy.errors import BuoyError, ExitCode, RunFolderError, UsageError
 from buoy.machine.disk import folders_to_make
 from buoy.machine.files import make_folder
@@ -18,9 +18,8 @@ from buoy.text import json_text, visible
 
 def restore(options: argparse.Namespace) -> ExitCode:
     """Bring one back, and say what a training will make of it."""
-    from buoy.checkpoint.homes import is_url
-    from buoy.checkpoint.mirror import Mirror
-    from buoy.checkpoint.mirror_place import place_of
+    from buoy.checkpoint.mirror.mirror import Mirror
+    from buoy.checkpoint.mirror.storage import is_url, place_of
     from buoy.checkpoint.retention import Keep
     from buoy.view.progress import Progress
 
@@ -71,7 +70,7 @@ def restore(options: argparse.Namespace) -> ExitCode:
         _print_json(to, brought)
     else:
         new = before != {entry.folder for entry in Store(to).list()}
-        there = mirror.newest_step() if os.path.basename(to) == name else None
+        there = mirror.newest_there if os.path.basename(to) == name else None
         _tell_restored(to, brought, "is" if new else "was already", f"{mirror.shown}/{name}", there)
     return ExitCode.OK
 
@@ -120,19 +119,19 @@ def _tell_restored(to: str, step: int, verb: str, source: str, there: int | None
     """What a training will make of it: the newest wins, here or in a mirror folder of the same name (`there`)."""
     here = next(entry.step for entry in Store(to).list() if entry.complete)
     if here > step:
-        after = f", which has newer ones too: a training that uses it goes on from step {here}"
+        after = f", which has newer ones too: training in it resumes from step {here}"
     elif there is not None and there > step:
         after = (
-            f"; a training that uses this folder goes on from it without a mirror, and from step {there} with "
+            f"; training in this folder resumes from it without a mirror, and from step {there} with "
             f"the mirror {os.path.dirname(source)}"
         )
     else:
-        after = "; a training that uses this folder goes on from it"
+        after = "; training in this folder resumes from it"
     sys.stdout.write(visible(f"step {step} {verb} in {short(to)}{after}") + "\n")
     if max(here, there or 0) > step:
         aside = f"{shlex.quote(source)} {step} --to {shlex.quote(f'{short(to)}-from-{step}')}"
-        apart = ", which has a mirror of its own" if there is not None else ""
-        hint(f"to go on from step {step}, give the training a folder of another name{apart}: "
+        apart = ", which has its own mirror" if there is not None else ""
+        hint(f"to resume from step {step}, train in a folder with another name{apart}: "
              f"`buoy ckpt restore {aside}`")  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 
-from buoy.cli.arguments import Parser
+from buoy.cli.parser import Parser
 from buoy.errors import need_linux
 
 _DESCRIPTION = "Show in a minute or two what buoy does, on this machine, with a small real training."

@@ -6,14 +6,14 @@ import os
 import re
 import sys
 
-from buoy.cli.arguments import Parser
+from buoy.cli.parser import Parser
 from buoy.errors import ExitCode, UsageError
 
 _DESCRIPTION = (
     "Print what buoy knows about a rule (BY401), a cause of death (kernel-oom) or a subject (checkpoints)."
 )
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# In the wheel the pages are inside the package; in a checkout they are where people read them.
+# In the wheel the pages are inside the package; in a checkout they are where users read them.
 _FOLDERS = (os.path.join(_PACKAGE, "docs"), os.path.join(os.path.dirname(os.path.dirname(_PACKAGE)), "docs"))
 _VERDICTS = "verdicts.md"
 

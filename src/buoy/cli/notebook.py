@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from buoy.cli.arguments import Parser
+from buoy.cli.parser import Parser
 from buoy.errors import ExitCode
 
 _DESCRIPTION = (

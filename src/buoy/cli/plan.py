@@ -10,13 +10,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 
-from buoy.cli.arguments import Parser
+from buoy.cli.parser import Parser
 from buoy.errors import ExitCode, UsageError
-from buoy.estimate.request import Request
+from buoy.estimate.child import Request
 from buoy.planner.plan import make_plan, parse_source
 from buoy.planner.session import Session, Wishes
 from buoy.planner.targets import THIS, targets
-from buoy.planner.workshop import Workshop
+from buoy.planner.traces import Workshop
 from buoy.view import plan as view
 
 _USAGE = "buoy plan FILE[:FUNCTION] [--on ID ...] [options]"
@@ -98,7 +98,7 @@ def _request(options: object) -> tuple[Request, str | None]:
         framework = given["framework"] or _framework(script)
         request = Request(framework, {"script": script})
         if framework == "torch":
-            request = Request(framework, {"build": "buoy.torch.first_step:build"})
+            request = Request(framework, {"build": "buoy.torch.plan.script:build"})
     else:
         request = parse_source(given["source"], given["framework"] or _framework(given["source"]))
     request = replace(request, batch=given["batch"], autocast=given["autocast"], optimizer=given["optimizer"])

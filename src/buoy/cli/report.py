@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from buoy.cli.arguments import Parser
+from buoy.cli.parser import Parser
 from buoy.errors import ExitCode
 
 _DESCRIPTION = (
@@ -17,7 +17,7 @@ def execute(arguments: list[str]) -> int:
     """Run the verb."""
     chosen = _parser().parse_args(arguments)
     from buoy.text import printable
-    from buoy.verdict.asked import asked_for
+    from buoy.verdict.select import asked_for
     from buoy.view.history import read
 
     history = read(asked_for(chosen.run).run)  # a run without an attempt is an error with a hint

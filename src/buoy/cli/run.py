@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from buoy.cli.arguments import Parser
+from buoy.cli.parser import Parser
 from buoy.errors import BuoyError, ExitCode, LaunchError, UsageError, need_linux
 
 _DESCRIPTION = """\
@@ -15,7 +15,7 @@ returned (128+N for signal N). If it dies, what killed it is printed on stderr; 
 
 _EPILOG = """\
 `train.py` and `-m package.train` run in the Python that buoy runs in. What comes after them is theirs.
-If buoy itself is killed, the command goes on, and is still recorded: to end both, signal the command.
+If buoy itself is killed, the command keeps running and is still recorded: to end both, signal the command.
 exit codes: the command's own; 125 buoy could not start, 126 not executable, 127 not found.
 BUOY_HANG_SECONDS=N looks for a hang after N idle seconds without a step instead of the built-in patience."""
 
@@ -51,7 +51,8 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
     need_linux("recording needs")
     from buoy.supervisor.launch import startable
     from buoy.supervisor.run import Order, supervise
-    from buoy.supervisor.start import default_run_folder, limit_seconds, log_home
+    from buoy.supervisor.start import default_run_folder, log_home
+    from buoy.units import parse_time_limit
 
     if not command:
         raise UsageError(
@@ -75,7 +76,7 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
             command,
             os.path.expanduser(options.run) if options.run else default_run_folder(command),
             mirror=log_home(options.mirror, f"--mirror {options.mirror}"),
-            time_limit=limit_seconds(options.time_limit),
+            time_limit=parse_time_limit(options.time_limit),
             restart=options.restart,
             say=_say,
         )
@@ -102,7 +103,7 @@ def _say(text: str) -> None:
         sys.stderr.write(text.rstrip("\n") + "\n")
         sys.stderr.flush()
     except OSError:
-        pass  # nobody listens; the training goes on
+        pass  # nobody listens; training continues
 
 
 def _parser() -> Parser:
@@ -114,7 +115,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--run", metavar="DIR", help="the run folder (default: runs/<script>)")
     parser.add_argument(
-        "--mirror", metavar="DIR", help="a second home for the log's tail, such as a mounted drive"
+        "--mirror", metavar="DIR", help="a mirror for the end of the log, such as a mounted drive"
     )
     parser.add_argument(
         "--time-limit",

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 
-from buoy.cli.arguments import Parser
+from buoy.cli.parser import Parser
 from buoy.errors import ExitCode, RunFolderError, UsageError
 
 _DESCRIPTION = "List the runs below a folder, newest first; `buoy runs rm RUN` removes one after asking."
@@ -49,7 +49,7 @@ def _remove(arguments: list[str]) -> int:
     folder = chosen.run.rstrip("/") if os.path.lexists(chosen.run) else os.path.join("runs", chosen.run)
     if os.path.islink(folder) or not is_run(folder):
         raise RunFolderError(
-            "this is no run folder, nothing was removed",
+            "this is not a run folder, nothing was removed",
             received=chosen.run,
             expected="a folder (no link) that `buoy run`, `buoy.watch()` or `buoy.Run` made",
             hint="`buoy runs` lists them",
@@ -64,7 +64,7 @@ def _remove(arguments: list[str]) -> int:
         raise UsageError(
             "this run is unfinished, nothing was removed",
             received=what,
-            expected=f"a finished run: step {run['checkpoint_step']} in it is all there is to go on from",
+            expected=f"a finished run: step {run['checkpoint_step']} in it is the only checkpoint to resume from",
             hint=f"`buoy runs rm {shlex.quote(chosen.run)} --yes` removes it all the same",
         )
     others = [shown(other) for other in recorded_in(folder)]
@@ -76,7 +76,7 @@ def _remove(arguments: list[str]) -> int:
         )
     if not chosen.yes and not (sys.stdin and sys.stdin.isatty()):
         raise UsageError(
-            "nobody can be asked, nothing was removed",
+            "no terminal to ask on: nothing was removed",
             received=f"{what}, without a terminal",
             expected="a terminal in which to answer, or `--yes`",
             hint=f"`buoy runs rm {shlex.quote(chosen.run)} --yes` removes it without asking",
@@ -90,10 +90,10 @@ def _remove(arguments: list[str]) -> int:
         shutil.rmtree(folder)
     except OSError as error:
         raise RunFolderError(
-            "the run could not be removed whole",
+            "the run could not be removed completely",
             received=f"{error.filename or folder}: {error.strerror}",
             expected="a folder that may be changed",
-            hint="what could be removed of it is gone; the rest needs its owner",
+            hint="what could be removed of it is gone; the rest can only be removed by its owner",
         ) from None
     sys.stderr.write(f"buoy: removed {what}\n")
     return int(ExitCode.OK)

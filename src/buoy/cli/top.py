@@ -1,4 +1,4 @@
-"""`buoy top`: where the run is, as it goes on."""
+"""`buoy top`: where the run is, live."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from buoy.cli.arguments import Parser
+from buoy.cli.parser import Parser
 from buoy.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _LEAST_BAR = 6
 def execute(arguments: list[str]) -> int:
     """Run the verb."""
     chosen = _parser().parse_args(arguments)
-    from buoy.view.now import lines
+    from buoy.view.top import lines
 
     now = _now(chosen.run)  # a wrong name is an error now, not a line in a live view
     if chosen.format == "json":
@@ -48,8 +48,8 @@ def execute(arguments: list[str]) -> int:
 
 def _now(run: str | None) -> dict[str, Any]:
     """Looked up each time: a restart is a new attempt."""
-    from buoy.verdict.asked import asked_for
-    from buoy.view.now import state_of
+    from buoy.verdict.select import asked_for
+    from buoy.view.top import state_of
 
     return state_of(asked_for(run))
 
@@ -73,12 +73,12 @@ def _frame(now: dict[str, Any], columns: int, rows: int) -> Any:
     """One screenful: bars as wide as there is room, lines cut instead of wrapped, as many events as fit."""
     from rich.text import Text
 
-    from buoy.view.now import LIVES, lines
+    from buoy.view.top import LIVES, lines
 
     bar = min(40, columns - _BESIDE_BAR)
     if bar < _LEAST_BAR:
         bar = max(0, min(_LEAST_BAR, columns - _FIGURES))
-    leave = "Ctrl-C ends this view" + ("; the training goes on" if now["status"] in LIVES else "")
+    leave = "Ctrl-C ends this view" + ("; training continues" if now["status"] in LIVES else "")
     text = _fitting([[*lines(now, bar, events), "", leave] for events in range(rows, -1, -1)], columns, rows)
     frame = Text("\n".join(text), no_wrap=True, overflow="ellipsis")
     frame.stylize("bold", 0, len(text[0]))
@@ -104,7 +104,7 @@ def _fitting(choices: list[list[str]], columns: int, rows: int) -> list[str]:
 def _follow_plain(run: str | None) -> None:
     """Where there is no terminal (Colab's `!`), few lines: what is printed there is kept for ever."""
     from buoy.flight.attempt import find_attempt
-    from buoy.view.now import lines, may_change
+    from buoy.view.top import lines, may_change
 
     while True:
         now = _now(run)
@@ -117,8 +117,8 @@ def _follow_plain(run: str | None) -> None:
 
 def _is_below(attempt: Attempt) -> bool:
     """Whether the watched process waits for us: a notebook's `!buoy top` about its own kernel would never end."""
-    from buoy.machine.records import read_json
-    from buoy.verdict.now import waits_for_us
+    from buoy.machine.files import read_json
+    from buoy.verdict.liveness import waits_for_us
 
     return waits_for_us((read_json(os.path.join(attempt.folder, "attempt.json")) or {}).get("pid"))
 
@@ -137,6 +137,6 @@ def _parser() -> Parser:
         metavar="RUN",
         help="run folder (default: here or in runs/, the one written to last)",
     )
-    parser.add_argument("--once", action="store_true", help="print it once and end")
+    parser.add_argument("--once", action="store_true", help="print it once and exit")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="json: the numbers, once")
     return parser

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
-from buoy.cli.arguments import Parser
+from buoy.cli.parser import Parser
 from buoy.errors import ExitCode
 from buoy.verdict.model import Verdict
 
 _DESCRIPTION = "Say what killed the last attempt, how sure that is, the evidence, and what to do next."
-_EPILOG = "exit codes: 0 a verdict, 1 none (it cannot be told, or the training is well and alive), 2 an error"
+_EPILOG = "exit codes: 0 a verdict, 1 none (the cause is unknown, or the training is running), 2 an error"
 
 
 def execute(arguments: list[str]) -> int:

@@ -39,7 +39,7 @@ class Told:
 def tell(folder: str) -> int:
     """The whole story; 0 when it went as it should."""
     _needs_torch()
-    _say("1. A training as everybody writes it, with all the memory it wants")
+    _say("1. An ordinary training, with all the memory it wants")
     free = _run([sys.executable, "-m", "buoy.demo.plain"])
     _say(f"   {len(free.losses)} steps, last loss {free.last:.6f}; {free.before} MiB before the first step,"
          f" {free.peak} MiB at its peak\n")  # fmt: skip
@@ -53,9 +53,9 @@ def tell(folder: str) -> int:
     report = os.path.join(folder, "guarded", "report.html")
     subprocess.run([*_BUOY, "report", os.path.join(folder, "guarded"), "-o", report], check=False)
     _say(
-        "\nThat is the story: it died, buoy said why; guarded, it did not."
+        "\nIn short: it died, and buoy said why; guarded, it did not."
         if right
-        else "\nIt did not go as it should."
+        else "\nThe demo did not go as expected."
     )
     return 0 if right else 1
 
@@ -71,15 +71,15 @@ def _in_a_small_session(folder: str, session: Session, free: Told) -> bool:
     _say(f"   {len(guarded.losses)} steps, last loss {guarded.last:.6f}, {apart:.1e} from the one with all the memory;"
          f" {guarded.peak} MiB at its peak\n")  # fmt: skip
 
-    _say(f"4. Guarded again, in parts of {_PART}: once in peace, once killed with SIGKILL after step {_KILL_AT};"
-         " `--restart 1` goes on by itself")  # fmt: skip
+    _say(f"4. Guarded again, in micro-batches of {_PART}: once undisturbed, once killed with SIGKILL after step"
+         f" {_KILL_AT}; `--restart 1` resumes automatically")  # fmt: skip
     peace, run = os.path.join(folder, "peace"), os.path.join(folder, "guarded")
     whole = _supervised(folder, "peace", ["buoy.demo.guarded", peace, _PART], session)
     killed = _supervised(
         folder, "guarded", ["buoy.demo.guarded", run, _PART], session, "--restart", "1", kill=_KILL_AT
     )
     same = bool(whole.weights) and killed.weights == whole.weights and killed.losses == whole.losses
-    _say(f"   {len(killed.pids)} lives, {len(killed.losses)} steps, weights {killed.weights} and {whole.weights}:"
+    _say(f"   {len(killed.pids)} attempts, {len(killed.losses)} steps, weights {killed.weights} and {whole.weights}:"
          f" {'the same bit for bit' if same else 'NOT the same'}")  # fmt: skip
     return died.code != 0 and guarded.code == 0 and apart <= _CLOSE and len(killed.pids) == 2 and same
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from buoy.estimate.events import OPTIMIZER, Event, Trace
+from buoy.estimate.trace import OPTIMIZER, Event, Trace
 
 START = (2, 4)
 """The sizes through which the line goes, unless one was traced already."""

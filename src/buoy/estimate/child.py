@@ -1,20 +1,92 @@
-"""The process that traces: whatever happens in it (an abort, a hang, a prompt, 10 GB) stays in it."""
+"""The process that traces: whatever happens in it (an abort, a hang, a prompt, 10 GB) stays in it.
+
+What is asked of a tracing child process, and how it answers: plain JSON both ways.
+
+How long a script that is rehearsed for a plan may take to come to its first step.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from buoy.errors import BuoyError
-from buoy.estimate.events import Trace
-from buoy.estimate.request import EstimateError, Refusal, Request
+from buoy.estimate.trace import Trace
 from buoy.machine import host
 from buoy.units import format_bytes, format_duration
+
+LIVE = "buoy_planned"
+"""The module under whose name a forked child finds the objects that a running process gave."""
+
+
+class EstimateError(BuoyError):
+    """A training step could not be traced; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One trace: where the model comes from, and what to change about the step."""
+
+    framework: str
+    """`torch` or `keras`."""
+    source: dict[str, Any]
+    """`{"build": "train.py:build"}`, `{"hf_config": "config.json", "seq": 512}` or `{"keras": "model.keras"}`."""
+    device: str = "t4"
+    batch: int | None = None
+    """Samples per step; None keeps the sample batch as it is."""
+    accumulate: int = 1
+    """Micro-batches per optimizer step."""
+    autocast: str | None = None
+    """`fp16` or `bf16` around the loss, beside whatever the code does itself."""
+    optimizer: str | None = None
+    """Another optimizer than the code's own: AdamW, Adam, SGD (with momentum), Adafactor, ..."""
+    checkpointing: bool = False
+    """Recompute activations in backward."""
+    changes: tuple[str, ...] = ()
+    """Remedies applied to the step, by their names in `trace_remedies`."""
+
+    @property
+    def is_of_live_objects(self) -> bool:
+        """Whether there is no `build` of the person's: the objects are those of a notebook or a running script."""
+        return str(self.source.get("build", "")).partition(":")[0] == LIVE
+
+    def to_json(self) -> str:
+        """As the child reads it."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Request:
+        """As the child got it."""
+        fields = json.loads(text)
+        return cls(**{**fields, "changes": tuple(fields["changes"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why the child could not trace, in the words the person will read."""
+
+    message: str
+    received: str | None = None
+    expected: str | None = None
+    hint: str | None = None
+    details: str = field(default="")
+    """The traceback, for `-v`."""
+
+    def error(self) -> EstimateError:
+        """The same, to raise."""
+        error = EstimateError(self.message, received=self.received, expected=self.expected, hint=self.hint)
+        if self.details:
+            error.add_note(self.details)
+        return error
+
 
 TIMEOUT = 300.0
 LEAST_MEMORY = 2 << 30
@@ -27,7 +99,7 @@ _CRASHES = {
     "SIGILL": "native code for another processor",
     "SIGFPE": "native code divided by zero",
 }
-_MODULES = {"torch": "buoy.estimate.trace_torch", "keras": "buoy.estimate.trace_keras"}
+_MODULES = {"torch": "buoy.estimate.tracing.torch", "keras": "buoy.estimate.tracing.keras"}
 
 
 def trace(request: Request, *, timeout: float = TIMEOUT, memory: int | None = None) -> Trace:
@@ -182,3 +254,24 @@ def most_memory() -> int:
     """Bytes a tracing process may take unless told: half of this machine's."""
     total = host.memory().total
     return max(LEAST_MEMORY, total // 2) if total else 4 * LEAST_MEMORY
+
+
+@contextlib.contextmanager
+def in_time(seconds: float, step: str) -> Iterator[None]:
+    """Raises inside the script when it takes longer; `step` is what it did not come to, for people."""
+
+    def late(*_: object) -> None:
+        raise EstimateError(
+            f"the script did not come to its first {step}",
+            received=f"still running after {seconds:.0f} s",
+            expected="a script that trains soon",
+            hint="give it longer with --timeout, or a function: `buoy plan train.py:build`",
+        )
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -9,7 +9,7 @@ from types import ModuleType
 from buoy.estimate.allocators import Fits, Replay, bfc, expandable, host, native
 from buoy.estimate.batch import START, LargestBatch, largest_batch
 from buoy.estimate.devices import Device
-from buoy.estimate.events import PARTS, Trace
+from buoy.estimate.trace import PARTS, Trace
 
 ALLOCATORS: dict[str, ModuleType] = {"native": native, "expandable": expandable, "bfc": bfc, "host": host}
 

@@ -1,4 +1,4 @@
-"""The run folder on disk: making one, adding an attempt to it, finding the last one again.
+"""The run folder on disk: making one, adding an attempt to it, finding the last one again, and the disk it is on.
 
 Nothing heavy is imported here: the recorder inside a training process and the sidecar both use this file.
 """
@@ -10,9 +10,9 @@ import time
 from collections import namedtuple
 
 from buoy.errors import RunFolderError, in_notebook
-from buoy.machine import files, records
-from buoy.machine.files import open_regular
-from buoy.machine.records import read_json
+from buoy.machine import disk, files
+from buoy.machine import files as records
+from buoy.machine.files import open_regular, parse_json, read_bounded, read_json
 from buoy.text import whole_number
 
 RUN_SCHEMA = "buoy.run/1"
@@ -21,7 +21,7 @@ ATTEMPT_SCHEMA = "buoy.attempt/1"
 _PARTS = ("attempts", "checkpoints")
 _RECORDS = ("attempt.json", "events.jsonl", "death.json", "verdict.json")
 _IDENTITY = ("wall", "boot_id", "pid")
-"""What of attempt.json tells one attempt from every other, wherever its folder is copied."""
+"""What of attempt.json distinguishes one attempt from every other, wherever its folder is copied."""
 
 Attempt = namedtuple("Attempt", "run_folder folder number")
 
@@ -125,7 +125,7 @@ def attempt_numbers(run_folder: str) -> list[int]:
 
 
 def find_attempt(run: str | None = None, number: int | None = None) -> Attempt:
-    """The attempt a person means: of this run (the newest run below the working directory), this number (the last)."""
+    """The attempt a user means: of this run (the newest run below the working directory), this number (the last)."""
     run_folder = find_run(run)
     numbers = attempt_numbers(run_folder)
     if run is not None and number is None:  # the folder of one attempt was named
@@ -242,7 +242,7 @@ def _began(attempt: Attempt) -> float:
 
 
 def is_run(folder: str) -> bool:
-    """Whether this folder is a run of ours. One whose run.json is torn or lost is told by what lies beside it."""
+    """Whether this folder is a run of ours. One whose run.json is torn or lost is recognised by what lies beside it."""
     path = os.path.join(folder, "run.json")
     marker = read_json(path)
     if marker is not None:
@@ -305,7 +305,7 @@ def _what_is_wrong(path: str) -> str:
 
 
 def find_run(run: str | None = None) -> str:
-    """The run folder that a person means: by its path or by the name below `runs/`, else the newest from here."""
+    """The run folder that a user means: by its path or by the name below `runs/`, else the newest from here."""
     start = os.path.abspath(run or ".")
     if run is not None and not os.path.isdir(start):
         start = os.path.abspath(os.path.join("runs", run))
@@ -316,7 +316,7 @@ def find_run(run: str | None = None) -> str:
             expected="a folder that holds a run",
             hint=_begin_one() if in_notebook() else "`buoy runs` shows what is there",
         )
-    run_folder, attempts, _ = start.rpartition(os.sep + "attempts")  # a person may point at one attempt
+    run_folder, attempts, _ = start.rpartition(os.sep + "attempts")  # a user may point at one attempt
     for named in (start, run_folder if attempts else start):
         if is_run(named):
             return named
@@ -363,3 +363,63 @@ def _last_touched(run_folder: str) -> float:
         return os.stat(newest).st_mtime
     except OSError:
         return 0.0
+
+
+_COUNTED_PERIOD = 60.0
+"""Where a quota makes us count files instead of asking the file system."""
+_MOST_BYTES = 256 << 10
+
+
+class RunDisk:
+    """Read on by the sidecar; which disk it is, the training says in its events (`disk`)."""
+
+    def __init__(self, attempt_folder: str, run_folder: str) -> None:
+        self.path = run_folder
+        self._events = os.path.join(attempt_folder, "events.jsonl")
+        self._offset = 0
+        self._due = 0.0
+        self._known: disk.Space | None = None
+
+    def space(self, now: float) -> disk.Space | None:
+        """Room there; None when it cannot be asked."""
+        path = self._named_last()
+        if path is not None and path != self.path:
+            self.path, self._due = path, 0.0
+        if now >= self._due:
+            self._known = disk.space(self.path)
+            is_asked = self._known is not None and self._known.source == "statvfs"
+            self._due = now + (0.0 if is_asked else _COUNTED_PERIOD)
+        return self._known
+
+    def _named_last(self) -> str | None:
+        try:
+            if os.stat(self._events).st_size <= self._offset:
+                return None
+            data = read_bounded(self._events, _MOST_BYTES, at=self._offset)
+        except OSError:
+            return None
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole) or (len(data) if len(data) == _MOST_BYTES else 0)
+        paths = [_path(line) for line in whole.splitlines() if b'"disk"' in line]
+        return next((path for path in reversed(paths) if path is not None), None)
+
+
+def _path(line: bytes) -> str | None:
+    try:
+        event = parse_json(line)
+    except ValueError:
+        return None
+    path = event.get("path") if isinstance(event, dict) and event.get("kind") == "disk" else None
+    return path if isinstance(path, str) else None
+
+
+def on_another_disk(folder: str, device: int | None) -> int | None:
+    """The device of a folder on a local disk that is not `device`; None of one on the same disk, or on a mounted drive.
+
+    What a mounted drive says of its room is not what may be put there, and asking it may take forever.
+    """
+    try:
+        found = os.stat(folder).st_dev
+    except OSError:
+        return None
+    return found if found != device and disk.is_remote(folder) is False else None

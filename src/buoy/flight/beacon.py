@@ -14,8 +14,7 @@ import time
 from collections import namedtuple
 from collections.abc import Callable
 
-from buoy.machine.files import open_new, read_bounded
-from buoy.machine.records import parse_json
+from buoy.machine.files import open_new, parse_json, read_bounded
 
 MAGIC = b"BUOYBCN1"
 SIZE = 4096
@@ -78,7 +77,7 @@ class Beacon:
             self.unannounced()
 
     def at(self, number: int) -> None:
-        """Another training begins, or goes on, at this step; that is no step of its own."""
+        """Another training begins, or resumes, at this step; that is no step of its own."""
         self.count = number
         self._last = 0.0
         _COUNT.pack_into(self._page, _STEP_AT, number)

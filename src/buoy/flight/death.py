@@ -1,4 +1,4 @@
-"""The evidence of a death, gathered by the sidecar in the milliseconds after it."""
+"""The evidence of a death, gathered by the sidecar in the milliseconds after it; also how the parent process ended."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import time
 
 from buoy.flight.privacy import mask_text
 from buoy.flight.sampler import Sampler
-from buoy.machine import disk, helpers, procfs
-from buoy.machine.colab import ColabEvents
+from buoy.machine import disk, process, procfs
+from buoy.machine.cgroup import ColabEvents
+from buoy.machine.files import read_json
 from buoy.machine.kernel_log import KernelLog
-from buoy.machine.records import read_json
 
 SCHEMA = "buoy.death/1"
 _PARENT_SECONDS = 0.06
@@ -146,7 +146,7 @@ def role(sampler: Sampler, pid: int) -> str:
     """What a process is to the training."""
     if pid == sampler.pid:
         return "main"
-    return helpers.ROLE if pid in sampler.helpers else "child"
+    return process.ROLE if pid in sampler.helpers else "child"
 
 
 def _cgroup(sampler: Sampler, now: float) -> dict[str, object] | None:
@@ -157,7 +157,7 @@ def _cgroup(sampler: Sampler, now: float) -> dict[str, object] | None:
         {
             "pid": pid,
             "name": mask_text(procfs.process_name(pid)),
-            "role": helpers.ROLE if helpers.is_helper(pid) else None,
+            "role": process.ROLE if process.is_helper(pid) else None,
             "rss": procfs.process_memory([pid]) or None,
         }
         for pid in sampler.foreign[:_HOLDERS_MOST]
@@ -182,3 +182,53 @@ def _pids(sampler: Sampler) -> dict[str, object] | None:
 def _space(path: str) -> dict[str, object] | None:
     found = disk.space(path)
     return {"path": path, "free": found.free, "total": found.total} if found else None
+
+
+class Parent:
+    """The parent as it was when the recording began; its end is learnt through its pidfd.
+
+    Reparenting is no sign by itself: it says nothing of when, and a subreaper may take init's place.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._child = pid
+        self.pid = _parent_of(pid)
+        self.pidfd = -1
+        self._name = procfs.process_name(self.pid) if self.pid else ""
+        self._is_awaited = self.pid is not None and _awaits(pid, self.pid)
+        if not self.pid:
+            return  # outside of our PID namespace, or gone already
+        try:
+            self.pidfd = os.pidfd_open(self.pid)
+        except OSError:
+            self.pid = None
+            return
+        if _parent_of(pid) != self.pid:  # it ended in between: the number may be somebody else's
+            self.close()
+
+    def describe(self, status: int | None, source: str | None) -> dict[str, object]:
+        """What its end is worth to a verdict, for the event `parent-death`."""
+        return {
+            "pid": self.pid,
+            "name": mask_text(self._name),
+            "status": status,
+            "source": source,
+            "awaited": self._is_awaited,
+        }
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+        self.pidfd, self.pid = -1, None
+
+
+def _parent_of(pid: int) -> int | None:
+    found = procfs.parse_stat(procfs.read_bytes(f"/proc/{pid}/stat"))
+    return found.ppid if found is not None and found.ppid > 1 else None
+
+
+def _awaits(pid: int, parent: int) -> bool:
+    """Whether Jupyter told this process to end with that parent; what it starts inherits the word, not the parent."""
+    mark = b"JPY_PARENT_PID=%d" % parent
+    return mark in procfs.read_bytes(f"/proc/{pid}/environ", 1 << 20).split(b"\0")

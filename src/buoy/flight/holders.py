@@ -19,10 +19,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from buoy.errors import trouble
 from buoy.flight.imports import after_import
 from buoy.flight.privacy import mask_text
 from buoy.machine import procfs
-from buoy.machine.records import read_json, write_json
+from buoy.machine.files import read_json, write_json
 
 HOLDERS_SIGNAL = getattr(signal, "SIGRTMIN", 0) + 6
 """Beside that of `stacks`. Without a handler it would kill, so it is sent only to who is seen to handle it."""
@@ -175,7 +176,8 @@ class Attendant:
                         self._tick()
                     finally:
                         self._work.release()
-            except Exception:  # noqa: BLE001 - whatever fails here, the training does not
+            except Exception as error:  # noqa: BLE001 - whatever fails here, the training does not
+                trouble("the thread that names what holds memory", error)
                 if _inode(reading) != pipe:
                     return
 
@@ -193,8 +195,10 @@ class Attendant:
             return
         try:
             write_json(os.path.join(self.folder, _ANSWER), {"t": now, "wall": time.time(), **_survey()})
-        except Exception:  # noqa: BLE001 - a full disk, a folder that is gone
-            pass
+        except OSError:
+            pass  # a full disk, a folder that is gone
+        except Exception as error:  # noqa: BLE001 - whatever fails here, the training does not
+            trouble("the answer about what holds memory", error)
         finally:
             self._work.release()
         self._answered = time.monotonic()
@@ -223,7 +227,8 @@ def _survey() -> dict[str, object]:
         from buoy.machine.variables import survey
 
         found = survey().to_json()
-    except Exception as error:  # noqa: BLE001 - told, not raised
+    except Exception as error:  # noqa: BLE001 - said in the answer, too
+        trouble("the survey of what holds memory", error)
         return {"error": repr(error)[:200]}
     for variable in found["variables"]:  # type: ignore[attr-defined]
         variable["name"] = mask_text(variable["name"])[:80]

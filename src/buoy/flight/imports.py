@@ -7,6 +7,8 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from buoy.errors import trouble
+
 _waiting: dict[str, list[Callable[[], None]]] = {}
 """By name of a module that is not there yet, or is just being imported."""
 
@@ -56,18 +58,19 @@ class _Finder:
 
                 leave_out_ours(error)
                 raise
-            self._is_there()
+            self._imported()
 
         try:
             loader.exec_module = exec_module  # type: ignore[method-assign, union-attr]
         except AttributeError:
             return  # a loader that takes no attributes: the module works, its steps are not counted
 
-    def _is_there(self) -> None:
+    def _imported(self) -> None:
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         for then in _waiting.pop(self._name, ()):
             try:
                 then()
             except Exception as error:  # noqa: BLE001 - whoever imports a framework must get it
-                sys.stderr.write(f"buoy: after the import of {self._name}: {error!r}; the training goes on\n")
+                trouble(f"what follows the import of {self._name}", error)
+                sys.stderr.write(f"buoy: after the import of {self._name}: {error!r}; training continues\n")

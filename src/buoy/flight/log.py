@@ -7,8 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 
-from buoy.machine.files import open_lines, read_bounded, read_end
-from buoy.machine.records import parse_json, read_lines
+from buoy.machine.files import open_lines, parse_json, read_bounded, read_end, read_lines
 
 SAMPLE_SCHEMA = "buoy.samples/1"
 FIELDS = (
@@ -111,7 +110,7 @@ class SampleLog:
             self._segment.close()
             self._segments.append((self._path(self._number), now))
         self._number += 1
-        while os.path.exists(self._path(self._number)):  # a restarted sidecar goes on after its predecessor
+        while os.path.exists(self._path(self._number)):  # a restarted sidecar continues after its predecessor
             self._number += 1
         self._segment = LineFile(self._path(self._number), _HEADER)
         self._segment_end = now + SEGMENT_SECONDS
@@ -245,7 +244,7 @@ def fields_of(header: object) -> list[str]:
 
 
 def measured(name: str, value: object) -> object:
-    """A reading; None where there is something else, which tells as much as nothing."""
+    """A reading; None where there is something else, which says as much as nothing."""
     return value if type(value) in ((str,) if name == "phase" else (int, float)) else None
 
 

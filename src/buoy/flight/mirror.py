@@ -13,8 +13,7 @@ from collections.abc import Callable
 
 from buoy.flight.attempt import new_marker
 from buoy.machine import disk
-from buoy.machine.files import read_bounded, read_end
-from buoy.machine.records import read_json, write_json
+from buoy.machine.files import read_bounded, read_end, read_json, write_json
 from buoy.machine.shared_folder import SharedFolder
 
 PERIOD = 45.0

@@ -78,7 +78,7 @@ def mask_text(text: str) -> str:
 
 
 def mask_code(line: str) -> str:
-    """A line of a person's code with its secrets replaced: what is quoted as one, and what has the form of one.
+    """A line of a user's code with its secrets replaced: what is quoted as one, and what has the form of one.
 
     >>> mask_code('login("hunter2"); wandb.login(key = "x"); load("cats.csv"); max(rows, key=len)')
     'login("***"); wandb.login(key = "***"); load("cats.csv"); max(rows, key=len)'
@@ -165,7 +165,7 @@ def _mask_named(text: str, code: bool) -> str:
 
 
 def _secret_after(text: str, found: re.Match[str], code: bool) -> tuple[int, int] | None:
-    """From where to where the secret stands that this name tells of; None where it tells of none."""
+    """From where to where the secret stands that this name stands for; None where it stands for none."""
     strength = _strength(found["name"])
     if not strength:
         return None

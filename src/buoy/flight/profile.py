@@ -1,4 +1,4 @@
-"""A few steps under a framework's own profiler: when they begin and end, and in words what they were spent on."""
+"""A few steps under a framework's own profiler: when they begin and end, and a summary of what they were spent on."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ WARM_UP = 2
 _MOST_GROWTH = 32 << 20
 """Bytes that a profile may add to the process while it records. When it ends a framework makes about ten times as much
 of them (measured: torch 2.4 MiB a step while recording and 28 at the end; TensorFlow 1.4 and 5)."""
-_TOO_LARGE = "their record would take too much memory"
-_MODULES, _OWNERS, _LEAST_SHARE = 8, 10, 0.001
+_OWNERS, _LEAST_SHARE = 10, 0.001
 
 
 @dataclass
@@ -28,15 +27,11 @@ class Summary:
     steps: int
     seconds: float
     phases: dict[str, float | None] = field(default_factory=dict)
-    """Seconds per phase, all steps together; None where they cannot be told."""
+    """Seconds per phase, all steps together; None where the profiler does not say."""
     held: dict[str, int] = field(default_factory=dict)
     """What holds memory now, largest first."""
     held_is_partial: bool = False
     """There was more to look through than there was time."""
-    saved: dict[str, int] = field(default_factory=dict)
-    """PyTorch: bytes that each module keeps for the backward pass, at its highest, largest first."""
-    operations: dict[str, float] = field(default_factory=dict)
-    """TensorFlow: seconds that the operations of each part of the step took, added up over all threads."""
     trace: str | None = None
     """The raw trace: a file for Perfetto, or a folder for TensorBoard."""
     trace_is_lost: bool = False
@@ -49,15 +44,8 @@ class Summary:
         lines = [f"{_steps(self.steps)}, {_short(self.seconds / each)} each{self.note and f' ({self.note})'}"]
         for phase, spent in self.phases.items():
             share = None if spent is None or not self.seconds else 100 * spent / self.seconds
-            told = "    n/a" if share is None else f"{share:5.1f} %  {_short((spent or 0.0) / each)}"
-            lines.append(f"  {phase:10} {told}")
-        whole = sum(self.operations.values())
-        if whole:
-            shares = ", ".join(f"{part} {100 * took / whole:.0f} %" for part, took in self.operations.items())
-            lines.append(f"of the step's operations: {shares} (one graph: the clock cannot tell them apart)")
-        if self.saved:
-            lines.append("kept for the backward pass, by module:")
-            lines += _sizes(self.saved, _MODULES)
+            shown = "    n/a" if share is None else f"{share:5.1f} %  {_short((spent or 0.0) / each)}"
+            lines.append(f"  {phase:18} {shown}")
         if self.held:
             partial = " (not all: there was too much to look through)" if self.held_is_partial else ""
             lines.append(f"what holds memory now{partial}:")
@@ -92,23 +80,19 @@ def _sizes(sizes: dict[str, int], most: int) -> list[str]:
 
 
 class Profiler(Protocol):
-    """A framework's profiler; each call is made between two steps, but for `cut` and an early `stop`."""
+    """A framework's profiler, between two steps."""
 
     def prepare(self) -> None:
         """The next step is the last that does not count."""
 
-    def begin(self, look: Callable[[], None], other_work: Callable[[], None]) -> None:
-        """The next step counts. While none becomes whole, `look` is to be called now and then if much runs, and
-        `other_work` when something begins that is no step, such as a validation."""
+    def begin(self, look: Callable[[], None]) -> None:
+        """The next step counts. Where much may run before it is done, `look` is called now and then."""
 
     def whole_step(self) -> None:
-        """A step is done: what is measured after it does not count, unless another becomes whole."""
-
-    def cut(self) -> None:
-        """Record no more; inside of anything that the training may do."""
+        """A step is done: what comes after it does not count, unless another is done."""
 
     def stop(self) -> None:
-        """Leave nothing behind, whatever was begun."""
+        """Record no more; also inside a step, and where nothing was begun."""
 
     def summary(self, steps: int, seconds: float) -> Summary:
         """What so many steps were spent on, after `stop`."""
@@ -129,9 +113,7 @@ class Profiling:
         self._say = say
         self._wanted = 0
         self._profiler: Profiler | None = None
-        self._is_prepared = self._has_begun = self._is_cut = False
-        self._is_warm = False
-        self._cut_by = ""
+        self._is_prepared = self._records = self._is_cut = False
         self._first = self._last = 0
         """Where warming up or measuring began, and the newest step that is whole."""
         self._began = self._ended = 0.0
@@ -144,7 +126,7 @@ class Profiling:
         self._wanted = steps
 
     def between_steps(self, step: int, make: Callable[[], Profiler]) -> None:
-        """Begin, go on or end; costs nothing where no profile is wanted. `step`: steps of the run so far."""
+        """Begin, continue or end; costs nothing where no profile is wanted. `step`: steps of the run so far."""
         if not self._wanted:
             self._wanted, Profiling.of_next_training = Profiling.of_next_training, 0
         if not self._wanted:
@@ -153,99 +135,72 @@ class Profiling:
             if self._profiler is None:
                 if Profiling._at_work is not None:
                     Profiling._at_work.close()
-                self._is_prepared = self._has_begun = self._is_cut = False
-                self._profiler, self._first = make(), step - (WARM_UP if self._is_warm else 0)
+                self._profiler, self._first = make(), step
                 Profiling._at_work = self
-            self._is_whole(step, self._profiler)
-            self._go_on(self._last - self._first, self._profiler)
+            self._step_done(step, self._profiler)
+            self._continue(self._last - self._first, self._profiler)
         except Exception as error:  # noqa: BLE001 - a second profiler, a full disk: no reason to end a training
             self._give_up(error)
 
-    def leave(self, step: int | None) -> None:
-        """The loop was left early, so nobody may come between two steps again: `step` if it is whole, else None."""
-        if self._profiler is not None:
+    def leave(self, step: int | None, *, is_early: bool = True) -> None:
+        """A loop is over: a profile is of one loop. `step` if it is whole, else None."""
+        if self._profiler is not None and (is_early or self._records):
             if step is not None:
-                self._is_whole(step, self._profiler)
+                self._step_done(step, self._profiler)
             self.close()
 
     def close(self) -> None:
-        """The training is over: tell what was measured, also where it is less than was asked for."""
+        """Report what was measured, also where it is less than was asked for."""
         if not self._wanted:
             return
         made = self._last - self._first
         if self._profiler is None:
-            words = "no step was whole after" if self._is_warm else "no step came after"
-            self._give_up(f"{words} it was asked for")
-        elif self._is_cut and not made:
-            self._give_up(f"no step was whole before its record took more than {format_bytes(_MOST_GROWTH)}")
-        elif not self._has_begun or not made:
-            made = WARM_UP if self._has_begun else made
+            self._give_up("no step came after it was asked for")
+        elif not self._records or not made:
+            made = WARM_UP if self._records else made
             self._give_up(f"the training ended after {_steps(made)}, and {WARM_UP} are for warming up")
         else:
             try:
-                self._tell(self._profiler, self._why_short(made))
+                self._report(self._profiler, self._why_short(made))
             except Exception as error:  # noqa: BLE001 - the same
                 self._give_up(error)
 
-    def _is_whole(self, step: int, profiler: Profiler) -> None:
+    def _step_done(self, step: int, profiler: Profiler) -> None:
         if not self._is_cut:  # what came after that is not in the record
             self._last, self._ended = step, time.perf_counter()
-            if self._has_begun:
+            if self._records:
                 profiler.whole_step()
+
+    def _continue(self, made: int, profiler: Profiler) -> None:
+        if self._records:
+            self._look()
+            if made >= self._wanted or self._is_cut:
+                self.close()
+        elif made >= WARM_UP:
+            self._first, self._records = self._last, True
+            profiler.begin(self._look)
+            self._resident, self._began = _resident(), time.perf_counter()
+        elif made == WARM_UP - 1 and not self._is_prepared:
+            self._is_prepared = True
+            profiler.prepare()
+
+    def _look(self) -> None:
+        """Much has run since the last step: a validation inside of it, or an iterator that nobody asks again."""
+        profiler = self._profiler
+        if profiler is None or self._is_cut or self._last == self._first:
+            return
+        if _resident() - self._resident > _MOST_GROWTH:
+            self._is_cut = True
+            profiler.stop()
 
     def _why_short(self, made: int) -> str:
         if made >= self._wanted:
             return ""
         if self._is_cut:
-            return f"; {self._wanted} were asked for, but {self._cut_by}"
-        return f"; the training ended before the {self._wanted} asked for"
+            return f"; {self._wanted} were asked for, but their record would take too much memory"
+        return f"; the loop ended before the {self._wanted} asked for"
 
-    def _look(self) -> None:
-        """Much has run since the last step was whole: an iterator that nobody asks again, or a long evaluation."""
-        try:
-            if self._profiler is not None and not self._is_cut and self._is_too_large():
-                self._is_cut, self._cut_by = True, _TOO_LARGE
-                self._profiler.cut()
-        except Exception:  # noqa: BLE001 - it is called from inside the person's own forward pass
-            pass
-
-    def _other_work(self) -> None:
-        """A validation begins: its record would be of no use, and as long as the validation is."""
-        profiler = self._profiler
-        if profiler is None or not self._has_begun or self._is_cut:
-            return
-        try:
-            if self._last > self._first:
-                self._is_cut, self._cut_by = True, "a validation came between them"
-                profiler.cut()
-                return
-            self._profiler, self._is_warm = None, True  # made anew after it
-            if Profiling._at_work is self:
-                Profiling._at_work = None
-            profiler.stop()
-        except Exception:  # noqa: BLE001 - it is called from inside the person's own training
-            pass
-
-    def _is_too_large(self) -> bool:
-        return _resident() - self._resident > _MOST_GROWTH
-
-    def _go_on(self, made: int, profiler: Profiler) -> None:
-        if self._has_begun:
-            if not self._is_cut and made and self._is_too_large():
-                self._is_cut, self._cut_by = True, _TOO_LARGE
-            if made >= self._wanted or self._is_cut:
-                self.close()
-            return
-        if made >= WARM_UP - 1 and not self._is_prepared:
-            self._is_prepared = True
-            profiler.prepare()
-        if made >= WARM_UP:
-            self._first, self._has_begun = self._last, True
-            profiler.begin(self._look, self._other_work)
-            self._resident = _resident()
-            self._began = time.perf_counter()
-
-    def _tell(self, profiler: Profiler, ended: str = "") -> None:
+    def _report(self, profiler: Profiler, ended: str) -> None:
         # To the end of the last whole step: a cell that was interrupted is run again much later.
         profiler.stop()
         summary = profiler.summary(self._last - self._first, self._ended - self._began)
@@ -258,11 +213,12 @@ class Profiling:
         try:
             if profiler is not None:
                 profiler.stop()
-        except Exception:  # noqa: BLE001 - what failed first is told
+        except Exception:  # noqa: BLE001 - what failed first is reported
             pass
         self._say(f"there is no profile: {why}")
 
     def _let_go(self) -> None:
-        self._profiler, self._wanted, self._is_warm = None, 0, False
+        self._profiler, self._wanted = None, 0
+        self._is_prepared = self._records = self._is_cut = False
         if Profiling._at_work is self:
             Profiling._at_work = None

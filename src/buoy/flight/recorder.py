@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from buoy.flight.attempt import Attempt, point_to
+from buoy.errors import trouble
+from buoy.flight.attempt import Attempt, on_another_disk, point_to
 from buoy.flight.beacon import Beacon
 from buoy.flight.holders import Attendant
 from buoy.flight.imports import after_import
 from buoy.flight.log import EventLog
-from buoy.flight.run_disk import on_another_disk
 from buoy.text import whole_number
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ WATCHED_VARIABLE = "BUOY_WATCHED"
 """Set by `buoy.watch()`: a spawned worker imports the script again and must not begin an attempt of its own."""
 
 # Root module of a framework -> module of ours that counts its steps. Loaded by name: flight knows no framework.
-_STEP_COUNTERS = {"torch": "buoy.torch.steps", "keras": "buoy.keras.steps"}
+_STEP_COUNTERS = {"torch": "buoy.torch.record", "keras": "buoy.keras.record"}
 
 _MOST_LOOPS = 100
-"""Loops without a run that are told apart in one process: one that takes turns with a run would fill the log."""
+"""Loops without a run that are kept apart in one process: one that takes turns with a run would fill the log."""
 
 _current: Recorder | None = None
 
@@ -42,7 +42,7 @@ class Recorder:
 
     def __init__(self, attempt: Attempt | None) -> None:
         self.attempt = attempt
-        """None: nothing could be written, and nobody reads what this recorder is told."""
+        """None: nothing could be written, and nobody reads what this recorder is given."""
         self.turn = 0
         """How often another training of this process has begun to step."""
         self._trained_last: str | None = None
@@ -83,7 +83,7 @@ class Recorder:
             after_import(framework, lambda counter=counter: self._count_steps(counter))  # type: ignore[misc]
 
     def move(self, attempt: Attempt | None) -> None:
-        """Record into another attempt from here on, or nowhere; what trains is told of there anew."""
+        """Record into another attempt from here on, or nowhere; trainings are announced there again."""
         self.attempt = None
         if attempt is None:
             self.beacon.move(None)
@@ -124,7 +124,7 @@ class Recorder:
         if number is None:
             self.beacon.step()
             return
-        # Where a training goes on, or what a person counts: no step of a loop that nobody knows.
+        # Where a training resumes, or what a user counts: no step of a loop that nobody knows.
         listener, self.beacon.unannounced = self.beacon.unannounced, None
         self.beacon.step(number)
         self.beacon.unannounced = listener
@@ -168,7 +168,7 @@ class Recorder:
         if folder == self._trained_last:
             self._left_at = None
             return
-        # A run that goes on has set the count to its own already: where the loop before it ended is what was left.
+        # A run that resumes has set the count to its own already: where the loop before it ended is what was left.
         left = self._left_at if self._left_at is not None else self.beacon.count
         self._trained_last, self._left_at = folder, None
         self.turn += 1
@@ -216,7 +216,7 @@ class Recorder:
         return bool(self._training)
 
     def cell_ended(self, error: dict[str, object] | None) -> None:
-        """A notebook's cell ended, with an exception or without: what was left by one announces itself anew."""
+        """A notebook's cell ended, with an exception or without: what was left by one is announced again."""
         runs = sorted(self._training | self._in_cell)
         self._in_cell.clear()
         step = self.beacon.count
@@ -271,7 +271,7 @@ class Recorder:
         try:
             import_module(counter).install(self)
         except Exception as error:  # noqa: BLE001 - a framework we do not fit must still import and train
-            self.event("trouble", what=f"steps are not counted: {counter}: {error!r}")
+            trouble(f"counting steps ({counter})", error)
 
 
 def current() -> Recorder | None:

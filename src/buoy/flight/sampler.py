@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable
 
 from buoy.flight import beacon
-from buoy.flight.run_disk import RunDisk
-from buoy.machine import cgroup, disk, gpu, helpers, host, procfs
+from buoy.flight.attempt import RunDisk
+from buoy.machine import cgroup, disk, gpu, host, process, procfs
 from buoy.machine.files import open_regular
 from buoy.text import whole_number
 
@@ -232,7 +232,7 @@ class Sampler:
         if looks < _LOOKS and pid not in self.helpers:
             self._looks[pid] = looks + 1
             self.names[pid] = procfs.process_name(pid) or self.names.get(pid, "")
-            if helpers.is_helper(pid):
+            if process.is_helper(pid):
                 self.helpers.add(pid)
 
     def _look_for_strangers(self, group: cgroup.Cgroup, now: float) -> None:

@@ -1,10 +1,13 @@
-"""The trainings within one recording: a notebook's kernel may train several runs, one after the other or in turns."""
+"""The trainings within one recording: a notebook's kernel, or a script, may train several runs."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
+
+_LOOP = object()
+"""What trained last, where that was a loop without a run."""
 
 
 class Training(NamedTuple):
@@ -13,22 +16,22 @@ class Training(NamedTuple):
     opened: bool = False
     """Whether this run was made within the recording at all."""
     step: int | None = None
-    """The last step that is known of it, None before the first; of one that goes on the beacon knows more."""
+    """The last step that is known of it, None before the first; of one that still trains the beacon knows more."""
     began: bool = False
     length: int | None = None
-    """The step that it will end at, as far as its epochs told."""
+    """The step that it will end at, once its epochs have shown it."""
     is_last: bool = False
-    """Whether it is the one that trained last: the recording's own step is its."""
+    """Whether nothing has trained after it: the recording's own step is its step."""
     is_newest: bool = False
     """Whether no other run was made, or trained, after it was made or trained."""
     finished: bool = False
     ended: dict[str, Any] | None = None
-    """The event that ended its part: its own end, an exception that left its cell, or the beginning of another run or
-    of a loop without one; None once it trains again."""
+    """The event that ended its part: its own end, an exception that ended its cell, or another run or loop that began
+    to train; None once it trains again."""
     counted: int | None = None
-    """Where the recorder's count stood when it was made; None once a training was announced after that."""
-    stepped_unseen: bool = False
-    """Whether steps were counted then, before any training was announced: they may be its own."""
+    """The recorder's count when it was made; None once a training was announced before another step."""
+    in_turns: bool = False
+    """Whether it was announced in the middle of another run's loop, or another in the middle of its own."""
     is_followed_by_a_loop: bool = False
     """Whether a loop without a run has trained after the last training: the recording's own step is that loop's."""
 
@@ -44,13 +47,8 @@ class Training(NamedTuple):
         return why if isinstance(why, str) and why and not self.finished else None
 
     @property
-    def partner(self) -> str | None:
-        """The run that was trained in turns with it, and trained last, if that is what is known of its end."""
-        return str((self.ended or {}).get("run")) if (self.ended or {}).get("in_turns") is True else None
-
-    @property
     def had_no_room(self) -> bool:
-        """Whether that was for want of room on the disk."""
+        """Whether that was for lack of disk space."""
         return self.unsaved is not None and (self.ended or {}).get("no_room") is True
 
     @property
@@ -60,72 +58,61 @@ class Training(NamedTuple):
 
     def may_have_stepped(self, count: int | None) -> bool:
         """Whether a loop that announced nothing may have trained it; `count` is where the recorder's stands now."""
-        return self.stepped_unseen or (self.counted is not None and (count or 0) > self.counted)
+        return not self.began and self.counted is not None and (count or 0) > self.counted
 
 
 def training_of(events: Iterable[dict[str, Any]], recording: str, run: str) -> Training:
-    """What became of the run in the folder `run` within the recording of the run folder `recording`."""
+    """What the recording in the run folder `recording` says of the run in the folder `run`."""
     name = os.path.relpath(os.path.abspath(run), os.path.abspath(recording))
     found = Training()
-    last = newest = None
-    is_alone = False
-    in_turns: set[object] = set()
+    last: object = None
+    newest: object = None
     for event in events:
-        kind, of = event.get("kind"), event.get("run")
-        newest = of if kind in ("opened", "training") else newest
-        is_under_way = found.began and found.ended is None and (last == name or last in in_turns)
-        if kind == "opened" and of == name:
+        kind, is_mine = event.get("kind"), event.get("run") == name
+        if kind in ("opened", "training"):
+            newest = event.get("run")
+        if kind in ("training", "loop"):
+            left, in_turns = _count(event.get("left")), found.in_turns or event.get("together") is True
+            if kind == "training" and is_mine:
+                step = _count(event.get("step")) or found.step
+                found = Training(True, step, True, found.length, in_turns=in_turns)
+            elif found.began and found.ended is None and last == name:
+                found = found._replace(ended=event, step=left or found.step, in_turns=in_turns)
+            elif kind == "training" and (left or 0) <= (found.counted or 0):
+                found = found._replace(counted=None)
+            last = event.get("run") if kind == "training" else _LOOP
+        elif kind == "cell-error":
+            if found.began and _ended_its_cell(event, name, last, found):
+                # Where it was not the last to train, the recorder's count is another run's.
+                step = _count(event.get("step")) or found.step if last == name else found.step
+                found = found._replace(ended=event, step=step)
+        elif not is_mine and kind != "save":
+            continue
+        elif kind == "opened":
             found = found._replace(opened=True, counted=_count(event.get("counted")) or 0, length=None)
-        elif kind == "training" and of == name:
-            if event.get("together") is True:
-                in_turns.add(last)
-            elif last not in in_turns:
-                in_turns = set()
-            last, is_alone = name, False
-            found = Training(True, _count(event.get("step")) or found.step, True, found.length)
-        elif kind == "training":
-            left = _count(event.get("left"))
-            if last == name and found.ended is None:
-                found = found._replace(step=left or found.step)
-            if is_under_way and event.get("together") is True:
-                in_turns.add(of)
-            elif is_under_way:
-                found = found._replace(ended={**event, "in_turns": of in in_turns})
-            if found.counted is not None:
-                unseen = found.stepped_unseen or (left or 0) > found.counted
-                found = found._replace(counted=None, stepped_unseen=unseen)
-            last, is_alone = of, False
-        elif kind == "loop":
-            if is_under_way:
-                at = _count(event.get("left")) if last == name else None
-                found = found._replace(ended=event, step=at or found.step)
-            found = found._replace(stepped_unseen=found.stepped_unseen or found.counted is not None)
-            last, is_alone = None, True
-        elif kind == "length" and of == name:
+        elif kind == "length":
             found = found._replace(length=_count(event.get("step")))
-        elif kind == "trained" and of == name:
-            if found.error is None or event.get("finished") is True:
-                finished = event.get("finished") is True
+        elif kind == "trained":
+            finished = event.get("finished") is True
+            if found.error is None or finished:
                 found = found._replace(step=_count(event.get("step")), finished=finished, ended=event)
-        elif kind == "cell-error" and found.began and _left(event, name, last, found):
-            # Of two that were trained in turns, the count is that of the one announced last.
-            at = _count(event.get("step")) or found.step if last == name else None
-            found = found._replace(ended=event, step=at)
         elif kind == "save" and event.get("what") == "buoy" and last == name and not found.ended:
             found = found._replace(step=_count(event.get("step")))
     return found._replace(
-        is_last=last == name, is_newest=newest == name, is_followed_by_a_loop=found.began and is_alone
+        is_last=last == name, is_newest=newest == name, is_followed_by_a_loop=found.began and last is _LOOP
     )
 
 
-def _left(error: dict[str, Any], name: str, last: object, found: Training) -> bool:
-    """Whether this exception ended the cell that the run trained in, before anything else had ended its part."""
-    ended = found.ended or {}
-    given_up = ended.get("kind") == "trained" and not found.finished and found.unsaved is None
-    if found.ended is not None and not given_up:
-        return False
+def _ended_its_cell(error: dict[str, Any], name: str, last: object, found: Training) -> bool:
+    """Whether this exception ended the cell that the run trained in."""
+    given_up = found.ended is not None and found.ended.get("kind") == "trained" and not found.unsaved
     runs = error.get("runs")
-    return name in runs if isinstance(runs, list) else last == name and not given_up
+    if isinstance(runs, list):
+        # Leaving `with run:` gives the training up before the cell is at its end; another run's turn ends nothing.
+        was_taken_over = found.in_turns and (found.ended or {}).get("kind") == "training"
+        still = found.ended is None or was_taken_over or (given_up and not found.finished)
+        return name in runs and still
+    return last == name and found.ended is None
 
 
 def _count(value: object) -> int | None:

@@ -12,11 +12,11 @@ from buoy.errors import need_linux
 if TYPE_CHECKING:
     from buoy.keras.guard import Guard
     from buoy.keras.loop import Loop
-    from buoy.keras.tape import gradients
+    from buoy.keras.step.tape import gradients
 
 __all__ = ["Guard", "Loop", "gradients"]
 
-_HOMES = {"Guard": "buoy.keras.guard", "Loop": "buoy.keras.loop", "gradients": "buoy.keras.tape"}
+_HOMES = {"Guard": "buoy.keras.guard", "Loop": "buoy.keras.loop", "gradients": "buoy.keras.step.tape"}
 
 
 def __getattr__(name: str) -> object:

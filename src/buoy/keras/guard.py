@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from buoy._compat.keras import is_newer, version_words
 from buoy.checkpoint.retention import Keep
-from buoy.checkpoint.store import Receipt
+from buoy.checkpoint.saver import Receipt
 from buoy.errors import UsageError
 from buoy.flight.profile import Profiling
-from buoy.keras.fit_hook import teach_fit
+from buoy.keras.fit import teach_fit
 from buoy.keras.guarded_fit import GuardedFit
-from buoy.machine.cap import set_cap
-from buoy.training import planned
-from buoy.training.arguments import check, folder_name
-from buoy.training.keeper import Keeper
-from buoy.training.saying import say
+from buoy.machine.memory import set_cap
+from buoy.training import recording
+from buoy.training.manager import CheckpointManager
+from buoy.training.messages import say
+from buoy.training.options import Options, folder_name
 
 if TYPE_CHECKING:
-    from buoy.planner.model import Plan
+    from buoy.planner.result import Plan
 
 
 class Guard(keras.callbacks.Callback):  # type: ignore[misc]
@@ -50,34 +51,29 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
         plan: Plan | None = None,
     ) -> None:
         super().__init__()
-        check(
-            seed=seed,
-            micro_batch=micro_batch,
-            inexact=inexact,
-            memory_cap=memory_cap,
-            mirror=mirror,
-            disk=disk,
-            plan=plan,
-        )
+        self.options = Options(
+            mirror=mirror, time_limit=time_limit, disk=disk, save=save, keep=keep, seed=seed,
+            micro_batch=micro_batch, inexact=inexact, memory_cap=memory_cap, plan=plan,
+        )  # fmt: skip
         self.folder = folder_name(folder)
-        self.keeper_options = {
-            "mirror": mirror, "time_limit": time_limit, "disk": disk, "save": save, "keep": keep,
-        }  # fmt: skip
-        self.seed = seed
-        if plan is not None and micro_batch is None:
-            micro_batch = plan.micro_batch or None
         self._memory_cap = memory_cap
-        self.step_options: dict[str, Any] = {"micro_batch": micro_batch, "inexact": inexact}
-        self._plan = plan
+        self.step_options: dict[str, Any] = {
+            "micro_batch": self.options.first_micro_batch, "inexact": inexact,
+        }  # fmt: skip
         self._fit: GuardedFit | None = None
         self.profiling = Profiling(say)
-        teach_fit(Guard)
+        self._why_not = teach_fit(Guard)
+        if self._why_not is not None:
+            say(f"buoy.keras.Guard steps aside: {self._why_not}. The training runs without checkpoints: it cannot be "
+                "resumed, nor split when memory runs out; hint: another version of Keras, or of buoy")  # fmt: skip
+        elif is_newer():
+            say(f"{version_words()}; everything that a Guard needs is there")
 
     def __repr__(self) -> str:
         return f"<buoy.keras.Guard {self.folder}>"
 
     def _repr_html_(self) -> str:
-        from buoy.view.run_card import guard_card
+        from buoy.view.cards import guard_card
 
         return guard_card(repr(self), self.folder)
 
@@ -113,6 +109,8 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Keras calls this after every other callback's own."""
+        if self._why_not is not None:
+            return
         if self._fit is None:
             raise UsageError(
                 "buoy.keras.Guard was not asked by `model.fit`",
@@ -131,6 +129,10 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
         """A place between two steps, with the epoch's metrics."""
         if self._fit is not None:
             self._fit.epoch_ends(logs or {})
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """A validation is no part of a profile."""
+        self.profiling.leave(None, is_early=False)
 
     def on_train_end(self, logs: Any = None) -> None:
         """The last checkpoint: the finished run."""
@@ -151,8 +153,8 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
 
             set_cap(self._memory_cap, say, gpu=bool(tf.config.list_physical_devices("GPU")))
             self._memory_cap = None  # once; a second `fit` is under it already
-        keeper = Keeper(self.folder, **self.keeper_options)  # type: ignore[arg-type]
-        planned.record(self._plan, keeper.recorder.event)
+        keeper = CheckpointManager(self.folder, self.options)
+        recording.record_plan(self.options.plan, keeper.recorder.event)
         try:
             self._fit = GuardedFit(self, keeper, arguments)
             with keeper.loop():
@@ -160,5 +162,5 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
         finally:
             if self._fit is not None:
                 self._fit.close()
-            planned.compare(self._plan, keeper.recorder.event, say, "keras")
+            recording.compare(self.options.plan, keeper.recorder.event, say, "keras")
             keeper.finish()

@@ -1,36 +1,97 @@
-"""One call of `model.fit` under a guard: its data, its checkpoints, and the way back to where it was killed."""
+"""One call of `model.fit` under a guard: its data, its checkpoints, and the way back to where it was killed.
+
+The runs that this process has brought to their end itself: a further `fit` goes on from what is in memory.
+
+Only a new process, or another model or optimizer than the one that was trained, needs the checkpoint. Loading it over
+a live training would take back whatever the script has drawn or changed between two calls of `fit`.
+"""
 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import keras
 
-from buoy.checkpoint.retention import Keep
-from buoy.checkpoint.store import Checkpoint, Receipt
-from buoy.errors import UsageError
-from buoy.keras import callbacks as memory
-from buoy.keras import held, rng, state
-from buoy.keras.data import APPROXIMATE, BITWISE, SAME_DATA, Exactness, Feed
-from buoy.keras.epochs import GuardedAdapter, Position, metrics_without_a_step
-from buoy.keras.fit_arguments import callbacks_beside, feed_of, install_transaction, numbers, validation_of
-from buoy.keras.foreign_reads import tell_of_own_sets
-from buoy.keras.frozen_layers import FrozenLayers
-from buoy.keras.holdings import Holdings, stored_training
-from buoy.keras.model_reading import hidden_draws
+from buoy._compat.keras import callbacks_catch_up, functions_in, loss_tracker_of, metrics_without_a_step
+from buoy.checkpoint.retention import BestMetric, Keep
+from buoy.checkpoint.saver import Receipt
+from buoy.checkpoint.store import Checkpoint
+from buoy.errors import UsageError, trouble
+from buoy.keras.data import rng
+from buoy.keras.data.epochs import GuardedAdapter, Position
+from buoy.keras.data.loader import APPROXIMATE, BITWISE, SAME_DATA, Exactness, Feed
+from buoy.keras.data.pipeline import hidden_draws
+from buoy.keras.fit import callbacks_beside, feed_of, install_transaction, numbers, validation_of
 from buoy.keras.profile import Profile
-from buoy.microbatch.history import SizeLog
-from buoy.training.best_metric import BestMetric
-from buoy.training.keeper import Keeper
-from buoy.training.saying import say
+from buoy.keras.state import callbacks as memory
+from buoy.keras.state import state_dict
+from buoy.keras.state.tensors import Lent, as_tensor, to_tensor
+from buoy.keras.state.tracked import Holdings, stored_training, trainable_flags
+from buoy.machine import process
+from buoy.microbatch.sizing import SizeLog
+from buoy.training.manager import CheckpointManager
+from buoy.training.messages import say
 
 if TYPE_CHECKING:
     from buoy.keras.guard import Guard
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last `fit` of this process on a run folder."""
+
+    token: str | None
+    """Stands in each checkpoint that the fit made: a newest one with another token was made by somebody else."""
+    trained: bool
+    """False: the run was finished already, and its end was loaded."""
+    rng: dict[str, Any]
+    """The generators at that end: the script draws from them before the next `fit`."""
+    cell: int | None
+    model: weakref.ref[Any]
+    optimizer: weakref.ref[Any] | None
+
+    def is_in(self, model: Any) -> bool:
+        """Whether this model, with its optimizer, is the one that has the state of that end."""
+        optimizer = self.optimizer() if self.optimizer is not None else None
+        is_model: bool = self.model() is model
+        return is_model and model.optimizer is optimizer
+
+    @property
+    def is_of_this_script(self) -> bool:
+        """Trained since the script, or the notebook's cell, began: what follows is no second start of it."""
+        return self.trained and self.cell == process.running()
+
+
+_ended: dict[str, Ended] = {}
+os.register_at_fork(after_in_child=_ended.clear)  # the parent may go on with the run
+
+
+def new_token() -> str:
+    """Not from the generators of the training."""
+    return os.urandom(8).hex()
+
+
+def ended(folder: str) -> Ended | None:
+    """What this process knows of the run in this folder."""
+    return _ended.get(folder)
+
+
+def begins(folder: str) -> None:
+    """A training that does not come to its end is resumed from its checkpoint."""
+    _ended.pop(folder, None)
+
+
+def ends(folder: str, model: Any, token: str | None, *, trained: bool) -> None:
+    """The model holds the end of the run now."""
+    optimizer = weakref.ref(model.optimizer) if model.optimizer is not None else None
+    _ended[folder] = Ended(token, trained, rng.capture(), process.running(), weakref.ref(model), optimizer)
 
 
 _FEEDS = {
@@ -42,39 +103,48 @@ _FEEDS = {
 """What a person calls them."""
 
 
+_AS_THE_SCRIPT_SETS = (
+    "a resumed training starts with the layers as the script sets them; hint: decide by the epoch's number in "
+    "`on_epoch_begin`, and call `model.make_train_function(force=True)` after it"
+)
+
+
 class GuardedFit:
     """One call of `fit` under a guard."""
 
-    def __init__(self, guard: Guard, keeper: Keeper, arguments: dict[str, Any]) -> None:
+    def __init__(self, guard: Guard, keeper: CheckpointManager, arguments: dict[str, Any]) -> None:
         self._guard, self._keeper, self._arguments = guard, keeper, arguments
         self._model = arguments["self"]
         self._holdings = Holdings(self._model)
         self._checkpoint: Checkpoint | None = keeper.newest()
         stored = stored_training(self._checkpoint, "Guard")
-        self._before = held.ended(keeper.folder)
+        self._before = ended(keeper.folder)
         self._is_live = stored is not None and self._goes_on_from_memory(stored)
-        self._token = held.new_token()
+        self._token = new_token()
         """Stands in every checkpoint of this `fit`."""
         self._rng_before = self._before.rng if self._is_live and self._before is not None else None
         """At the end of the `fit` before this one, of the same run."""
         self.resumed = stored is not None and not self._is_live
         with self._reading("what the Guard kept of itself"):
-            self._seed = rng.run_seed(guard.seed, stored)
+            self._seed = rng.run_seed(guard.options.seed, stored)
             place = Position.of(stored["position"]) if stored else None
         self._feed: Feed = feed_of(arguments, self._seed, say)
         self._exactness = self._feed.exactness
         position = place or Position(epoch=arguments["initial_epoch"])
         self.adapter = GuardedAdapter(self._feed, position, self._between_steps)
         self._callbacks = callbacks_beside(guard, arguments)
-        self._memory = memory.Memory(self._callbacks)
+        self._memory = memory.Memory(self._callbacks, say)
         self._list: Any = None
         self._holdings.build(self._feed.dataset.element_spec)
-        self._frozen = FrozenLayers(self._model)
+        self._flags = trainable_flags(self._model)
+        self._is_thaw_told = False
         self._resume_inside = False
         self._places = self._holdings.places_in_weights_file()
         self._validation: Any = validation_of(arguments, self._seed, say)
         if stored is not None:
             self._resume(stored)
+        elif (unbuilt := self._holdings.unbuilt()) is not None:
+            say(unbuilt)
         event = partial(keeper.recorder.event, path=keeper.folder)  # a kernel trains several runs
         self._transaction = install_transaction(self._model, guard.step_options, event, say)
         if self._transaction is not None:
@@ -85,7 +155,7 @@ class GuardedFit:
             elif "micro_batch" in self._checkpoint.names:
                 with self._reading("what was saved of its micro-batches"):
                     self._transaction.resume(self._stored("micro_batch"))
-        self._best_metric = BestMetric(guard.keeper_options["keep"], say)  # type: ignore[arg-type]
+        self._best_metric = BestMetric(guard.options.keep, say)
         self._model_was_read = self._told_trouble = False
         self.wish: tuple[str, str | None] | None = None
         """(reason, name to pin it under) of a checkpoint to make after this batch."""
@@ -97,16 +167,15 @@ class GuardedFit:
         stored = stored_training(self._checkpoint, "Guard")
         if stored is not None and self._nothing_to_train(stored):
             return self._trains_nothing(stored)
-        held.begins(self._keeper.folder)
-        self._keeper.expect(self._items(), state.as_tensor)
+        begins(self._keeper.folder)
+        self._keeper.expect(self._items(), as_tensor)
         self._is_finite()  # what every checkpoint asks: a run that can keep none must end before its first step
         arguments = {
             **self._arguments, "x": self.adapter, "y": None, "sample_weight": None, "class_weight": None,
             "shuffle": False, "initial_epoch": position.epoch, "callbacks": self._callback_list(),
         }  # fmt: skip
         others = getattr(self._feed, "tell_of_others", nullcontext)
-        own = tell_of_own_sets(self._feed.dataset, lambda: self.adapter.position.step, say)
-        with metrics_without_a_step(self._model), others(), own:
+        with metrics_without_a_step(self._model), others():
             return original(**arguments)
 
     def close(self) -> None:
@@ -153,7 +222,7 @@ class GuardedFit:
     def training_ends(self, logs: dict[str, Any]) -> None:
         """After the other callbacks had their last word, and Keras its averaged weights."""
         self._try_to_save("finished", metrics=numbers(logs), finished=True)
-        held.ends(self._keeper.folder, self._model, self._token, trained=True)
+        ends(self._keeper.folder, self._model, self._token, trained=True)
 
     def _between_steps(self) -> None:
         if not self._model_was_read:
@@ -165,15 +234,14 @@ class GuardedFit:
         self._guard.profiling.between_steps(self.adapter.position.step, self._new_profile)
 
     def _new_profile(self) -> Profile:
-        beside = [callback for callback in self._list.callbacks if callback is not self._guard]
-        return Profile(self._keeper, [self._model], [self._model.optimizer], beside)
+        return Profile(self._keeper.folder, [self._model], [self._model.optimizer])
 
     def _try_to_save(self, reason: str, **more: Any) -> None:
         """A checkpoint that cannot be made must not end the training; the one before stands."""
         try:
             self.save(reason, **more)
         except Exception as error:  # noqa: BLE001 - a callback's own state_dict may raise anything
-            words = f"step {self.adapter.position.step} is not saved, the training goes on: {error}"
+            words = f"step {self.adapter.position.step} was not saved; training continues: {error}"
             self._keeper.recorder.event("trouble", what=words)
             if not self._told_trouble:
                 say(words)
@@ -183,16 +251,16 @@ class GuardedFit:
     def _read_model(self) -> None:
         """After the first step, when its graph is there: does the model draw numbers that nobody can save?"""
         self._model_was_read = True
-        self._frozen.look()
         try:
-            drawn = hidden_draws([self._model.train_function, self._transaction])
+            traced = self._transaction.traced() if self._transaction is not None else None
+            drawn = hidden_draws(functions_in(self._model.train_function) if traced is None else traced)
         except Exception as error:  # noqa: BLE001 - another version of TensorFlow keeps its graphs elsewhere
-            self._keeper.recorder.event("trouble", what=f"the training step could not be read: {error!r}")
+            trouble("whether the training step draws", error)
             return
         if drawn and self._exactness.grade == BITWISE:
             self._exactness = Exactness(
                 SAME_DATA,
-                f"the training step draws from TensorFlow's hidden generators ({drawn[0]}), which cannot be saved",
+                f"the training step draws from TensorFlow's hidden RNGs ({drawn[0]}), which cannot be saved",
                 "use keras.random with a keras.random.SeedGenerator kept in the layer",
             )
             self._say_exactness()
@@ -214,9 +282,7 @@ class GuardedFit:
     ) -> Receipt:
         """Hand everything over to the keeper."""
         # Callbacks that run beside the training catch up first.
-        if getattr(self._list, "_async_train", False):
-            for name in ("_flush_futures", "_clear_futures"):  # the second is what Keras 3.8 calls it
-                getattr(self._list, name, lambda: None)()
+        callbacks_catch_up(self._list)
         return self._keeper.save(
             self._items(finished),
             step=self.adapter.position.step,
@@ -226,12 +292,12 @@ class GuardedFit:
             pin=pin,
             finished=finished,
             finite=self._is_finite(),
-            as_tensor=state.as_tensor,
+            as_tensor=as_tensor,
         )
 
     def _is_finite(self) -> bool | None:
         """Whether the mean loss of this epoch is a finite number; None before its first step."""
-        tracker = getattr(self._model, "_loss_tracker", None)
+        tracker = loss_tracker_of(self._model)
         if tracker is None or not any(_numbers(tracker.count)):
             return None
         return all(map(isfinite, _numbers(tracker.total)))
@@ -251,7 +317,7 @@ class GuardedFit:
             "data": {"kind": type(self._feed).__name__, "state": self._feed.state(position.offset)},
             "validation": self._validation.state() if self._validation is not None else None,
             "callbacks": self._memory.state(),
-            "frozen": self._frozen.state(),
+            "frozen": self._changed_flags(),
             "weights_file": self._places,
             "exactness": {"grade": exactness.grade, "reason": exactness.reason},
         }
@@ -261,6 +327,16 @@ class GuardedFit:
         if self._transaction is not None:
             items["micro_batch"] = self._transaction.state_dict()
         return items
+
+    def _changed_flags(self) -> list[bool]:
+        """The `trainable` of every layer, where a callback has changed what the script set; else nothing."""
+        now = trainable_flags(self._model)
+        if now == self._flags:
+            return []
+        if not self._is_thaw_told:
+            self._is_thaw_told = True
+            say(f"a callback froze or unfroze layers, which a resume does not restore: {_AS_THE_SCRIPT_SETS}")
+        return now
 
     # -- resuming ---------------------------------------------------------------------------------------------
 
@@ -290,7 +366,7 @@ class GuardedFit:
         self._resume_inside = position.batch > 0
         if not self._nothing_to_train(stored):
             memory.drop_rows_to_come(self._callbacks, stored["callbacks"], position.epoch)
-            say(f"resuming after step {position.step}: {self._place()}")
+            say(f"resumed from step {position.step} ({self._place()})")
 
     def _goes_on_from_memory(self, stored: dict[str, Any]) -> bool:
         """Whether the model itself is where the run is: nothing is loaded over it, nor over what the script drew."""
@@ -310,15 +386,19 @@ class GuardedFit:
         return f"epoch {position.epoch + 1}, batch {position.batch + 1}"
 
     def _load_state(self) -> list[str]:
-        """Returns what begins anew, in words."""
+        """Returns what starts over, in words."""
         assert self._checkpoint is not None
         names = [
             name for name in self._checkpoint.names if name == "model" or name.startswith(("optim", "metr"))
         ]
         value = self._checkpoint.value
         with self._reading("what was saved of the model"):
-            anew = self._holdings.load({name: value(name, state.Lent) for name in names})  # type: ignore[misc]
-            self._frozen.load(self._stored("training").get("frozen", []))
+            anew = self._holdings.load({name: value(name, Lent) for name in names})  # type: ignore[misc]
+            frozen = self._stored("training").get("frozen") or self._flags
+        if frozen != self._flags:
+            anew.append(
+                f"a callback had frozen or unfrozen layers before this checkpoint: {_AS_THE_SCRIPT_SETS}"
+            )
         return anew
 
     def _remind(self) -> list[str]:
@@ -334,7 +414,7 @@ class GuardedFit:
 
     def _stored(self, name: str) -> Any:
         assert self._checkpoint is not None
-        return self._checkpoint.value(name, state.to_tensor)
+        return self._checkpoint.value(name, to_tensor)
 
     # -- nothing to do ----------------------------------------------------------------------------------------
 
@@ -358,7 +438,7 @@ class GuardedFit:
         if stored["finished"] and not self._is_live:
             position = self.adapter.position
             self._feed.close(position.epoch, position.number, position.offset)
-            held.ends(self._keeper.folder, self._model, stored.get("token"), trained=False)
+            ends(self._keeper.folder, self._model, stored.get("token"), trained=False)
         history = next(each for each in self._callbacks if isinstance(each, keras.callbacks.History))
         history.set_model(self._model)
         history.set_params({"verbose": 0, "epochs": stored["epochs"], "steps": self._feed.batches})
@@ -405,13 +485,13 @@ class GuardedFit:
         return self._list
 
     def _keeps_best(self) -> bool:
-        keep = self._guard.keeper_options["keep"]
+        keep = self._guard.options.keep
         return isinstance(keep, Keep) and keep.best is not None
 
 
 def _numbers(variable: Any) -> list[float]:
     """A variable's value; of a distributed one each replica's."""
-    return [float(part.numpy()) for part in state.state_of(variable).values()]
+    return [float(part.numpy()) for part in state_dict.state_of(variable).values()]
 
 
 def _epochs(count: int) -> str:

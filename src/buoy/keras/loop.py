@@ -10,22 +10,30 @@ from typing import Any
 
 import keras
 
-from buoy.checkpoint.retention import Keep
-from buoy.checkpoint.store import Receipt
+from buoy._compat.keras import why_not
+from buoy.checkpoint.retention import BestMetric, Keep
+from buoy.checkpoint.saver import Receipt
 from buoy.errors import UsageError
 from buoy.flight.profile import Profiling
-from buoy.keras import rng, state
-from buoy.keras.data import BITWISE, Feed, feed_for
-from buoy.keras.epochs import Position
-from buoy.keras.holdings import refuse_others, stored_training
+from buoy.keras.data import rng
+from buoy.keras.data.epochs import Position
+from buoy.keras.data.loader import BITWISE, Feed, feed_for
 from buoy.keras.profile import Profile
-from buoy.keras.tape import Gradients
-from buoy.keras.tracked import Beside, Stored, Tracked, tracked, trains_along
-from buoy.microbatch.history import SizeLog
-from buoy.training.arguments import check, folder_name
-from buoy.training.best_metric import BestMetric
-from buoy.training.keeper import Keeper
-from buoy.training.saying import say
+from buoy.keras.state.tensors import as_tensor, to_tensor
+from buoy.keras.state.tracked import (
+    Beside,
+    Stored,
+    Tracked,
+    refuse_others,
+    stored_training,
+    tracked,
+    trains_along,
+)
+from buoy.keras.step.tape import Gradients
+from buoy.microbatch.sizing import SizeLog
+from buoy.training.manager import CheckpointManager
+from buoy.training.messages import say
+from buoy.training.options import Options, folder_name
 
 
 class Loop:
@@ -51,10 +59,17 @@ class Loop:
         keep: Keep | int | None = None,
         seed: int | None = None,
     ) -> None:
-        check(seed=seed, mirror=mirror, disk=disk)
-        self._keeper = Keeper(
-            folder_name(folder), mirror=mirror, time_limit=time_limit, disk=disk, save=save, keep=keep
-        )
+        if (why := why_not("resume")) is not None:
+            raise UsageError(
+                f"buoy.keras.Loop cannot be used: {why}",
+                received=f"Keras {keras.__version__}",
+                expected="a version that buoy knows",
+                hint="another version of Keras, or of buoy; nothing was trained",
+            )
+        options = Options(
+            mirror=mirror, time_limit=time_limit, disk=disk, save=save, keep=keep, seed=seed,
+        )  # fmt: skip
+        self._keeper = CheckpointManager(folder_name(folder), options)
         try:
             self._checkpoint = self._keeper.newest()
             stored = stored_training(self._checkpoint, "Loop")
@@ -121,13 +136,16 @@ class Loop:
         """The epochs that are left of `count`; the last checkpoint is made after the last one."""
         position = self._position
         if position.epoch >= count:
-            say(f"all {count} epochs are done already (step {position.step}); nothing is left to do")
+            say(f"training is already complete ({count} epochs, step {position.step})")
             self._keeper.finish()
             return
         if self.resumed:
-            say(f"going on from step {position.step}, epoch {position.epoch + 1}")
+            place = f"epoch {position.epoch + 1}" + (
+                f", batch {position.batch + 1}" if position.batch else ""
+            )
+            say(f"resumed from step {position.step} ({place})")
         self._epoch_began = rng.capture()  # counted in what a checkpoint takes
-        self._keeper.expect(self._items(), state.as_tensor)
+        self._keeper.expect(self._items(), as_tensor)
         try:
             with self._keeper.loop():
                 while position.epoch < count:
@@ -194,7 +212,7 @@ class Loop:
     def _new_profile(self) -> Profile:
         models = [each for each in self._objects if isinstance(each, keras.layers.Layer)]
         optimizers = [each for each in self._objects if isinstance(each, keras.optimizers.Optimizer)]
-        return Profile(self._keeper, models, optimizers)
+        return Profile(self._keeper.folder, models, optimizers)
 
     def _begin_epoch(self) -> None:
         """After a resume the script draws on its way to the batches what it drew the first time."""
@@ -232,7 +250,7 @@ class Loop:
         metrics, self._metrics = self._metrics, {}
         if not self._told_of_optimizer and trains_along(self._objects):
             self._told_of_optimizer = True
-            say("the optimizer of a tracked model trains it (train_on_batch) and is not tracked: it begins anew after "
+            say("the optimizer of a tracked model trains it (train_on_batch) and is not tracked: it starts over after "
                 "a resume; hint: `model.optimizer.build(model.trainable_variables)`, then "
                 "`loop.track(optimizer=model.optimizer)`")  # fmt: skip
         return self._keeper.save(
@@ -243,7 +261,7 @@ class Loop:
             metrics=metrics,
             pin=pin,
             finished=finished,
-            as_tensor=state.as_tensor,
+            as_tensor=as_tensor,
         )
 
     def _items(self) -> dict[str, Any]:
@@ -283,4 +301,4 @@ class Loop:
 
     def _stored(self, name: str) -> Any:
         assert self._checkpoint is not None
-        return self._checkpoint.value(name, state.to_tensor)
+        return self._checkpoint.value(name, to_tensor)

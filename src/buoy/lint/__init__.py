@@ -3,8 +3,8 @@
 sources.py     bytes to a Document: scripts, notebooks with their magics, Markdown fences
 collector.py   one pass over the syntax trees into facts.py
 timing.py      before, in or after training: what a failure costs
-fold.py        numbers, sizes and path endings that the source states
-rules/         one file per rule, small functions over the facts; docs/rules/ has a page for each
+constants.py   numbers, sizes and path endings that the source states
+rules/         the rules in families, small functions over the facts; docs/rules/ has a page for each
 engine.py      files in, diagnostics out
 fixer.py       the edits, byte for byte
 """

@@ -1,4 +1,4 @@
-"""Gradient accumulation as people write it: `if (i + 1) % n == 0: optimizer.step()` inside a loop."""
+"""Gradient accumulation as it is usually written: `if (i + 1) % n == 0: optimizer.step()` inside a loop."""
 
 from __future__ import annotations
 

@@ -6,9 +6,8 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from buoy.lint.document import Document
-from buoy.lint.exported_magic import read_magic
 from buoy.lint.facts import Binding, Block, Call, Facts, Scope, Seen, dotted_name
+from buoy.lint.sources import Document, read_magic
 
 _EVAL_CALLS = frozenset({"exec", "globals", "locals", "vars", "execfile"})
 

@@ -58,7 +58,7 @@ def _nearest(start: str) -> tuple[str, Any]:
                     f"cannot read {path}",
                     received=str(error),
                     expected="TOML",
-                    hint="mend or remove the file",
+                    hint="fix or remove the file",
                 ) from None
             tools = content.get("tool", {})
             tools = tools if isinstance(tools, dict) else {}

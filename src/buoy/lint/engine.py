@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from buoy.errors import UsageError
 from buoy.lint import ignores, rules
 from buoy.lint.collector import collect
-from buoy.lint.document import Document, Problem
 from buoy.lint.facts import Facts
 from buoy.lint.model import Diagnostic, Finding, Place, Rule, Span, fingerprint
-from buoy.lint.sources import MAX_FILE, Unreadable, read_document
+from buoy.lint.sources import MAX_FILE, Document, Problem, Unreadable, read_document
 from buoy.lint.target import Target
 from buoy.machine.files import read_bounded
 
@@ -77,7 +76,7 @@ def find_files(paths: Sequence[str], exclude: Sequence[Exclude] = ()) -> Iterato
         for found in _walk(path) if os.path.isdir(path) else [path]:
             below = os.path.isabs(found) and found.startswith(os.getcwd() + os.sep)
             shown = os.path.relpath(found) if below else os.path.normpath(found)
-            # A link and its target are one file: mended twice it would be damaged.
+            # A link and its target are one file: fixed twice it would be damaged.
             real = os.path.realpath(found)
             if real not in seen and not any(item.matches(shown) for item in exclude):
                 seen.add(real)

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from buoy.lint.document import Document
 from buoy.lint.ignores import Ignores
+from buoy.lint.sources import Document
 
 _BUILTINS = frozenset(dir(builtins)) | {
     "__file__",
@@ -222,7 +222,7 @@ class Facts:
 
     def values(self, node: ast.AST, block: Block) -> list[ast.expr | None]:
         """Everything that was ever assigned to the name or attribute, seen from a block; None for what
-        cannot be told.
+        is unknown.
         """
         return [binding.value for binding in self.bindings(node, block)]
 

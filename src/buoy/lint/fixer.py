@@ -1,4 +1,4 @@
-"""Applies fixes to a file's bytes: only the source under the finding changes, and what parsed before parses after."""
+"""`--fix` and `--diff`: edits the source under a finding and nothing else; what parsed before parses after."""
 
 from __future__ import annotations
 
@@ -8,19 +8,31 @@ import json.decoder
 import json.scanner
 import os
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from buoy.lint.document import Document
+from buoy.lint import engine
 from buoy.lint.model import Diagnostic, Edit
-from buoy.lint.sources import Unreadable, code_sources, decode, encoding_of, load_notebook, read_document
+from buoy.lint.sources import (
+    Document,
+    Unreadable,
+    code_sources,
+    decode,
+    encoding_of,
+    load_notebook,
+    read_document,
+)
+from buoy.lint.target import Target
+from buoy.text import joined, visible
 
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 
 
 def fixable(diagnostics: Sequence[Diagnostic], unsafe: bool) -> list[Diagnostic]:
-    """Those that `--fix` (or `--unsafe-fixes`) would mend."""
+    """Those that `--fix` (or `--unsafe-fixes`) would fix."""
     wanted = ("safe", "unsafe") if unsafe else ("safe",)
     return [item for item in diagnostics if item.fix is not None and item.fix.safety in wanted]
 
@@ -28,9 +40,9 @@ def fixable(diagnostics: Sequence[Diagnostic], unsafe: bool) -> list[Diagnostic]
 def apply(
     path: str, data: bytes, diagnostics: Sequence[Diagnostic], unsafe: bool
 ) -> tuple[bytes, list[Diagnostic]]:
-    """The mended bytes, and what was mended; a fix that would not parse as well as before is left out.
+    """The fixed bytes, and what was fixed; a fix that would not parse as well as before is left out.
 
-    Overlapping fixes wait for the next round: the caller checks again until nothing is left to mend.
+    Overlapping fixes wait for the next round: the caller checks again until nothing is left to fix.
     """
     document = read_document(path, data)
     chosen: list[Diagnostic] = []
@@ -209,3 +221,108 @@ def _space_before(text: str, position: int) -> str:
     while start and text[start - 1] in " \t\r\n":
         start -= 1
     return text[start:position]
+
+
+_MOST_ROUNDS = 10
+_CONTEXT = 3
+
+
+class Mender:
+    """Mends the files of one report."""
+
+    def __init__(
+        self,
+        target: Target,
+        codes: set[str],
+        *,
+        unsafe: bool,
+        diff: bool,
+    ) -> None:
+        self._target, self._codes = target, codes
+        self._unsafe, self._diff = unsafe, diff
+        self.mended = 0
+        """Findings fixed, or that would be."""
+        self.unwritten = False
+        """A fixed file could not be written."""
+
+    def mend(self, report: engine.Report) -> engine.Report:
+        """Fix what can be fixed; the report of what is left."""
+        left = engine.Report(files=report.files)
+        by_path: dict[str, list[Diagnostic]] = {}
+        for item in report.diagnostics:
+            by_path.setdefault(item.path, []).append(item)
+        for path, diagnostics in by_path.items():
+            if fixable(diagnostics, self._unsafe):
+                diagnostics = self._file(path, diagnostics)
+            left.diagnostics += diagnostics
+        verb = "would fix" if self._diff else "fixed"
+        sys.stderr.write(f"{verb} {self.mended} finding{'s' if self.mended != 1 else ''}\n")
+        return left
+
+    def _file(self, path: str, found: list[Diagnostic]) -> list[Diagnostic]:
+        left, done, before = found, 0, b""
+        try:
+            before = data = engine.read_file(path)
+            for _ in range(_MOST_ROUNDS):
+                data, mended = apply(path, data, left, self._unsafe)
+                if not mended:
+                    break
+                done += len(mended)
+                left = engine.check_source(path, data, self._target, self._codes)
+        except Unreadable as error:
+            sys.stderr.write(f"buoy: {visible(path)} was not fixed: {error}\n")
+            return found
+        if data != before and self._diff:
+            _show(path, before, data)
+        elif data != before:
+            try:
+                write(path, data)
+            except OSError as error:
+                sys.stderr.write(
+                    f"buoy: {visible(path)} was not fixed: {error.strerror}; `--diff` shows the change\n"
+                )
+                self.unwritten = True
+                return found
+        self.mended += done
+        return [self._without_refused_fix(item) for item in left]
+
+    def _without_refused_fix(self, item: Diagnostic) -> Diagnostic:
+        """A fix that was tried and did not fit is offered no more."""
+        return replace(item, fix=None) if fixable([item], self._unsafe) else item
+
+
+def _show(path: str, before: bytes, after: bytes) -> None:
+    """Print a patch, byte for byte, so that `patch -p0` and `git apply -p0` take it; for a terminal one to read."""
+    # Each byte as a character, so that no encoding and no exotic line end gets in the way.
+    old, new = (data.decode("latin-1") for data in (before, after))
+    text = "".join(_patch(_file_name(path), old, new)).encode("latin-1")
+    sys.stdout.flush()
+    if sys.stdout.isatty():
+        sys.stdout.write(joined(text.decode("utf-8", "replace").split("\n")))
+        return
+    buffer = getattr(sys.stdout, "buffer", None)
+    if buffer is not None:
+        buffer.write(text)
+    else:
+        sys.stdout.write(text.decode("utf-8", "replace"))
+
+
+def _file_name(path: str) -> str:
+    """As patches write it, a character for each byte: with quotes and C's escapes where it is no plain name."""
+    name = os.fsencode(path).decode("latin-1")
+    if path.isprintable():
+        return name
+    return '"' + name.encode("unicode_escape").decode("ascii").replace('"', '\\"') + '"'
+
+
+def _patch(path: str, old: str, new: str) -> Iterator[str]:
+    from difflib import unified_diff
+
+    for line in unified_diff(_lines(old), _lines(new), path, path, n=_CONTEXT):
+        yield line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"
+
+
+def _lines(text: str) -> list[str]:
+    """Cut at line feeds alone, as `patch` does."""
+    pieces = text.split("\n")
+    return [piece + "\n" for piece in pieces[:-1]] + ([pieces[-1]] if pieces[-1] else [])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from buoy.lint.document import Document
 from buoy.lint.model import Edit, Finding, Fix, Rule, Span
+from buoy.lint.sources import Document
 
 RULE = Rule("BY002", "unused-ignore", "a `# buoy: ignore` comment hides nothing")
 _COMMENT = re.compile(r"#\s*buoy:\s*ignore(?:\[(?P<words>[^\]]*)\])?")

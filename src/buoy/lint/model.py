@@ -1,4 +1,4 @@
-"""What a finding is: a rule's statement about a span of source, with its severity, its hint and perhaps its mend."""
+"""What a finding is: a rule's statement about a span of source, with its severity, its hint and perhaps its fix."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """How a finding can be mended."""
+    """How a finding can be fixed."""
 
     title: str
     edits: tuple[Edit, ...]
@@ -44,7 +44,7 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A position as people name it: line in the file, or cell and line inside the cell; both from 1,
+    """A position as users name it: line in the file, or cell and line inside the cell; both from 1,
     as is the column.
     """
 
@@ -85,7 +85,7 @@ class Diagnostic:
     """One finding in one file, complete: what every renderer prints."""
 
     path: str
-    """As the person would write it: relative to the working folder, `-` for standard input."""
+    """As the user would write it: relative to the working folder, `-` for standard input."""
     code: str
     name: str
     severity: Severity

@@ -6,8 +6,8 @@ import ast
 from dataclasses import dataclass
 from typing import Literal
 
+from buoy.lint.constants import epochs_of, range_length
 from buoy.lint.facts import Block, Call, Facts
-from buoy.lint.fold import epochs_of, range_length
 
 When = Literal["before", "in", "after"]
 

@@ -1,18 +1,160 @@
-"""The control group a process lives in: memory limit, use and kills, CPU quota, number of processes.
+"""The control group of a process: memory limit, use and kills, CPU quota, number of processes.
 
 The kernel counts an OOM kill in the victim's own group; version 2 adds it to every group above, version 1
 does not. So kills and members are read in the process's own group, whichever group above sets the limit.
-Limit, use and peak belong together: those come from the group with the smallest limit.
+Limit, use and peak belong together: those come from the group with the smallest limit. Versions 1 and 2, hybrids,
+namespaces and bind mounts are found.
 """
 
 from __future__ import annotations
 
 import os
 
-from buoy.machine import colab
-from buoy.machine.cgroup_tree import Groups, descend, groups_of
+from buoy.machine.files import READ
 from buoy.machine.host import parse_pressure
 from buoy.machine.procfs import FileReader, field, read_bytes, to_int
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_MOST_GROUPS = 256
+_MOST_PIDS = 4096
+
+# The file whose presence shows that a controller is at work in a folder.
+_SIGNS = {
+    ("memory", 1): "memory.usage_in_bytes",
+    ("memory", 2): "memory.current",
+    ("cpu", 1): "cpu.cfs_quota_us",
+    ("cpu", 2): "cpu.stat",
+    ("pids", 1): "pids.current",
+    ("pids", 2): "pids.current",
+}
+
+
+class Groups:
+    """The folders of one controller for one process: its own group first, then those above."""
+
+    __slots__ = ("_prefix", "folders", "version")
+
+    def __init__(self, version: int, folders: list[str], root: str = "/") -> None:
+        self.version = version
+        self.folders = folders
+        self._prefix = root.rstrip("/")
+
+    def shown(self, folder: str) -> str:
+        """The folder as a user on that machine would name it."""
+        return folder[len(self._prefix) :] if folder.startswith(self._prefix) else folder
+
+
+def groups_of(pid: int, controller: str, root: str = "/") -> Groups | None:
+    """The groups of `pid` for `memory`, `cpu` or `pids`; None when the controller is not to be seen."""
+    for version, group, mounted, mount_point in _candidates(pid, controller, root):
+        top = root.rstrip("/") + mount_point.rstrip("/")
+        sign = _SIGNS[controller, version]
+        way_up = _way_up(top, _below_mount(group, mounted))
+        folders = [folder for folder in way_up if _exists(f"{folder}/{sign}")]
+        if folders:
+            return Groups(version, folders, root)
+    return None
+
+
+def descend(folder: str) -> list[int] | None:
+    """The processes in a group and in all below it; None when some cannot be read or there are too many."""
+    found: list[int] = []
+    folders = [folder]
+    for here in folders:
+        data = read_bytes(here + "/cgroup.procs", 1 << 17)
+        if not data and not _readable(here + "/cgroup.procs"):
+            return None
+        for word in data.split():
+            pid = to_int(word)
+            if pid is None:
+                return None
+            found.append(pid)
+        try:
+            with os.scandir(here) as entries:
+                folders.extend(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
+        except (OSError, ValueError):
+            return None
+        if len(found) > _MOST_PIDS or len(folders) > _MOST_GROUPS:
+            return None
+    return found
+
+
+def _candidates(pid: int, controller: str, root: str) -> list[tuple[int, str, str, str]]:
+    """(version, group, root of the mount, mount point); version 1 first: what is bound there is not in 2."""
+    mounts = _mounts(root)
+    ones, twos = [], []
+    for line in read_bytes(f"{root.rstrip('/')}/proc/{pid}/cgroup").decode("utf-8", "replace").split("\n"):
+        number, _, rest = line.partition(":")
+        controllers, separator, group = rest.partition(":")
+        if not separator or not group.startswith("/"):
+            continue
+        for version, options, mounted, mount_point in mounts:
+            if version == 1 and controller in controllers.split(",") and controller in options:
+                ones.append((1, group, mounted, mount_point))
+            elif version == 2 and number == "0" and not controllers:
+                twos.append((2, group, mounted, mount_point))
+    return ones + twos
+
+
+def _mounts(root: str) -> list[tuple[int, list[str], str, str]]:
+    """(version, controllers, root of the mount, mount point) of every cgroup file system we see."""
+    found = []
+    data = read_bytes(root.rstrip("/") + "/proc/self/mountinfo", 1 << 20)
+    for line in data.decode("utf-8", "replace").split("\n"):
+        before, _, after = line.partition(" - ")
+        left, right = before.split(" "), after.split(" ")
+        if len(left) >= 5 and right[0] in ("cgroup", "cgroup2"):
+            version = 2 if right[0] == "cgroup2" else 1
+            found.append((version, right[-1].split(","), _unescape(left[3]), _unescape(left[4])))
+    return found
+
+
+def _below_mount(group: str, mounted: str) -> str:
+    """The part of a group's path that lies below the mount; empty when the group is not to be seen there."""
+    if ".." in group.split("/") or mounted.startswith("/.."):  # outside our cgroup namespace
+        return ""
+    if mounted == "/":
+        return group.strip("/")
+    if group == mounted or group.startswith(mounted + "/"):
+        return group[len(mounted) :].strip("/")
+    return ""
+
+
+def _way_up(top: str, below: str) -> list[str]:
+    folders = [top]
+    for part in below.split("/") if below else ():
+        folders.append(f"{folders[-1]}/{part}")
+    # The path belongs to another namespace's view: only the mount itself is sure.
+    if not _exists(folders[-1]):
+        return [top]
+    return folders[::-1]
+
+
+def _exists(path: str) -> bool:
+    try:
+        os.stat(path)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _readable(path: str) -> bool:
+    try:
+        os.close(os.open(path, READ))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _unescape(text: str) -> str:
+    """Mount points write blanks as octal."""
+    for octal, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(octal, char)
+    return text
+
 
 _NO_LIMIT = 1 << 60  # version 1 writes the largest page-aligned number for "unlimited"
 
@@ -117,7 +259,7 @@ class Cgroup:
         return to_int(self._peak.read(32))
 
     def oom_kills(self) -> int | None:
-        """Processes of the own group killed for want of memory, ever; only a difference says something."""
+        """Processes of the own group killed for lack of memory, ever; only a difference says something."""
         return field(self._kills[0].read(512), b"oom_kill")
 
     def parent_oom_kills(self) -> list[tuple[str, int | None]]:
@@ -208,7 +350,7 @@ class Cgroup:
 def find(pid: int, root: str = "/") -> Cgroup | None:
     """The memory group of a process; None when there is no memory controller to be seen."""
     memory = groups_of(pid, "memory", root)
-    others = colab.memory_events_paths(os.environ, root)
+    others = colab_memory_events(os.environ, root)
     for path in others:
         folder = os.path.dirname(path)
         if memory is not None and folder in memory.folders:
@@ -230,3 +372,55 @@ def find(pid: int, root: str = "/") -> Cgroup | None:
 def _room(pair: tuple[int | None, int | None]) -> float:
     current, most = pair
     return float("inf") if most is None or current is None else most - current
+
+
+# Colab: a second memory cgroup for kernels, and a file of kills. Read in a copy of its oom_monitor.sh, not tried live:
+# the files named in CGROUP_MEMORY_EVENTS (blanks between) are polled each second; a change of their summed `oom_kill`
+# appends `epoch,2,oom_kill=N` to /var/colab/events.
+COLAB_EVENTS = "/var/colab/events"
+_COLAB_KERNELS = "/var/colab/cgroup/jupyter-children/memory.events"
+_EVENTS_MOST_BYTES = 65536
+_EVENTS_MOST_LINES = 200
+
+
+def colab_memory_events(environ: Mapping[str, str], root: str = "/") -> list[str]:
+    """The `memory.events` files of a Colab session that exist, below `root`; empty elsewhere."""
+    named = environ.get("CGROUP_MEMORY_EVENTS", "").split() or [_COLAB_KERNELS]
+    paths = [root.rstrip("/") + name for name in named if name.startswith("/") and ".." not in name]
+    return [path for path in paths if path.endswith("/memory.events") and os.path.exists(path)]
+
+
+class ColabEvents:
+    """Lines that Colab adds to its event file from now on."""
+
+    def __init__(self, root: str = "/") -> None:
+        self._path = root.rstrip("/") + COLAB_EVENTS
+        try:
+            self._offset = os.stat(self._path).st_size
+        except (OSError, ValueError):
+            self._offset = 0  # the file appears with the first event
+
+    @property
+    def readable(self) -> bool:
+        """Whether this machine has such a file, or the folder in which Colab would make it."""
+        return os.access(self._path, os.R_OK) or os.access(os.path.dirname(self._path), os.R_OK)
+
+    def read_new(self) -> list[str]:
+        """Whole lines since the last call, without control bytes."""
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except (OSError, ValueError):
+            return []
+        try:
+            if os.fstat(fd).st_size < self._offset:  # started over
+                self._offset = 0
+            data = os.pread(fd, _EVENTS_MOST_BYTES, self._offset)
+        except OSError:
+            return []
+        finally:
+            os.close(fd)
+        end = data.rfind(b"\n") + 1
+        self._offset += end if end or len(data) < _EVENTS_MOST_BYTES else len(data)
+        lines = data[:end].decode("ascii", "replace").split("\n")
+        shown = ["".join(char if char.isprintable() else " " for char in line)[:200] for line in lines]
+        return [line for line in shown if line.strip()][:_EVENTS_MOST_LINES]

@@ -1,4 +1,4 @@
-"""Room on disk, also where the file system does not tell the truth, and what kind of file system it is."""
+"""Room on disk, also where the file system reports the wrong numbers, and what kind of file system it is."""
 
 from __future__ import annotations
 

@@ -3,16 +3,64 @@
 Everything that goes into a run folder or a mirror is written here, and read: regular files only, nobody waits for a
 pipe, and no more is read than a reader has room for. Others may be able to write beside it, as in /tmp or
 on a shared disk: a new file must be new, a link is refused on the way to it, and what another user made is not used.
-The sidecar and the writer import this file, so it stays with the cheap parts of the standard library.
+Values in JSON are handed out only as far as a reader can use them: no NaN, no 10**400, no half a character.
+
+Recording and saving need Linux, but a run can be looked at on a Mac or on Windows. Windows has no O_CLOEXEC (what is
+opened is not inherited there), no folders that can be opened, no pread, and changes line ends unless told not to.
+The sidecar and the writer import this file, so it uses only the cheap parts of the standard library.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
 import stat
+from _thread import allocate_lock
 
-from buoy.machine.system import IS_FOLDER, NO_LINK, NO_WAIT, NOT_INHERITED, READ, read_at
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NOT_INHERITED = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+NO_WAIT = getattr(os, "O_NONBLOCK", 0)
+IS_FOLDER = getattr(os, "O_DIRECTORY", 0)
+"""0 where folders cannot be opened."""
+READ = os.O_RDONLY | NOT_INHERITED
+
+TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+"""Clock ticks in a second, as /proc counts."""
+PAGE = os.sysconf("SC_PAGESIZE") if hasattr(os, "sysconf") else 4096
+
+_seeking = allocate_lock()  # several threads may read one file, which has one position
+
+
+def _seek_and_read(descriptor: int, size: int, at: int) -> bytes:
+    with _seeking:
+        os.lseek(descriptor, at, os.SEEK_SET)
+        return os.read(descriptor, size)
+
+
+read_at = os.pread if hasattr(os, "pread") else _seek_and_read
+"""Bytes from a place in an open file."""
+
+
+def read_into(descriptor: int, room: memoryview, at: int) -> int:
+    """Fill the room from this place on; how many bytes there were."""
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [room], at)
+    data = read_at(descriptor, len(room), at)
+    room[: len(data)] = data
+    return len(data)
+
+
+def read_ahead(descriptor: int, at: int, size: int) -> None:
+    """Let the disk begin to fetch what is read next, where it can be asked to."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, at, size, os.POSIX_FADV_WILLNEED)
+
 
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 """For this user alone; a mounted drive has modes of its own and takes these without a word."""
@@ -302,3 +350,82 @@ def other_owner(folder: Folder) -> int | None:
     finally:
         os.close(probe)
         remove_file(name, folder=folder)
+
+
+MOST_JSON = 1 << 20
+"""Bytes of one JSON text: Python needs up to thirty times as many."""
+MOST_LINES = 5 << 20
+"""Bytes of a file of lines; the recorder ends its own at four fifths of that."""
+_DEEPEST = 40
+_LARGEST = 1e18
+"""No time, count or number of bytes that a machine tells is larger; `float` and `time` can handle what is smaller."""
+
+# What of a text might not be as a reader expects it: everything else is spared a second look.
+_ODD_JSON = re.compile(r"NaN|Infinity|[0-9]{18}|[eE]\+?[0-9]{2}|\\u(?:[dD][89a-fA-F]|0000)")
+_ODD_TEXT = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
+"""A file name may hold the others: they stand for its bytes that are not UTF-8."""
+
+
+def write_json(path: str, value: object) -> None:
+    """The whole file or nothing."""
+    write_whole(path, json.dumps(value).encode())
+
+
+def read_json(path: str) -> dict | None:  # type: ignore[type-arg]
+    """A JSON object, or None when it is missing, torn, too large or something else."""
+    try:
+        value = parse_json(read_bounded(path, MOST_JSON + 1))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_lines(path: str, most: int = MOST_LINES, *, last: bool = False) -> Iterator[dict | list]:  # type: ignore[type-arg]
+    """Each line that is a JSON object or list, of the first (or `last`) bytes; what is torn or foreign is left out."""
+    try:
+        data = read_end(path, most)[0] if last else read_bounded(path, most)
+    except OSError:
+        return
+    at = 0
+    while at < len(data):
+        end = data.find(b"\n", at)
+        end = len(data) if end < 0 else end
+        try:
+            value = parse_json(data[at:end]) if end - at <= MOST_JSON else None
+        except ValueError:
+            value = None
+        if isinstance(value, dict | list):
+            yield value
+        at = end + 1
+
+
+def parse_json(data: bytes) -> object:
+    """What a JSON text says, ValueError if it is none; numbers, texts and depths that no reader expects become None.
+
+    >>> parse_json(b'{"t": 1.5, "rss": NaN, "step": 1e999, "name": "cat\\\\ud800"}')
+    {'t': 1.5, 'rss': None, 'step': None, 'name': 'cat\ufffd'}
+    """
+    if len(data) > MOST_JSON:
+        raise ValueError(f"more than {MOST_JSON} bytes")
+    text = data.decode("utf-8")
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    is_plain = text.count("[") + text.count("{") <= _DEEPEST and not _ODD_JSON.search(text)
+    return value if is_plain else _usable(value, _DEEPEST)
+
+
+def _usable(value: object, depth: int) -> object:
+    if isinstance(value, str):
+        return _ODD_TEXT.sub("\ufffd", value)
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int | float):
+        return value if -_LARGEST < value < _LARGEST else None  # NaN is neither
+    if depth == 0:
+        return None
+    if isinstance(value, dict):
+        return {str(_usable(key, 0)): _usable(item, depth - 1) for key, item in value.items()}
+    assert isinstance(value, list)
+    return [_usable(item, depth - 1) for item in value]

@@ -26,7 +26,7 @@ _PROCESS = struct.Struct("<I4xQ8x")  # nvmlProcessInfo_t: pid, bytes, two instan
 
 
 class Nvml:
-    """An open NVML library. No call raises; what a device does not tell is None."""
+    """An open NVML library. No call raises; what a device does not say is None."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         """Raises OSError when the library does not answer; `open_nvml` is the way in."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+from buoy.machine.files import PAGE, TICKS
 from buoy.machine.procfs import FileReader, field, parse_stat, read_bytes, to_int
-from buoy.machine.system import PAGE, TICKS
 
 _INITIAL_PID_NAMESPACE = 4026531836  # PROC_PID_INIT_INO: the same number on every Linux
 _VMSTAT_SIZE = 32768
@@ -29,7 +29,7 @@ def memory(root: str = "/") -> Memory:
 
 
 def installed_memory() -> int | None:
-    """All of the machine's RAM where there is no /proc, as on a Mac; None where nothing tells, as on Windows."""
+    """All of the machine's RAM where there is no /proc, as on a Mac; None where nothing says so, as on Windows."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * PAGE
     except (AttributeError, ValueError, OSError):
@@ -52,7 +52,7 @@ class MemoryReader:
 
 
 def oom_kills(root: str = "/") -> int | None:
-    """How many processes the kernel has killed for want of memory since boot, in every cgroup."""
+    """How many processes the kernel has killed for lack of memory since boot, in every cgroup."""
     return field(read_bytes(_path(root, "proc/vmstat")), b"oom_kill")
 
 

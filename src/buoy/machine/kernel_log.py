@@ -64,7 +64,7 @@ class KernelLog:
             except BlockingIOError:
                 break
             except OSError as error:
-                # The oldest records were overwritten; reading goes on behind them.
+                # The oldest records were overwritten; reading continues behind them.
                 if error.errno == errno.EPIPE:
                     continue
                 self.close()

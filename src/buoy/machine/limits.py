@@ -1,18 +1,24 @@
-"""What this session has: read from the machine, and where the machine is silent, from dated platform data."""
+"""What this session has and since when: read from the machine, else from dated platform data.
+
+Sessions die of old age, so their age is a reading like memory.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from buoy.machine import cgroup, disk, gpu, host, platforms
+from buoy.machine.files import TICKS
+from buoy.machine.procfs import parse_stat, read_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bytes, cores and seconds; each None when nothing tells, each source in words a person can check."""
+    """Bytes, cores and seconds; each None when nothing says so, each source in words a user can check."""
 
     ram: int | None
     ram_source: str | None
@@ -30,7 +36,7 @@ class Limits:
     gpus: tuple[dict[str, Any], ...]
     """`{"index", "name", "total", "source"}` each."""
     time_limit: float | None
-    """Seconds from the session's beginning (`buoy.machine.clock`)."""
+    """Seconds from the session's beginning (`buoy.machine.limits`)."""
     time_limit_source: str | None
     platform: str | None
     """Id of the platform row."""
@@ -114,3 +120,30 @@ def _gpus_from(row: platforms.Platform | None) -> tuple[dict[str, Any], ...]:
     return tuple(
         {"index": index, "name": name, "total": total, "source": source} for index in range(row.devices or 0)
     )
+
+
+def session_started(root: str = "/", environ: Mapping[str, str] | None = None) -> float | None:
+    """Our best guess, in seconds since 1970, at when this session began; None when nothing says so.
+
+    Under SLURM the job says so. On a platform that gives each session its own machine or container PID 1
+    began with it. Elsewhere a session is this process.
+    """
+    from buoy.machine import platforms
+
+    surroundings = os.environ if environ is None else environ
+    platform = platforms.detect(surroundings, root)
+    if platform is not None and platform.platform == "slurm":
+        return platforms.epoch(surroundings, "SLURM_JOB_START_TIME") or _process_started("self", root)
+    return _process_started("self" if platform is None else "1", root)
+
+
+def elapsed(root: str = "/", environ: Mapping[str, str] | None = None) -> float | None:
+    """Seconds since the session began."""
+    started = session_started(root, environ)
+    return None if started is None else max(0.0, time.time() - started)
+
+
+def _process_started(pid: str, root: str) -> float | None:
+    stat = parse_stat(read_bytes(f"{root.rstrip('/')}/proc/{pid}/stat", 1024))
+    boot = host.boot_time(root)
+    return None if stat is None or boot is None else boot + stat.start_ticks / TICKS

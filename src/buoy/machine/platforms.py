@@ -45,7 +45,7 @@ class Platform:
     """Seconds a session may live."""
     max_runtime_source: str
     idle: Quantity | None
-    """Seconds without a person after which the session is taken away."""
+    """Seconds without a user after which the session is taken away."""
     units_per_hour: Quantity | None
     confidence: str
     source: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 
-from buoy.machine.system import PAGE, READ, TICKS, read_at
+from buoy.machine.files import PAGE, READ, TICKS, read_at
 
 MOST_PROCESSES = 1024
 """No tree of processes is followed beyond this many: a fork bomb must not take the recorder with it."""
@@ -193,7 +193,7 @@ def descendants(pid: int, root: str = "/") -> list[int]:
 
 
 def process_name(pid: int, root: str = "/") -> str:
-    """A short name for people: `python train.py`, `pt_data_worker`; empty when the process cannot be read.
+    """A short name for users: `python train.py`, `pt_data_worker`; empty when the process cannot be read.
 
     Arguments after the script are left out. A process that renamed itself goes by the name it chose.
     """
@@ -235,6 +235,17 @@ def handles_signal(pid: int, signum: int, root: str = "/") -> bool:
             except ValueError:
                 return False
     return False
+
+
+def cpu_times(pid: int) -> dict[str, float] | None:
+    """The CPU seconds of a process, zombies too, with those of its reaped children: `utime` and `stime` as `wait4`
+    would say them."""
+    words = read_bytes(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    try:
+        user, system = int(words[11]) + int(words[13]), int(words[12]) + int(words[14])
+    except (ValueError, IndexError):
+        return None
+    return {"utime": user / TICKS, "stime": system / TICKS}
 
 
 def zombie_status(pid: int, root: str = "/") -> int | None:

@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
+from buoy.errors import trouble
 from buoy.machine import heap
-from buoy.machine.heap_walk import OURS, frame_items, is_function, is_library, is_module_of_person
+from buoy.machine.heap import OURS, frame_items, is_function, is_library, is_module_of_person
 from buoy.machine.procfs import read_bytes, to_int
 
 _SECONDS = 0.2
@@ -286,8 +287,8 @@ class _Look:
                 self._pipelines[f"cache() of {self._root}"] = None
             elif kind.__name__.strip("_") == "ShuffleDataset":
                 self._pipelines[f"shuffle({int(thing._buffer_size)}) of {self._root}"] = None
-        except Exception:  # noqa: BLE001 - another TensorFlow's ways: then it is only unknown
-            pass
+        except Exception as error:  # noqa: BLE001 - another version of TensorFlow: then it is only unknown
+            trouble("what tf.data pipelines keep", error)
 
 
 def resident_bytes() -> int | None:

@@ -1,31 +1,31 @@
-"""Loading into a kernel: the recorder starts, and the first cell shows what killed the kernel before."""
+"""Loading buoy into a kernel: the recorder starts, and the first cell shows what killed the previous kernel."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
+from buoy.errors import RunFolderError, trouble
 from buoy.flight import recorder
 from buoy.flight.attempt import Attempt, find_attempt, is_run
 from buoy.flight.imports import after_import
 from buoy.flight.recorder import Recorder
-from buoy.notebook.before import Life, lives, unseen
-from buoy.notebook.display import show, show_text
-from buoy.notebook.live import LiveCard
-from buoy.notebook.magic import Magic
+from buoy.notebook.cards import LiveCard, show, show_text
+from buoy.notebook.kernels import Life, lives, unseen
+from buoy.notebook.magics import Magic
 from buoy.supervisor.watch import watch
 from buoy.text import printable
 from buoy.verdict import why
+from buoy.verdict.advice import from_here
 from buoy.verdict.evidence import load as load_evidence
-from buoy.verdict.kernel_end import in_a_line
 from buoy.verdict.model import Verdict
-from buoy.verdict.saved import from_here
-from buoy.view.card import verdict_card
+from buoy.verdict.notebook import in_a_line
+from buoy.view.cards import verdict_card
 
 # A kernel that ended in order, or still lives, needs no word.
 _NO_NEWS = ("clean-exit", "still-running")
 _MOST = 3
-"""Kernels that are told of at once."""
+"""Kernels that are shown at once."""
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 
 
@@ -37,7 +37,7 @@ class Extension:
         self.folder = folder
         self.recorder: Recorder | None = None
         self.told: Attempt | None = None
-        """The kernel whose end the first cell told of."""
+        """The kernel whose end the first cell showed."""
         self._live: LiveCard | None = None
         self._waiting = False
 
@@ -51,7 +51,7 @@ class Extension:
             self.shell.events.register("pre_run_cell", self._first_cell)
 
     def stop(self) -> None:
-        """No further card or message. The recorder itself goes on: it costs nothing and may be needed."""
+        """No further card or message. The recorder keeps running: it costs nothing and may be needed."""
         self._stop_waiting()
         if self._live is not None:
             self._live.stop()
@@ -73,12 +73,12 @@ class Extension:
 
     def _begin(self) -> None:
         try:
-            self._tell_of_the_last()
-        except Exception:  # noqa: BLE001 - a damaged folder must not break the first cell
-            pass
+            self._show_the_last()
+        except Exception as error:  # noqa: BLE001 - a damaged folder must not break the first cell
+            trouble("the card of the previous kernel", error)
         self.record()
 
-    def _tell_of_the_last(self) -> None:
+    def _show_the_last(self) -> None:
         """The kernels of this folder that died since one began here: several, where several lived at once."""
         if not is_run(self.folder):
             return
@@ -87,14 +87,14 @@ class Extension:
         known = [life for life in lives(self.folder) if life.number != here]
         dead = [verdict for life in unseen(known) if (verdict := death(self.folder, life)) is not None]
         for verdict in dead[:_MOST]:
-            _tell(verdict, self.folder)
+            _show_death(verdict, self.folder)
         if not dead:
             return
         self.told = find_attempt(self.folder, dead[0].attempt)
         if len(dead) > 1 or any(life.ended is None for life in known):
             show_text(
                 f"buoy: more than one kernel recorded into {printable(from_here(self.folder))}: "
-                f"whether attempt {dead[0].attempt} was this notebook's cannot be told"
+                f"attempt {dead[0].attempt} may not have been this notebook's"
             )
 
     def record(self) -> None:
@@ -104,11 +104,12 @@ class Extension:
             self._live = LiveCard(self.shell, self.recorder)
 
 
-def _tell(verdict: Verdict, folder: str) -> None:
+def _show_death(verdict: Verdict, folder: str) -> None:
     """A card; one line for what a restart does to a kernel between two cells."""
     try:
         line = in_a_line(verdict, load_evidence(find_attempt(folder, verdict.attempt).folder))
-    except Exception:  # noqa: BLE001 - as below: then the card says it
+    except Exception as error:  # noqa: BLE001 - as below: then the card says it
+        trouble("the line about the previous kernel", error)
         line = None
     if line is not None:
         show_text(f"buoy: {line}")
@@ -117,10 +118,13 @@ def _tell(verdict: Verdict, folder: str) -> None:
 
 
 def death(folder: str, life: Life) -> Verdict | None:
-    """What killed this kernel; None when nothing did, or it cannot be told."""
+    """What killed this kernel; None when nothing did, or it is unknown."""
     try:
         verdict = why(folder, life.number)
-    except Exception:  # noqa: BLE001 - one damaged recording must not hide the others
+    except RunFolderError:
+        return None
+    except Exception as error:  # noqa: BLE001 - one damaged recording must not hide the others
+        trouble(f"the verdict on attempt {life.number}", error)
         return None
     return None if verdict.cause.id in _NO_NEWS else verdict
 
@@ -132,7 +136,8 @@ def is_in_a_cell(shell: Any) -> bool:
         return True  # the terminal's IPython prints at any time
     try:
         parent = kernel.get_parent("shell") if hasattr(kernel, "get_parent") else kernel._parent_header
-    except Exception:  # noqa: BLE001 - another kernel's ways: then show at once
+    except Exception as error:  # noqa: BLE001 - a kernel of another kind: then show at once
+        trouble("whether a cell is running", error)
         return True
     return bool(parent) and parent.get("header", {}).get("msg_type") == "execute_request"
 

@@ -27,7 +27,7 @@ class Found:
 
 
 class Names:
-    """Those that the person gave, and those of the notebook for what was not given."""
+    """Those that the user gave, and those of the notebook for what was not given."""
 
     def __init__(self, held: Mapping[str, Any], named: Mapping[str, Any]) -> None:
         self.named = dict(named)
@@ -83,7 +83,7 @@ def _of_torch(names: Names, name: str, model: Any, optimizers: dict[str, Any]) -
 
 
 def _take_batch(found: Found, names: Names, losses: set[str]) -> None:
-    from buoy.torch.sample import batch_of, is_source
+    from buoy.torch.data.loader import batch_of, is_source
 
     given = {
         name: value for name, value in names.named.items() if name not in losses and _may_be_batch(value)
@@ -106,7 +106,7 @@ def _take_batch(found: Found, names: Names, losses: set[str]) -> None:
 
 
 def _of_keras(names: Names, name: str, model: Any) -> Found:
-    from buoy.keras.sample import batch_size_of, is_source
+    from buoy.keras.data.loader import batch_size_of, is_source
 
     if not getattr(model, "compiled", False):
         raise UsageError(

@@ -56,7 +56,7 @@ def uninstall() -> bool:
         with open(target, encoding="utf-8") as file:
             if not file.read().startswith(_MARK):
                 raise UsageError(
-                    "this start-up file was changed by somebody, it was left alone",
+                    "this start-up file has been edited; leaving it alone",
                     received=target,
                     expected="the file that `buoy notebook install` wrote",
                     hint=f"remove it by hand: `rm {shlex.quote(target)}`",

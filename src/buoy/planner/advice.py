@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from buoy.estimate.request import Request
+from buoy.estimate.child import Request
 from buoy.estimate.result import Estimate, Interval
 from buoy.planner import speed
-from buoy.planner.model import Answer, Remedy
+from buoy.planner.result import Answer, Remedy
 from buoy.planner.session import held
 from buoy.units import format_bytes
 
@@ -27,7 +27,7 @@ class Change:
     request: dict[str, object] | None = None
     """Fields of the request."""
     inside: str | None = None
-    """A change inside the child, by its name in `buoy.estimate.trace_remedies`."""
+    """A change inside the child, by its name in `buoy.estimate.tracing.remedies`."""
     allocator: str | None = None
 
 

@@ -14,15 +14,15 @@ from typing import Any, Unpack
 
 from buoy.errors import UsageError
 from buoy.estimate.batch import largest_batch, starting_sizes
-from buoy.estimate.events import Trace
-from buoy.estimate.request import LIVE, EstimateError, Request
+from buoy.estimate.child import LIVE, EstimateError, Request
 from buoy.estimate.result import Estimate, estimate
+from buoy.estimate.trace import Trace
 from buoy.planner import speed
-from buoy.planner.model import FITS, NOT, TIGHT, UNKNOWN, Answer, Plan, Remedy
 from buoy.planner.remedies import allocator_of, find_remedies
+from buoy.planner.result import FITS, NOT, TIGHT, UNKNOWN, Answer, Plan, Remedy
 from buoy.planner.session import PROCESS_CPU, Session, Wishes, held, host_ram, needs
 from buoy.planner.targets import THIS, Target, next_tier, targets
-from buoy.planner.workshop import Workshop
+from buoy.planner.traces import Workshop
 from buoy.units import format_bytes
 
 Say = Callable[[str], None]

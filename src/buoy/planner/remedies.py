@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from buoy.estimate.child import EstimateError, Request
 from buoy.estimate.devices import Device
-from buoy.estimate.request import EstimateError, Request
 from buoy.estimate.result import Estimate, estimate
 from buoy.planner.advice import Change, changes_for, popular
-from buoy.planner.model import FITS, UNKNOWN, Answer, Need, Remedy, within, worst
+from buoy.planner.result import FITS, UNKNOWN, Answer, Need, Remedy, within, worst
 from buoy.planner.session import Session, host_ram, with_moved
-from buoy.planner.workshop import Workshop
+from buoy.planner.traces import Workshop
 from buoy.units import format_bytes
 
 _MOST_COMBINED = 4

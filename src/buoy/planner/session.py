@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from buoy.errors import UsageError
-from buoy.estimate.events import Trace
 from buoy.estimate.result import PER_OPERATION, Interval
-from buoy.planner.model import Need
+from buoy.estimate.trace import Trace
+from buoy.planner.result import Need
 from buoy.planner.targets import Target
 from buoy.units import format_bytes, format_duration, parse_bytes, parse_duration
 
@@ -180,13 +180,13 @@ def host_ram(session: Session, target: Target, trace: Trace, peak: Interval) -> 
         "measured on a CPU" if target.is_cpu else "with CUDA's libraries, not measured: wide",
     )
     if target.is_cpu:
-        add("training step", peak.low, peak.high, "traced, and what malloc and the libraries keep beside it")
+        add("training step", peak.low, peak.high, "traced, and what malloc and the libraries keep as well")
     graph = PER_OPERATION * trace.facts.get("operations", 0)
     add("operations of the graph", graph if target.is_cpu else 0, graph,
         "nodes, kernels and Python objects of each, fitted on a CPU")  # fmt: skip
     # On a CPU that is before the first step, in the memory that its activations take later.
     loading = max(0, 2 * (weights + state) - peak.low) if target.is_cpu else 2 * weights + state
-    add(_LOADING, 0, loading, "on resume the saved state is beside the model it is loaded into")
+    add(_LOADING, 0, loading, "on resume the saved state and the model that loads it are in memory together")
     data = None if session.data is None else session.data * (1 + session.augmented)
     if session.in_memory and data is not None:
         add("data set", data, data, "as given" + _copies(session))

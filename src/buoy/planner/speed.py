@@ -50,7 +50,7 @@ def step_seconds(
     if high < _SHORT:
         return (
             None,
-            "too short a step to tell from its operations: measure it and say it (`--step-time`, `step_time=`)",
+            "step too short to estimate from its operations: measure it and pass `--step-time` or `step_time=`",
         )
     return (low, high), "from the step's operations and the card's data sheet; possible, not measured"
 

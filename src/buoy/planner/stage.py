@@ -2,6 +2,8 @@
 
 One start serves all traces of a plan: other batch sizes, other devices, each remedy. A script is run to its first step
 once, and every trace starts there.
+
+Work done in a forked child: it sees everything this process has, and nothing it does comes back but its files.
 """
 
 from __future__ import annotations
@@ -11,18 +13,106 @@ import functools
 import importlib
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from buoy.estimate.child import confine, last_words, refuse
-from buoy.estimate.request import EstimateError, Refusal, Request
-from buoy.planner import rehearsal
-from buoy.planner.forked import forked
+from buoy.estimate.child import EstimateError, Refusal, Request, confine, last_words, refuse
+from buoy.flight import recorder
+from buoy.machine import process
+
+_PAUSE = 0.02
+_AT_ONCE = max(1, min(2, os.cpu_count() or 1))  # each may take half of the memory
+
+
+def forked(
+    works: Sequence[Callable[[], None]],
+    said: str,
+    timeout: float,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> list[int | None]:
+    """Do each work in a child of its own, two at once, their words going to the file `said`.
+
+    Returns the exit codes (-N for signal N), None for one that took longer than `timeout`. Each child has a session of
+    its own, so that whatever it started ends with it.
+    """
+    codes: list[int | None] = [None] * len(works)
+    waiting = list(enumerate(works))
+    running: dict[int, tuple[int, float]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < _AT_ONCE:
+                number, work = waiting.pop(0)
+                running[_fork(work, said)] = (number, time.monotonic() + timeout)
+            for pid, (number, end) in list(running.items()):
+                found, status = os.waitpid(pid, os.WNOHANG)
+                if found:
+                    codes[number] = os.waitstatus_to_exitcode(status)
+                if found or time.monotonic() > end:
+                    del running[pid]
+                    _end(pid)
+            meanwhile()
+            time.sleep(_PAUSE if running else 0)
+    finally:
+        for pid in running:
+            _end(pid)
+    return codes
+
+
+def _fork(work: Callable[[], None], said: str) -> int:
+    recorded = recorder.current()
+    with warnings.catch_warnings():
+        # Python warns of threads that hold locks; the child runs our tracer only, and a timeout bounds it.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        if recorded is not None:
+            recorded.beacon.detach()  # a traced step is no step of the training
+        _in_child(work, said)
+    return pid
+
+
+def _in_child(work: Callable[[], None], said: str) -> None:
+    code = 70
+    try:
+        process.mark_this_process()
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for source, number in ((nothing, 0), (output, 1), (output, 2)):
+            os.dup2(source, number)
+        # A notebook's streams write to its page, not to these numbers.
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+        sys.stdout = sys.stderr = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+        work()
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # noqa: BLE001 - nothing may unwind into the parent's frames
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _end(pid: int) -> None:
+    for end in (os.killpg, os.kill):
+        try:
+            end(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        pass
+
 
 # Loaded before the first fork: what every trace needs.
-_NEEDED = ("torch", "torch._dynamo", "torch.utils.checkpoint", "buoy.estimate.trace_build", "buoy.estimate.trace_steps",
-           "buoy.estimate.trace_torch")  # fmt: skip
+_NEEDED = ("torch", "torch.utils.checkpoint", "buoy.estimate.tracing.build",
+           "buoy.estimate.tracing.steps", "buoy.estimate.tracing.torch")  # fmt: skip
 
 # Of a build file's imports only these are loaded before the fork: they are slow, and do nothing when imported.
 _LIBRARIES = {"transformers", "torchvision", "timm", "peft", "numpy", "accelerate", "lightning", "datasets"}
@@ -32,7 +122,7 @@ _UNLIMITED = -1
 def main() -> None:
     """Answer one line of JSON on stdin with one on stdout, until stdin ends."""
     folder = sys.argv[1]
-    os.environ[rehearsal.VARIABLE] = folder
+    os.environ[process.VARIABLE] = folder
     # Traces are forked off after the script has computed: the threads of a pool would be missing there, and waited for.
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     said = os.path.join(folder, "said.txt")
@@ -67,7 +157,7 @@ def _run_script(order: dict[str, Any], framework: str, said: str) -> dict[str, A
     _sit_at_a_terminal()
     confine(_UNLIMITED)
     try:
-        first_step: Any = importlib.import_module(f"buoy.{framework}.first_step")
+        first_step: Any = importlib.import_module(f"buoy.{framework}.plan.script")
         return {"code": 0, "found": first_step.run(order["script"], order["arguments"], order["timeout"])}
     except BaseException as error:  # noqa: BLE001 - the parent tells it
         sys.stdout.flush()
@@ -120,11 +210,11 @@ def _keras_trace(text: str, result: str, order: dict[str, Any]) -> int:
     request = Request.from_json(text)
     try:
         if "script" in request.source:
-            trace = importlib.import_module("buoy.keras.first_step").trace(request)
+            trace = importlib.import_module("buoy.keras.plan.script").trace(request)
         else:
             _confine_once(int(order["memory"]))
             importlib.import_module("keras").utils.clear_session()  # names are numbered anew
-            trace = importlib.import_module("buoy.estimate.trace_keras").trace_request(request)
+            trace = importlib.import_module("buoy.estimate.tracing.keras").trace_request(request)
         trace.save(result)
     except BaseException as error:  # noqa: BLE001 - the parent learns it from here
         _refuse(result, error, request)
@@ -176,12 +266,12 @@ def trace_into(order: dict[str, Any], request: Request, result: str) -> None:
 
     confine(int(order["memory"]) + _held())
     gc.disable()  # the process is short, and what is freed must not depend on when the collector runs
-    tracer = importlib.import_module("buoy.estimate.trace_torch")
-    real: Any = importlib.import_module("buoy.estimate.trace_real")
+    tracer = importlib.import_module("buoy.estimate.tracing.torch")
+    real: Any = importlib.import_module("buoy.estimate.tracing.real")
     real.announce = functools.partial(_tell, order.get("told"))
     try:
         if order.get("count_flops"):
-            counted = importlib.import_module("buoy.torch.flops").of(request)
+            counted = importlib.import_module("buoy.torch.plan.surroundings").of(request)
             with open(result, "w", encoding="utf-8") as file:
                 json.dump(counted, file)
         else:
@@ -199,7 +289,7 @@ def _tell(path: str | None, text: str) -> None:
 
 
 def _refuse(result: str, error: BaseException, request: Request) -> None:
-    refusal: Refusal = importlib.import_module("buoy.estimate.trace_torch").explain(error, request)
+    refusal: Refusal = importlib.import_module("buoy.estimate.tracing.torch").explain(error, request)
     refuse(result, refusal)
 
 

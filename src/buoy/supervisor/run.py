@@ -1,4 +1,7 @@
-"""`buoy run`: the parent of an unmodified script. It forwards signals once, learns the exact status, and restarts."""
+"""`buoy run`: the parent of an unmodified script. It forwards signals once, learns the exact status, and restarts.
+
+A second start of a run that is being trained is refused, and must not hide the training that lives.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,34 @@ from dataclasses import dataclass, field
 from buoy.errors import RunFolderError
 from buoy.flight.attempt import Attempt, discard, new_attempt
 from buoy.flight.log import EventLog, read_events
-from buoy.machine.records import write_json
-from buoy.supervisor.following import is_gone
+from buoy.machine import procfs
+from buoy.machine.files import write_json
 from buoy.supervisor.launch import Child, Terminal
-from buoy.supervisor.refused import forget, is_refused
 from buoy.supervisor.start import describe_attempt, start_sidecar, write_attempt
+from buoy.supervisor.upkeep import is_gone
 from buoy.text import printable, typed
+from buoy.verdict.advice import from_here
 from buoy.verdict.model import Verdict
-from buoy.verdict.saved import from_here
+
+REFUSED = "refused"
+"""The event by which a process says that another one trains the run it asked for."""
+_WORK = ("opened", "training", "save", "loop")
+
+
+def is_refused(attempt: Attempt) -> bool:
+    """Whether all that this attempt did was to ask for a run that another process trains."""
+    kinds = {event.get("kind") for event in read_events(attempt.folder)}
+    return REFUSED in kinds and not kinds.intersection(_WORK)
+
+
+def forget(attempt: Attempt) -> bool:
+    """Remove the attempt, as of a process that was refused without `buoy run` none is made; whether it is gone."""
+    try:
+        discard(attempt)
+    except OSError:
+        return False  # the recorder still writes: then it is one attempt more
+    return True
+
 
 _FORWARDED = {
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM,
@@ -29,7 +52,10 @@ _ASKS_TO_STOP = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 _HANDLED = {*_FORWARDED, signal.SIGCHLD}
 _LOOK_AFTER_SIDECAR = 2.0
 _SIDECAR_RESTARTS = 3
-_VERDICT_SECONDS = 3.0
+_SIDECAR_SECONDS = 3.0
+"""Patience with a sidecar at its end: it judges, and then brings the mirror up to date."""
+_VERDICT_SECONDS = 10.0
+"""Patience while it has not judged yet, as on a machine that is busy."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +68,7 @@ class Order:
     time_limit: float | None = None
     restart: int = 0
     say: Callable[[str], None] = field(default=lambda text: None)
-    """Shows a line to the person; stderr in the command line."""
+    """Shows a line to the user; stderr in the command line."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +92,7 @@ def supervise(order: Order) -> int:
         try:
             again = _look_back(order, life.attempt, outcome, restarts, best_step, before)
         except Exception as error:  # noqa: BLE001 - the command has ended: its own code is what counts now
-            order.say(f"buoy: could not look back on this attempt: {error!r}")
+            order.say(f"buoy: could not analyse this attempt: {error!r}")
             again = False
         if not again:
             return exit_code(outcome.status)
@@ -88,7 +114,7 @@ def _look_back(
         return False
     order.say("")  # the command may have left a progress bar without the end of its line
     if not outcome.asked_to_stop and is_refused(attempt) and forget(attempt):
-        order.say("buoy: no attempt is kept of this: another process trains that run, and goes on")
+        order.say("buoy: this start is not recorded: another process is already training that run")
         return False
     step, saved = _last_step(outcome), saved_something(attempt)
     reason = _why_not_again(order, outcome, restarts, step, saved, best_step) if order.restart else None
@@ -97,22 +123,22 @@ def _look_back(
     ):  # else it may well have got further
         reason = _same_end(before, outcome, step, best_step)
     again = bool(order.restart) and reason is None
-    if order.restart:  # before it is told: what to do depends on it
+    if order.restart:  # before it is reported: what to do depends on it
         _note(attempt, "restart", again=again, why=reason)
-    run = _tell(order, attempt) if outcome.verdict is not None else None
+    run = _report(order, attempt, outcome.verdict) if outcome.verdict is not None else None
     if again:
         _announce_restart(order, restarts, step, saved)
     elif reason is not None:
         order.say(f"buoy: not restarted: {reason}")
     if run is not None and not again:
         name = typed(from_here(run))
-        order.say(f"buoy: `buoy why {name}` tells more, `buoy report {name}` draws it")
+        order.say(f"buoy: details: `buoy why {name}`; charts: `buoy report {name}`")
     return again
 
 
 def _announce_restart(order: Order, restarts: int, step: int | None, saved: bool) -> None:
     if step is None and not saved:
-        place = "; no step was counted and no save seen, so buoy cannot tell whether it gets further"
+        place = "; no step was counted and no save seen, so buoy does not know whether it makes progress"
     else:
         place = f" after step {step}" if step is not None else ""
         place += "" if saved else "; the script saved nothing that buoy saw, so it starts over"
@@ -165,19 +191,23 @@ def exit_code(status: int) -> int:
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def _tell(order: Order, attempt: Attempt) -> str | None:
-    """How it ended, as the run that it was at has it; the folder of that run, which a person knows it by."""
-    from buoy.verdict import settle
-    from buoy.verdict.asked import Asked
-    from buoy.verdict.beside import tell
+def _report(order: Order, attempt: Attempt, verdict: Verdict) -> str | None:
+    """Say how it ended, and return the folder of the run that it was at, by which the user knows it."""
+    from buoy.verdict import record, verdict_on
+    from buoy.verdict.advice import with_restart
+    from buoy.verdict.evidence import load
+    from buoy.verdict.select import Asked
     from buoy.view.verdict import render
 
     try:
-        settle(attempt.folder)  # once more: since then it was decided whether it is started again
-        verdict = tell(Asked(attempt, attempt.run_folder, True))
+        evidence = load(attempt.folder)
+        if order.restart:
+            verdict = with_restart(verdict, evidence)
+            record(verdict, attempt.folder)
+        verdict = verdict_on(Asked(attempt, attempt.run_folder, True), evidence, verdict)
         order.say(render(verdict, "concise"))
-    except Exception as error:  # noqa: BLE001 - words only: whether it goes on was decided before
-        order.say(f"buoy: cannot tell how it ended: {error!r}")
+    except Exception as error:  # noqa: BLE001 - a message only: whether it is restarted was decided before
+        order.say(f"buoy: cannot report how it ended: {error!r}")
         return None
     return verdict.run
 
@@ -230,7 +260,7 @@ class _Life:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def _undo(self) -> None:
-        """It never began: leave no attempt behind that somebody would be told about."""
+        """It never began: leave no attempt behind that a user would be shown."""
         for pid in (self._sidecar, self._pid):
             if pid is not None:
                 try:
@@ -304,7 +334,7 @@ class _Life:
         _note(self.attempt, "signal", signal=signal.Signals(number).name, from_pid=information.si_pid or None)
 
     def _stop_with_child(self) -> None:
-        """Ctrl-Z stopped the child: stop with it, and go on with it, as a shell's job does."""
+        """Ctrl-Z stopped the child: stop with it, and continue with it, as a shell's job does."""
         self._terminal.take_back()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._terminal.lend(self._pid)
@@ -324,7 +354,7 @@ class _Life:
         run_folder = self.attempt.run_folder
         # Where all around it went with it, making it there again would only litter.
         self._is_given_up = is_gone(os.path.dirname(os.path.dirname(run_folder)))
-        rest = "; nothing is recorded, the command goes on" if self._is_given_up else ""
+        rest = "; nothing is recorded, your command keeps running" if self._is_given_up else ""
         self._order.say(f"buoy: the folder of the recording is gone: {run_folder}{rest}")
         if self._is_given_up:
             return
@@ -333,9 +363,9 @@ class _Life:
             self._prepare()
         except Exception as error:  # noqa: BLE001 - the command must not end with its recording
             self._is_given_up = True
-            self._order.say(f"buoy: nothing is recorded, the command goes on: {error}")
+            self._order.say(f"buoy: nothing is recorded, your command keeps running: {error}")
             return
-        self._order.say(f"buoy: a new recording begins in {run_folder}")
+        self._order.say(f"buoy: a new recording starts in {run_folder}")
 
     def _look_after_sidecar(self) -> None:
         if self._sidecar_fd is None or not select.select([self._sidecar_fd], [], [], 0)[0]:
@@ -343,13 +373,16 @@ class _Life:
         os.close(self._sidecar_fd)
         self._sidecar_fd = None
         if self._sidecar_starts > _SIDECAR_RESTARTS:
-            self._order.say("buoy: the recorder died again and stays down; the command goes on")
+            self._order.say(
+                "buoy: the recorder crashed again and will not be restarted; your command keeps running"
+            )
             return
         self._start_sidecar()
         _note(self.attempt, "sidecar", what="restarted", times=self._sidecar_starts - 1)
 
     def _settle(self, status: int) -> Verdict | None:
-        from buoy.verdict import settle
+        """The sidecar's verdict; our own only where that one could not judge, or did not learn the exact status."""
+        from buoy.verdict import settle, settled
 
         record = {
             "schema": "buoy.exit/1",
@@ -359,25 +392,37 @@ class _Life:
             "status": status,
             "forwarded": self._forwarded,
         }
-        self._record(record)
-        if self._sidecar_fd is not None:
-            select.select([self._sidecar_fd], [], [], _VERDICT_SECONDS)
-            os.close(self._sidecar_fd)
-        _, _, usage = os.wait4(self._pid, 0)
+        self._record({**record, "rusage": procfs.cpu_times(self._pid)})
+        self._wait_for_sidecar()
+        _, _, exact = os.wait4(self._pid, 0)
         record["rusage"] = {
-            "utime": usage.ru_utime,
-            "stime": usage.ru_stime,
-            "maxrss": usage.ru_maxrss * 1024,
-            "majflt": usage.ru_majflt,
+            "utime": exact.ru_utime,
+            "stime": exact.ru_stime,
+            "maxrss": exact.ru_maxrss * 1024,
+            "majflt": exact.ru_majflt,
         }
         self._record(record)
         try:
-            return settle(self.attempt.folder)
+            found = settled(self.attempt.folder)
+            return found if found is not None else settle(self.attempt.folder)
         except Exception as error:  # noqa: BLE001 - the child has ended: its code is what counts now
             gone = not os.path.isdir(self.attempt.folder)
             reason = f"the run folder {self.attempt.run_folder} is gone" if gone else repr(error)
             self._order.say(f"buoy: no verdict: {reason}")
             return None
+
+    def _wait_for_sidecar(self) -> None:
+        """Until it has ended; or, where its mirror keeps it, for as long as a verdict may take."""
+        if self._sidecar_fd is None:
+            return
+        began, verdict = time.monotonic(), os.path.join(self.attempt.folder, "verdict.json")
+        patience = _SIDECAR_SECONDS
+        while not select.select([self._sidecar_fd], [], [], patience)[0]:
+            if os.path.exists(verdict) or time.monotonic() - began > _VERDICT_SECONDS:
+                break
+            patience = 0.1
+        os.close(self._sidecar_fd)
+        self._sidecar_fd = None
 
     def _record(self, record: dict[str, object]) -> None:
         try:

@@ -15,20 +15,18 @@ if __name__ == "__main__":  # started by path: make `import buoy` find the packa
     sys.path[0:1] = []
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from buoy.flight.alarms import Alarms
-from buoy.flight.death import counter_change, exit_status, gather, role
+from buoy.flight.alarms.stall import wants_stacks
+from buoy.flight.alarms.warnings import Alarms
+from buoy.flight.death import Parent, counter_change, exit_status, gather, role
 from buoy.flight.log import EventLog, SampleLog
 from buoy.flight.mirror import Mirrors
-from buoy.flight.parent import Parent
 from buoy.flight.privacy import mask_text
 from buoy.flight.sampler import Sampler
 from buoy.flight.stacks import Holders, StackAsker
-from buoy.flight.stall import wants_stacks
-from buoy.machine.colab import ColabEvents
-from buoy.machine.files import append
+from buoy.machine.cgroup import ColabEvents
+from buoy.machine.files import append, read_json, write_json
 from buoy.machine.kernel_log import KernelLog
-from buoy.machine.priority import step_back
-from buoy.machine.records import read_json, write_json
+from buoy.machine.process import step_back
 
 _NICE = 5
 _GAP_SECONDS = 2.0
@@ -87,7 +85,7 @@ class Sidecar:
             except Exception:  # noqa: BLE001 - a sample is lost; the evidence at the death must not be
                 self._failed_ticks += 1
                 if self._failed_ticks == 1:
-                    _leave_word(self._folder)
+                    _log_failure(self._folder)
             due = max(due + 1.0 / self._sampler.hz, now)
             if self._wait(due):
                 break
@@ -101,7 +99,7 @@ class Sidecar:
         warnings = self._alarms.feed(now, sample)
         for warning in warnings:
             self._events.add("warning", alarm=warning.alarm, text=warning.text, values=warning.values)
-            _tell(warning.text)
+            _warn(warning.text)
         for kind, values in self._alarms.take_events():
             self._events.add(kind, **values)
             if kind == "hang" and wants_stacks(values):
@@ -109,12 +107,12 @@ class Sidecar:
         self._stacks.near_exhaustion(self._sampler.pressure, self._sampler.lead_pid, now)
         named = self._holders.tick(now, [warning.alarm for warning in warnings])
         if named is not None:
-            _tell(named)
+            _warn(named)
         self._mirrors.tick(now, alarm=bool(warnings) or named is not None)
         for home, trouble in self._mirrors.new_troubles():
-            text = f"the mirror {home} takes no copy: {trouble}; the log here goes on"
+            text = f"cannot copy to mirror {home} ({trouble}); recording continues locally"
             self._events.add("warning", alarm="mirror", text=text, values={})
-            _tell(text)
+            _warn(text)
 
     def _check_clock(self, now: float) -> None:
         gap = now - self._last
@@ -200,7 +198,7 @@ class Sidecar:
         self._sampler.forget(pid)
 
     def _settle(self) -> None:
-        _be_quick()
+        _raise_priority()
         for descriptor, _ in self._poll.poll(0):  # who died in the same moment
             if descriptor != self._pidfd:
                 self._other_died(descriptor, together=True)
@@ -222,7 +220,7 @@ class Sidecar:
         self._mirrors.last_copy()
 
 
-def _tell(text: str) -> None:
+def _warn(text: str) -> None:
     """One line on the training's stderr, or silence: never wait for a pipe that nobody empties."""
     try:
         poll = select.poll()
@@ -241,17 +239,17 @@ def main(arguments: list[str]) -> None:
         os._exit(0)
     os.setsid()
     os.chdir("/")
-    _be_modest()
+    _lower_priority()
     try:
         sidecar = Sidecar(folder, pid, tuple(map(int, arguments[3:])))
         os.write(ready, b"%d" % os.getpid())
         os.close(ready)
         sidecar.run()
     except Exception:  # noqa: BLE001 - the last line of defence: leave word of it and go
-        _leave_word(folder)
+        _log_failure(folder)
 
 
-def _be_modest() -> None:
+def _lower_priority() -> None:
     step_back(_NICE)
     try:
         # Allowed to root only; elsewhere it stays as it is.
@@ -261,7 +259,7 @@ def _be_modest() -> None:
         pass
 
 
-def _be_quick() -> None:
+def _raise_priority() -> None:
     """The training is dead: nothing is left to be modest for, and evidence fades. Only root may ask for this."""
     try:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
@@ -269,7 +267,7 @@ def _be_quick() -> None:
         pass
 
 
-def _leave_word(folder: str) -> None:
+def _log_failure(folder: str) -> None:
     import traceback
 
     try:

@@ -12,8 +12,7 @@ from buoy import __version__
 from buoy.flight.attempt import ATTEMPT_SCHEMA, Attempt, is_kernel
 from buoy.flight.privacy import mask_arguments
 from buoy.machine import disk, host, procfs
-from buoy.machine.files import open_new
-from buoy.machine.records import write_json
+from buoy.machine.files import open_new, write_json
 
 _SIDECAR = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sidecar.py")
 _READY_SECONDS = 10.0
@@ -22,7 +21,7 @@ RESERVE_BYTES = 256 << 10
 
 
 def default_run_folder(command: list[str]) -> str:
-    """`runs/<script>`: the same script goes on with the same run.
+    """`runs/<script>`: the same script resumes the same run.
 
     >>> default_run_folder(["python", "-u", "src/train.py", "--lr", "1"])
     'runs/train'
@@ -47,38 +46,18 @@ def _plain(name: str) -> str:
     return name.lstrip(".")[:80] or "run"
 
 
-def limit_seconds(limit: str | float | None) -> float | None:
-    """A time limit as people give it, in seconds; an error if it is none."""
-    if limit is None:
-        return None
-    from buoy.errors import UsageError
-    from buoy.units import parse_duration
-
-    seconds = parse_duration(limit) if isinstance(limit, str) else float(limit)
-    if isinstance(limit, str) and seconds > 0 and limit.strip()[-1] in "0123456789." and ":" not in limit:
-        raise UsageError(  # twelve seconds, where twelve hours were meant, end a training before it began
-            "a time limit without a unit", received=repr(limit), expected="a number and a unit",
-            hint=f"`{limit.strip()}h`, or `{limit.strip()}s` for seconds",
-        )  # fmt: skip
-    if not seconds > 0:
-        raise UsageError(
-            "a time limit of nothing", received=repr(limit), expected="more than 0 seconds", hint="`12h`"
-        )
-    return seconds
-
-
 def log_home(mirror: str | None, received: str) -> str | None:
     """The folder that the log is copied to; a store is refused, as it would become a folder of that name."""
     if not mirror:
         return None  # and nothing is loaded for it
-    from buoy.checkpoint.mirror_place import place_of
+    from buoy.checkpoint.mirror.storage import place_of
 
     place = place_of(mirror)
     if "://" in place:
         from buoy.errors import UsageError
 
         raise UsageError(
-            "a store as the log's second home",
+            "an object store as the log's mirror",
             received=received,
             expected="a folder: the recorder needs no package, and stores need one",
             hint=f'`buoy.Run("runs/cats", mirror="{mirror}")` in the script copies checkpoints and log there',
@@ -90,8 +69,8 @@ def describe_attempt(
     attempt: Attempt, mode: str, pid: int, command: list[str], mirror: str | None, time_limit: float | None
 ) -> dict[str, object]:
     """What is known at the start, as attempt.json holds it."""
-    from buoy.machine.clock import session_started as session_start
     from buoy.machine.limits import read as read_limits
+    from buoy.machine.limits import session_started as session_start
 
     limits = read_limits(pid, attempt.run_folder)
     seconds, source = limits.time_limit, limits.time_limit_source

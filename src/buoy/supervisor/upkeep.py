@@ -1,7 +1,8 @@
-"""Looks after the recording of a watched process: a sidecar that is gone, a folder that is, a disk that was full.
+"""Looks after a recording from inside the training: a sidecar or a folder that is gone, a disk that was full.
 
-`buoy run` does this from outside. Here there is only the training itself, so its own steps and the notebook's cells
-look, every few seconds; no thread of ours runs in it.
+`buoy run` does this from outside for what it started; a Python below it only follows to the recording that `buoy run`
+starts anew. The training's own steps and the notebook's cells look every few seconds; no thread of ours runs in it.
+The bootstrap loads this file into every Python, so it imports next to nothing.
 """
 
 from __future__ import annotations
@@ -13,20 +14,82 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from buoy.errors import RunFolderError
-from buoy.flight.attempt import Attempt, discard
-from buoy.flight.recorder import Recorder
+from buoy.errors import RunFolderError, trouble
+from buoy.flight.attempt import Attempt, attempt_numbers, discard
+from buoy.flight.recorder import ATTEMPT_VARIABLE, Recorder
 from buoy.machine import procfs
-from buoy.supervisor.following import is_gone
+from buoy.machine.files import read_json
 from buoy.supervisor.start import start_sidecar
 from buoy.text import visible
+
+FOLLOW_SECONDS = 1.0
+
+
+class Following:
+    """Looks at each step, and moves the recorder where the folder is gone and another recording has begun."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._attempt = recorder.attempt
+        self._pid = os.getpid()
+        self._began = time.monotonic()
+        self._next = self._began + FOLLOW_SECONDS
+        self._step: Callable[[int | None], None] = recorder.beacon.step
+        recorder.beacon.step = self._stepped  # type: ignore[method-assign]
+
+    def _stepped(self, number: int | None = None) -> None:
+        self._step(number)
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + FOLLOW_SECONDS
+            try:
+                self._look()
+            except OSError:
+                pass  # a full disk: it is recorded from outside until there is room
+            except Exception as error:  # noqa: BLE001 - the training continues, recorded from outside
+                trouble("following the recording of `buoy run`", error)
+
+    def _look(self) -> None:
+        attempt = self._attempt
+        if attempt is None or os.getpid() != self._pid:
+            return
+        if self._recorder.attempt is not None:
+            if not is_gone(os.path.join(attempt.folder, f"process-{self._pid}")):
+                return
+            self._recorder.move(None)
+        new = self._new_recording(attempt.run_folder)
+        if new is not None:
+            self._recorder.move(new)
+            self._attempt = new
+            os.environ[ATTEMPT_VARIABLE] = new.folder  # for what this process starts from here on
+
+    def _new_recording(self, run_folder: str) -> Attempt | None:
+        """The recording that began after this process did, if there is one."""
+        for number in attempt_numbers(run_folder)[-1:]:
+            folder = os.path.join(run_folder, "attempts", f"{number:04d}")
+            about = read_json(os.path.join(folder, "attempt.json")) or {}
+            began = about.get("t")
+            if about.get("mode") == "run" and isinstance(began, float) and began > self._began:
+                return Attempt(run_folder, folder, number)
+        return None
+
+
+def is_gone(folder: str) -> bool:
+    """Whether there is no such folder; a drive that does not answer may answer again."""
+    try:
+        os.stat(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    return False
+
 
 LOOK_SECONDS = 2.0
 RETRY_SECONDS = 10.0
 """After a failure, which a full disk may be: until it is tried again."""
 MOST_RESTARTS = 3
 
-_GOES_ON = "nothing is recorded, the training goes on"
+_NOT_RECORDED = "nothing is recorded; training continues"
 
 
 class Upkeep:
@@ -69,9 +132,10 @@ class Upkeep:
         try:
             self._look(folder)
         except (RunFolderError, OSError) as error:
-            self._fail(f"{_GOES_ON}: {error}")
+            self._fail(f"{_NOT_RECORDED}: {error}")
         except Exception as error:  # noqa: BLE001 - a guard that fails must not end the training
-            self._fail(f"the recorder is gone and cannot be started again: {error!r}; the training goes on")
+            trouble("the recorder's upkeep", error)
+            self._fail(f"the recorder crashed and cannot be restarted: {error!r}; training continues")
 
     def _look(self, folder: str | None) -> None:
         attempt = self._recorder.attempt
@@ -85,7 +149,7 @@ class Upkeep:
             self._move(self._new_attempt(folder))
             self._start()
             if not self._has_failed:
-                self._say(f"a new recording begins in {self._recorder.folder}")
+                self._say(f"a new recording starts in {self._recorder.folder}")
         elif self._born is None or _born(self._sidecar) != self._born:
             self._start_again()
 
@@ -104,31 +168,31 @@ class Upkeep:
         self._recorder.move(None)
         # Where all around it went with it, making it there again would only litter.
         self._given_up = is_gone(os.path.dirname(os.path.dirname(attempt.run_folder)))
-        rest = f"; {_GOES_ON}" if self._given_up else ""
+        rest = f"; {_NOT_RECORDED}" if self._given_up else ""
         self._say(f"the folder of the recording is gone: {attempt.run_folder}{rest}")
 
     def _start_again(self) -> None:
         if self._restarts >= MOST_RESTARTS:
             self._given_up = True
-            self._say(f"the recorder died again and stays down: {_GOES_ON}")
+            self._say(f"the recorder crashed again and will not be restarted: {_NOT_RECORDED}")
             return
         had_failed = self._has_failed
         self._start()
         if self._has_failed:
             return
         if had_failed:
-            self._say("the recorder runs now; what happened before is not recorded")
+            self._say("the recorder is running now; what happened before is not recorded")
             return
         self._restarts += 1
         self._recorder.event("sidecar", what="restarted", times=self._restarts)
-        self._say("the recorder had died and was started again; what happened in between is not recorded")
+        self._say("the recorder crashed and was restarted; what happened in between is not recorded")
 
     def _start(self) -> None:
         assert self._recorder.attempt is not None
         self._sidecar = start_sidecar(self._recorder.attempt, self._pid)
         self._born = _born(self._sidecar)
         if self._sidecar is None:
-            self._fail("the sidecar did not start: no samples are taken, the training goes on")
+            self._fail("the sidecar did not start: no samples are taken; training continues")
         else:
             self._has_failed = False
 

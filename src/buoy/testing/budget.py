@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from buoy.torch import memory
-from buoy.torch.allocations import AllocationWatch
+from buoy.torch.memory import device
+from buoy.torch.memory.allocations import AllocationWatch
 from buoy.units import format_bytes, parse_bytes
 
 _SMALL = 512  # bytes; CUDA serves less from a pool that it keeps
@@ -18,14 +18,14 @@ class PretendedDevice(AllocationWatch):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()
-        self._before: memory.Memory | None = None
+        self._before: device.Memory | None = None
 
     def __enter__(self) -> Any:
-        self._before, memory.pretended = memory.pretended, self
+        self._before, device.pretended = device.pretended, self
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *details: Any) -> None:
-        memory.pretended = self._before
+        device.pretended = self._before
         super().__exit__(*details)  # type: ignore[no-untyped-call]
 
     def free(self) -> int | None:

@@ -108,7 +108,7 @@ def read() -> Reading:
 
 
 def reset_peak() -> None:
-    """Start measuring the peak anew, from what is held now."""
+    """Start measuring the peak again, from what is held now."""
     _library().buoy_shim_reset_peak()
 
 

@@ -1,4 +1,4 @@
-"""What a training loop holds: the run, its position, and the keeper of its checkpoints."""
+"""What a training loop holds: the run, its position, and the manager of its checkpoints."""
 
 from buoy.errors import need_linux
 

@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from buoy.microbatch.history import SizeLog
+from buoy.microbatch.sizing import SizeLog
 
 LOG = "micro-batches.jsonl"
 
@@ -57,7 +57,7 @@ class MicroBatches:
 
     def is_finite(self) -> bool | None:
         """Whether the last loss is a finite number; None where `backward` was never used."""
-        from buoy.torch.finite import is_finite
+        from buoy.torch.memory.holders import is_finite
 
         return is_finite(self._loss)
 
@@ -83,7 +83,7 @@ class MicroBatches:
         return [given] if isinstance(given, str) else list(given)
 
     def _begin(self) -> None:
-        from buoy.torch.transaction import Transaction
+        from buoy.torch.step.transaction import Transaction
 
         self._go_on(Transaction(**self._settings))
 
@@ -103,7 +103,7 @@ class MicroBatches:
             self._log.clear()
 
     def _hand_over(self) -> None:
-        from buoy.torch.state import parts
+        from buoy.torch.state.state_dict import parts
 
         new, self._new = self._new, []
         self._transaction.track(*parts(new))

@@ -22,7 +22,7 @@ from weakref import WeakSet
 
 from buoy.flight.last_words import OURS, show_until
 from buoy.flight.recorder import Recorder
-from buoy.machine.priority import leave_group
+from buoy.machine.process import leave_group
 from buoy.units import format_duration
 
 GRACE_SECONDS = 20.0
@@ -142,9 +142,9 @@ class Signals:
 
     def _announce(self, number: int) -> None:
         if number == signal.SIGINT:
-            self._say("saving after this step; press Ctrl-C again to stop at once")
+            self._say("saving a checkpoint after this step; press Ctrl-C again to stop at once")
             return
-        self._say("told to stop (SIGTERM): saving after this step")
+        self._say("received SIGTERM: saving a checkpoint after this step")
         self._timer = threading.Timer(self._grace, self._too_late)
         self._timer.daemon = True
         self._timer.start()

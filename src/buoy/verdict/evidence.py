@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 from typing import Any, Literal, NamedTuple
 
+from buoy.fields import count, integer, mapping, number, text
 from buoy.flight.beacon import FatalSignal, read_beacon
 from buoy.flight.log import read_events, read_samples
-from buoy.machine.files import read_end
-from buoy.machine.helpers import ROLE
-from buoy.machine.records import read_json
+from buoy.machine.files import read_end, read_json
+from buoy.machine.process import ROLE
 from buoy.text import whole_number
 from buoy.units import format_duration
-from buoy.verdict.lost_child import lost_child
-from buoy.verdict.now import Now, observe
+from buoy.verdict.exceptions import lost_child
+from buoy.verdict.liveness import Now, observe
+from buoy.verdict.stacks import headline, signal_of
 from buoy.verdict.status import Status, make_status
-from buoy.verdict.traces import headline, signal_of
-from buoy.verdict.values import count, integer, mapping, number, text
 
 Mode = Literal["no-kernel-log", "old-kernel", "notes-only"]
 """Evidence taken away: the kernel log unreadable; no PIDFD_INFO_EXIT; the sidecar killed too."""
@@ -138,7 +137,7 @@ class Evidence(NamedTuple):
     is_death_damaged: bool = False
     """Whether there is a record of the death that cannot be read."""
     lost_samples: str | None = None
-    """That samples of its end were taken and are not here, in words: what is left does not tell of the end."""
+    """That samples of its end were taken and are not here, as a sentence: what is left says nothing of the end."""
 
     def without(self, mode: Mode) -> Evidence:
         """The same death as a poorer machine would have recorded it."""
@@ -252,7 +251,7 @@ class Evidence(NamedTuple):
 
     @property
     def speaker(self) -> ProcessNotes | None:
-        """Whose notes tell of this death: the training process, or the child whose end it merely passed on.
+        """Whose notes are about this death: the training process, or the child whose end it merely passed on.
 
         A shell or a launcher is not instrumented; the Python it ran is. A note of any other process of the tree
         says nothing about the end of this one.

@@ -1,20 +1,71 @@
-"""Which kind of death an uncaught exception is. One classifier for the notes of every framework.
+"""Which kind of death an uncaught exception is: one classifier for the exceptions of every framework.
 
-The outermost exception decides. One that is only in its chain may have been dealt with before the outer one was
-raised, so it makes the finding no more than likely. A text counts only in exceptions of the type that libraries
-raise, and words that anybody may quote in a RuntimeError of their own are no proof there: a person's own exception
-may say anything.
+The outermost exception decides. One that is only in its chain may have been handled before the outer one was raised, so
+it makes the finding no more than likely. A text counts only in exceptions of the type that libraries raise, and words
+that anybody may quote in a RuntimeError of their own are no proof there. The same texts say how many bytes an
+allocation asked for, and which child process was lost; the line that raised such an exception is not at fault.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import signal
+from typing import Any, Literal, NamedTuple
 
-from buoy.microbatch import words
-from buoy.text import printable
+from buoy.errors import BuoyError
+from buoy.fields import count, integer, mapping, mappings, text
+from buoy.microbatch import oom
+from buoy.text import printable, whole_number
+from buoy.units import parse_bytes
 from buoy.verdict.model import Grade
-from buoy.verdict.sizes import bytes_asked_for
-from buoy.verdict.values import count, integer, mapping, mappings, text
+from buoy.verdict.status import Status, make_status
+
+_WIDTHS = {
+    "bool": 1, "int8": 1, "uint8": 1, "half": 2, "bfloat16": 2, "float16": 2, "int16": 2, "float": 4, "float32": 4,
+    "int32": 4, "double": 8, "float64": 8, "int64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+_UNITS = ("bytes", "B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def bytes_asked_for(message: str) -> int | None:
+    """The size of the allocation a message speaks of; None when it names none.
+
+    >>> bytes_asked_for("Unable to allocate 745. GiB for an array with shape (100000, 1000, 1000)")
+    799937658880
+    >>> bytes_asked_for("OOM when allocating tensor with shape[10,20] and type float on /job:localhost")
+    800
+    """
+    for marker in ("tried to allocate ", "Tried to allocate ", "Unable to allocate "):
+        _, found, rest = message.partition(marker)
+        if found:
+            return _amount(rest)
+    _, found, rest = message.partition("tensor with shape[")
+    return _tensor(rest) if found else None
+
+
+def _amount(rest: str) -> int | None:
+    words = rest.split(" ", 2)
+    unit = words[1].rstrip(".,;:\n") if len(words) > 1 else ""
+    if unit not in _UNITS:
+        return None
+    try:
+        return parse_bytes(words[0] + ("" if unit == "bytes" else unit))
+    except BuoyError:
+        return None
+
+
+def _tensor(rest: str) -> int | None:
+    shape, closed, after = rest.partition("]")
+    kind = after.removeprefix(" and type ").split(" ", 1)[0]
+    width = _WIDTHS.get(kind)
+    sides = [whole_number(side.strip()) for side in shape.split(",")] if shape else []
+    if not closed or width is None:
+        return None
+    for side in sides:
+        if side is None:
+            return None
+        width *= side
+    return width if width < 1 << 62 else None
+
 
 ENOMEM, EAGAIN, ENFILE, EMFILE, EFBIG, ENOSPC, EDQUOT = 12, 11, 23, 24, 27, 28, 122
 
@@ -29,7 +80,7 @@ _OWN_WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "unable to allocate shared memory(shm)", "unable to open shared memory object",
         "unable to write to file </torch_", "unable to resize file </torch_", "unable to stretch file </torch_",
     )),
-    ("memory-error", words.HOST_OWN),
+    ("memory-error", oom.HOST_OWN),
     ("distributed", (
         "gloo/transport", "ProcessGroupGloo", "ProcessGroupNCCL", "NCCL error", "ncclRemoteError",
         "ncclSystemError", "ncclInternalError", "Watchdog caught collective operation timeout", "[c10d]",
@@ -42,7 +93,7 @@ _OWN_WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "CUBLAS_STATUS_EXECUTION_FAILED", "CUDNN_STATUS_EXECUTION_FAILED", "CUDNN_STATUS_MAPPING_ERROR",
         "CUDA_ERROR_ILLEGAL_ADDRESS",
     )),
-    ("gpu-oom", words.GPU_OWN),
+    ("gpu-oom", oom.GPU_OWN),
 )  # fmt: skip
 # Words that other programs quote: proof only from a library's own type, or as the whole message.
 _COMMON_WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -50,8 +101,8 @@ _COMMON_WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("open-files", ("Too many open files", "received 0 items of ancdata")),
     ("process-limit", ("can't start new thread",)),
     ("gpu-fault", ("device-side assert", "illegal memory access", "fallen off the bus")),
-    ("gpu-oom", words.GPU_QUOTED),
-    ("memory-error", words.HOST_QUOTED),
+    ("gpu-oom", oom.GPU_QUOTED),
+    ("memory-error", oom.HOST_QUOTED),
 )
 
 _DISTRIBUTED = tuple(f"torch.distributed.Dist{part}Error" for part in ("Backend", "Network", "Store", ""))
@@ -108,7 +159,7 @@ class _Link(NamedTuple):
 def classify(note: dict[str, Any], disk_was_full: bool = False) -> ExceptionFinding:
     """The kind of an exception note; its own words before those of its chain.
 
-    `disk_was_full`: whether another disk of this training, than the one that the note tells of, had no room.
+    `disk_was_full`: whether another disk of this training, than the one that the note is about, had no room.
     """
     outer = _link(note)._replace(on_full_disk=disk_was_full or _is_full(count(note.get("disk_free"))))
     chosen, found = outer, _kind(outer)
@@ -158,7 +209,7 @@ def _kind(link: _Link) -> _Kind | None:
     family = {link.type, *link.bases}
     if link.type.endswith(".KeyboardInterrupt"):
         return "interrupted", "certain"
-    if family & words.TORCH_TYPES:
+    if family & oom.TORCH_TYPES:
         return "gpu-oom", "certain"
     if link.type == _SIGNALLED:  # what torchrun's signal handler raises
         return _SIGNALS.get(link.message.rpartition(" ")[2])
@@ -202,7 +253,7 @@ def _library_kind(link: _Link, is_library: bool) -> _Kind | None:
     for kind, common in _COMMON_WORDS:
         if any(word in message for word in common):
             return kind, "certain" if is_library or message in common else "likely"
-    if link.type == words.TENSORFLOW_TYPE or (is_library and "RESOURCE_EXHAUSTED" in message):
+    if link.type == oom.TENSORFLOW_TYPE or (is_library and "RESOURCE_EXHAUSTED" in message):
         return "memory-error" if "device:CPU" in message else "gpu-oom", "certain"
     if link.on_full_disk and (is_failed_write(message) or "iostream error" in message):
         return "disk-full", "likely"
@@ -227,3 +278,126 @@ def is_failed_write(message: str) -> bool:
 
 def _is_full(free: int | None) -> bool:
     return free is not None and free < 16 << 20
+
+
+_ELASTIC = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
+_SPAWNED = ("torch.multiprocessing.spawn.ProcessExitedException",)
+_POOLS = ("BrokenProcessPool", "TerminatedWorkerError", "WorkerCrashedError")
+_SOURCE = "the parent's exception"
+_BROKEN = (
+    "BrokenPipeError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError",
+    "IncompleteReadError",
+)  # fmt: skip
+_SILENT = ("EOFError", "Empty", "TimeoutError")
+"""What a line to a child says whose other end is gone; a file that is cut short, or a slow server, says the same."""
+_LINES_TO_CHILDREN = ("/multiprocessing/", "/concurrent/futures/")
+
+
+class LostChild(NamedTuple):
+    """Who was lost, by which pids, and how it ended as far as the words say."""
+
+    who: str
+    pids: tuple[int, ...] = ()
+    status: Status = Status()
+    exact: bool = False
+    """Whether the words come of the parent's own wait status, in a type that only its library raises."""
+    is_in_chain: bool = False
+    """Whether another exception followed from it, or while it was dealt with."""
+
+
+BrokenLine = Literal["to a child", "to anyone"]
+"""Whose end a line led to: only processes that belong together talk through `multiprocessing`."""
+
+
+def lost_child(note: dict[str, Any]) -> LostChild | None:
+    """What an exception note says of a lost child; None when it reports none, itself or in its chain."""
+    found = _reported(note)
+    if found is not None:
+        return found
+    inner = next((lost for lost in map(_reported, mappings(note.get("chain"))) if lost is not None), None)
+    return inner._replace(exact=False, is_in_chain=True) if inner is not None else None
+
+
+def broken_line(note: dict[str, Any]) -> BrokenLine | None:
+    """The line to another process, if that it broke is what an exception or its chain says."""
+    kinds = {str(link.get("type")).rpartition(".")[2] for link in (note, *mappings(note.get("chain")))}
+    file = text(mapping(note.get("inner")).get("file")) or ""
+    if any(part in file for part in _LINES_TO_CHILDREN):
+        return "to a child" if kinds & {*_BROKEN, *_SILENT} else None
+    return "to anyone" if kinds & {*_BROKEN} else None
+
+
+def _reported(note: dict[str, Any]) -> LostChild | None:
+    kind, message = text(note.get("type")) or "", text(note.get("message")) or ""
+    if kind == _ELASTIC:
+        return _failed_rank(message)
+    if kind in _SPAWNED:
+        return LostChild(_before(message, " terminated") or "a spawned process", (), _status(message), True)
+    if kind == "subprocess.CalledProcessError" and "died with <Signals." in message:
+        name = _before(message.partition("died with <Signals.")[2], ":")
+        return LostChild("the command that it ran", (), _by_name(name), True)
+    if message.startswith("DataLoader worker (pid"):
+        links = [message, *(text(link.get("message")) or "" for link in mappings(note.get("chain")))]
+        known = (_status(words) for words in links if words.startswith("DataLoader worker (pid"))
+        status = next((found for found in known if found.known), Status())
+        return LostChild(
+            "DataLoader worker", pids_in(message.partition(" exited ")[0].partition(" is killed")[0]), status
+        )
+    if kind.rpartition(".")[2] in _POOLS:
+        return LostChild("a worker of the process pool", (), _status(message))
+    return None
+
+
+def pids_in(message: str) -> tuple[int, ...]:
+    """The numbers of a message that may be pids: `DataLoader worker (pid(s) 5097) exited unexpectedly`."""
+    digits = "".join(sign if sign.isdecimal() else " " for sign in message.partition("pid")[2]).split()
+    return tuple(int(word) for word in digits if len(word) < 9)
+
+
+def _failed_rank(message: str) -> LostChild:
+    """The root cause that torchelastic names: the last of its list, which a shortened message still holds."""
+    _, found, root = message.partition("Root Cause")
+    if not found:
+        root = message.partition(" ... ")[2]
+    rank = pid = code = None
+    for line in root.splitlines():
+        name, _, value = line.strip().partition(":")
+        words = value.replace("(", " ").replace(")", " ").split()
+        if name.strip() == "rank" and words:
+            rank = whole_number(words[0])
+        elif name.strip() == "exitcode" and words:
+            code = whole_number(words[0].removeprefix("-"))
+            code = -code if code is not None and words[0].startswith("-") else code
+            pid = next(iter(pids_in(value)), None)
+    if code is None or not -65 < code < 256:
+        return LostChild("a rank", exact=True)
+    raw = -code if code < 0 else code << 8
+    return LostChild(
+        f"rank {rank}" if rank is not None else "a rank",
+        (pid,) if pid else (),
+        make_status(raw, _SOURCE),
+        True,
+    )
+
+
+def _status(message: str) -> Status:
+    """How the words say it ended: `killed by signal: Killed`, `with signal SIGKILL`, `with exit code 3`."""
+    for marker in ("killed by signal: ", "terminated with signal ", "{"):
+        _, found, rest = message.partition(marker)
+        if found:
+            return _by_name(rest.partition(".")[0].partition("(")[0])
+    _, found, rest = message.partition("with exit code ")
+    code = whole_number(rest.split(" ", 1)[0].rstrip(".")) if found else None
+    return make_status(code << 8, _SOURCE) if code is not None and code < 256 else Status()
+
+
+def _by_name(name: str) -> Status:
+    for number in signal.Signals:
+        if name.strip() in (number.name, signal.strsignal(number)):
+            return make_status(int(number), _SOURCE)
+    return Status()
+
+
+def _before(message: str, marker: str) -> str:
+    words, found, _ = message.partition(marker)
+    return words.strip() if found and len(words) < 40 else ""

@@ -7,9 +7,12 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from buoy.fields import count, integer, mapping, mappings, number, text
+from buoy.flight.attempt import is_kernel
 from buoy.text import printable, whole_number
 from buoy.units import format_bytes, format_duration
-from buoy.verdict.causes import IN_ORDER, unknown
+from buoy.verdict.advice import how_to_resume
+from buoy.verdict.causes import IN_ORDER, exits
 from buoy.verdict.causes.common import (
     died_before,
     recent_signal,
@@ -17,18 +20,15 @@ from buoy.verdict.causes.common import (
     status_reading,
     violent_deaths,
 )
-from buoy.verdict.causes.hang import past as past_hang
-from buoy.verdict.causes.parent_lost import parent_name
-from buoy.verdict.causes.thrashing import standing as standing_thrashing
+from buoy.verdict.causes.lost import parent_name
+from buoy.verdict.causes.stalls import past as past_hang
+from buoy.verdict.causes.stalls import standing as standing_thrashing
 from buoy.verdict.evidence import Evidence, ProcessNotes
-from buoy.verdict.exceptions import classify
-from buoy.verdict.kernel_end import fitting
-from buoy.verdict.lost_child import lost_child
+from buoy.verdict.exceptions import classify, lost_child
 from buoy.verdict.memory import standing, variables, with_memory
 from buoy.verdict.model import Cause, Claim, Holder, Reading, Verdict, Where
 from buoy.verdict.oom import describe_limit
-from buoy.verdict.traces import cell_of, headline, user_frame
-from buoy.verdict.values import count, integer, mapping, mappings, number, text
+from buoy.verdict.stacks import cell_of, headline, user_frame
 
 _MEMORY_CAUSES = ("kernel-oom", "worker-killed", "memory-error", "gpu-oom", "thrashing", "shm-full", "killed",
                   "recorder-lost", "unknown")  # fmt: skip
@@ -45,8 +45,9 @@ _PID = re.compile(r"pid (\d+)")
 def judge(evidence: Evidence) -> Verdict:
     """What the evidence says about this attempt."""
     cause = next((found for judge_one in IN_ORDER if (found := judge_one(evidence)) is not None), None)
-    cause = with_memory(_with_history(evidence, cause or unknown.judge(evidence)), evidence)
-    cause = fitting(cause, evidence)
+    cause = with_memory(_with_history(evidence, cause or exits.judge_unknown(evidence)), evidence)
+    if _trained_nothing(evidence):
+        cause = replace(cause, next=tuple(step for step in cause.next if step != how_to_resume(evidence)))
     run_folder = os.path.dirname(os.path.dirname(evidence.folder))
     return Verdict(
         run=run_folder,
@@ -59,6 +60,16 @@ def judge(evidence: Evidence) -> Verdict:
         else (),
         wall=evidence.died_wall,
         ran_for=_ran_for(evidence, cause),
+    )
+
+
+def _trained_nothing(evidence: Evidence) -> bool:
+    """Whether no step was counted and no training announced in this notebook's kernel: there is nothing to resume."""
+    stepped = evidence.main is None or bool(evidence.main.step) or bool(evidence.last_sample.get("step"))
+    return (
+        is_kernel(evidence.attempt.get("command"))
+        and not stepped
+        and not any(event.get("kind") in ("training", "loop") for event in evidence.events)
     )
 
 
@@ -91,7 +102,7 @@ def _mechanism(evidence: Evidence) -> Claim:
         )
     if speaker and speaker.left_in_order:
         return Claim("an orderly exit, code not read", "likely", (Reading("an exit note", speaker.source),))
-    return Claim("not known: nobody could read the exit status", "possible")
+    return Claim("unknown: the exit status could not be read", "possible")
 
 
 def _with_history(evidence: Evidence, cause: Cause) -> Cause:
@@ -119,7 +130,7 @@ def _with_history(evidence: Evidence, cause: Cause) -> Cause:
         if term is not None:
             before.append(
                 Claim(
-                    f"it had been told to stop (SIGTERM) {format_duration(term.age)} before",
+                    f"it had received SIGTERM {format_duration(term.age)} before",
                     "certain",
                     (term.reading,),
                 )
@@ -128,7 +139,19 @@ def _with_history(evidence: Evidence, cause: Cause) -> Cause:
     if exception is not None and evidence.status.signal is not None and cause.id != "interrupted":
         words = f"an exception had been reported earlier: {printable(classify(exception).short, 80)}"
         before.append(Claim(words, "possible"))
-    return replace(cause, cascade=(*before, *cause.cascade)) if before else cause
+    after = _troubles(evidence) if cause.id != "clean-exit" else []
+    return replace(cause, cascade=(*before, *cause.cascade, *after)) if before or after else cause
+
+
+def _troubles(evidence: Evidence) -> list[Claim]:
+    """The last part of buoy itself that failed in this attempt."""
+    for event in reversed(evidence.events_of("trouble")):
+        if text(event.get("error")) and text(event.get("what")):
+            age = evidence.seconds_before_death(number(event.get("wall")))
+            when = f", {format_duration(age)} before" if age is not None else ""
+            words = f"a part of buoy itself failed{when}: {printable(event['what'], 160)}"
+            return [Claim(words, "certain", (Reading("an event of the recorder", "events.jsonl"),))]
+    return []
 
 
 def _lost_samples(evidence: Evidence, cause: Cause) -> list[Claim]:

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from buoy.fields import count, mapping, number, text
 from buoy.flight import holders
-from buoy.flight.level import is_high
+from buoy.flight.alarms.level import is_high
 from buoy.flight.log import memory_use, read_samples
 from buoy.text import printable
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Holder, Reading
-from buoy.verdict.values import count, mapping, number, text
 
 _WINDOW = 600.0
 _EVERY = 10
@@ -31,7 +31,7 @@ _NAMED = 3
 _WORTH = 0.15
 """Of the process's memory: advice is given about a variable that holds at least this much."""
 _OLD = 600.0
-"""Seconds after which an answer tells of another time, unless memory has stood still since."""
+"""Seconds after which an answer is about another time, unless memory has stood still since."""
 _NOT_ADVISED = ("kernel-oom", "worker-killed", "memory-error")
 """Causes whose own advice is about memory."""
 
@@ -147,7 +147,7 @@ class _Answer(NamedTuple):
 
 
 def _answer(evidence: Evidence) -> _Answer | None:
-    """The last answer, if it still tells of the end."""
+    """The last answer, if it still is about the end."""
     event, end = next(iter(reversed(evidence.events_of("holders"))), None), evidence.last_t
     t = number(event.get("t")) if event is not None else None
     if event is None or t is None or end is None:

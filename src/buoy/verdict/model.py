@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Grade = Literal["certain", "likely", "possible"]
 
@@ -26,6 +26,12 @@ class Claim:
     text: str
     grade: Grade
     evidence: tuple[Reading, ...] = ()
+
+
+def _claim(record: dict[str, Any]) -> Claim:
+    if record["grade"] not in get_args(Grade):
+        raise ValueError("no such grade")
+    return Claim(**{**record, "evidence": tuple(Reading(**reading) for reading in record["evidence"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,33 @@ class Verdict:
         """The verdict as plain values, for `--format json` and verdict.json."""
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, record: dict[str, Any] | None) -> Verdict | None:
+        """The verdict that `to_json` wrote; None where these values are not one."""
+        if record is None or record.get("schema") != SCHEMA:
+            return None
+        try:
+            cause = record["cause"]
+            return cls(
+                **{
+                    **record,
+                    "mechanism": _claim(record["mechanism"]),
+                    "cause": Cause(
+                        **{
+                            **cause,
+                            "claim": _claim(cause["claim"]),
+                            "actor": _claim(cause["actor"]) if cause["actor"] is not None else None,
+                            "cascade": tuple(map(_claim, cause["cascade"])),
+                            "next": tuple(cause["next"]),
+                        }
+                    ),
+                    "where": Where(**record["where"]),
+                    "holders": tuple(Holder(**holder) for holder in record["holders"]),
+                }
+            )
+        except (KeyError, TypeError, ValueError):
+            return None
+
     def __str__(self) -> str:
         # The one look upwards: print(verdict) in a notebook should just work.
         from buoy.view.verdict import render
@@ -102,6 +135,6 @@ class Verdict:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from buoy.view.card import verdict_card  # the same look upwards, for a notebook's last line
+        from buoy.view.cards import verdict_card  # the same look upwards, for a notebook's last line
 
         return verdict_card(self.to_json())

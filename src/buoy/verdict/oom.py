@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
+from buoy.fields import count, mapping, mappings, number, text
 from buoy.machine.kernel_log import parse_oom_kill
 from buoy.text import printable
 from buoy.units import format_duration
 from buoy.verdict.evidence import Evidence, ProcessDeath
 from buoy.verdict.model import Grade, Reading
 from buoy.verdict.status import Status
-from buoy.verdict.values import count, mapping, mappings, number, text
 
 SIGKILL = 9
 _SAME_MOMENT = 5.0
@@ -28,7 +28,7 @@ _CONTRADICTED = 1.1
 
 
 class OomFinding(NamedTuple):
-    """The answer, how sure it is, and the readings; for `open`, `reason` says why it cannot be told."""
+    """The answer, how sure it is, and the readings; for `open`, `reason` says why it is unknown."""
 
     answer: Literal["oom", "not-oom", "open"]
     grade: Grade
@@ -37,7 +37,7 @@ class OomFinding(NamedTuple):
 
 
 def examine(evidence: Evidence, death: ProcessDeath) -> OomFinding:
-    """Whether this process was killed by the kernel for want of memory."""
+    """Whether this process was killed by the kernel for lack of memory."""
     if death.status.known and death.status.signal != SIGKILL:
         return OomFinding(
             "not-oom", "certain", (Reading(f"it ended with {death.status}", death.status.source or ""),)

@@ -6,12 +6,11 @@ import os
 from math import inf
 from typing import NamedTuple
 
-from buoy.machine.files import read_bounded
-from buoy.machine.records import parse_json
+from buoy.fields import count, mapping, number
+from buoy.machine.files import parse_json, read_bounded
 from buoy.units import format_bytes, format_duration, format_share
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Reading
-from buoy.verdict.values import count, mapping, number
 
 _FEWEST_STEPS = 8
 _FEWEST_SECONDS = 0.5
@@ -38,7 +37,7 @@ class Growth(NamedTuple):
     amount: float
     is_by_step: bool
     warned: Reading | None = None
-    """The warning that told of it, where it is known from that."""
+    """The warning that announced it, where it is known from that."""
 
     def __str__(self) -> str:
         return f"about {format_bytes(self.amount)} {'with each step' if self.is_by_step else 'a second'}"

@@ -16,7 +16,7 @@ _TOP, _BOTTOM = 6, 4
 
 _HEADROOM = 1.08
 _NEAR = 0.2
-"""A limit is drawn when the curve came to this share of it; in words it is always told."""
+"""A limit is drawn when the curve came to this share of it; in words it is always given."""
 _EVEN = (1, 1.5, 2, 3, 4, 5, 6, 8, 10)
 _MIB = 1048576.0
 """Bytes go into the page as MiB: five digits instead of eleven."""

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from buoy.checkpoint.copies import is_there
 from buoy.checkpoint.manifest import saved_at
-from buoy.checkpoint.mirror_status import lag_in_words
+from buoy.checkpoint.mirror.mirror import lag_in_words
+from buoy.checkpoint.mirror.storage import is_there
 from buoy.checkpoint.reader import Checkpoint
 from buoy.checkpoint.retention import last_finite
 from buoy.checkpoint.store import Entry
@@ -20,7 +20,7 @@ _METRICS_SHOWN = 3
 
 
 def listed(run: str, entries: Sequence[Entry], mirror: dict[str, Any], now: float | None = None) -> str:
-    """The list for people, the newest first."""
+    """The list for users, the newest first."""
     now = time.time() if now is None else now
     rows = [("step", "age", "size", "saved because", "metrics", "state", "mirror")]
     finite = last_finite(entries)
@@ -61,7 +61,7 @@ def listed_json(run: str, entries: Sequence[Entry], mirror: dict[str, Any]) -> d
 
 
 def shown(checkpoint: Checkpoint) -> str:
-    """What is in one checkpoint, for people."""
+    """What is in one checkpoint, for users."""
     about = checkpoint.about
     lines = [f"step {checkpoint.step} in {checkpoint.folder}", f"  saved because  {_reason(about)}"]
     saved = saved_at(about)

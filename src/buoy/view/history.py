@@ -1,21 +1,81 @@
-"""A run folder read for looking at it: its lives in order, what was measured in each, and what is missing."""
+"""A run folder read for a view: its attempts in order, what was measured and adapted in each, and what is missing.
+
+What it says may be passed on, so names of machines and folders are taken out of texts. Whether a recording still grows
+is decided by its process, not by the age of its files, which a copy makes new.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from buoy.flight.attempt import Attempt, attempt_numbers, attempts_of, is_kernel, missing_of
+from buoy.fields import count, number, text
+from buoy.flight.alarms import stall
+from buoy.flight.attempt import Attempt, attempt_numbers, attempts_of, missing_of
 from buoy.flight.beacon import read_beacon
 from buoy.flight.log import SAMPLES_MOST_BYTES, fields_of, measured, read_events, read_samples, sample_files
 from buoy.flight.trainings import training_of
-from buoy.machine.records import read_json, read_lines
-from buoy.verdict.own_story import IDLE, what_became
-from buoy.verdict.values import number
-from buoy.view.liveness import is_alive
+from buoy.machine.files import read_json, read_lines
+from buoy.text import printable
+from buoy.verdict.liveness import observe
+from buoy.verdict.notebook import IDLE, part_of
+
+if TYPE_CHECKING:
+    from buoy.verdict.evidence import Evidence
+    from buoy.verdict.model import Cause
+
+RUNNING, STOPPED = "running", "stopped"
+STALLS = {"blocked": "hangs", "starved": "starved", "network": "waits", "disk": "waits", "sleep": "waits"}
+"""The state of a process that took no step for far too long, by what its threads did."""
+MAY_HANG = "may hang"
+"""The same of one that computes, or wakes up now and then."""
+NOT_SEEN = "not seen from here"
+"""The state of an attempt without an end that was recorded on another machine: it may live there, or not."""
+
+
+def is_alive(about: dict[str, Any]) -> bool:
+    """Whether the process that attempt.json is about lives here."""
+    return observe(about).alive
+
+
+def state_of_living(about: dict[str, Any], events: list[dict[str, Any]], step: int | None) -> str:
+    """`running`, unless it is stopped, or a hang was noticed and no step came since.
+
+    The judge's own words would say the same, and cost a live view all of its causes.
+    """
+    if observe(about).stopped:
+        return STOPPED
+    hang = stall.standing(events)
+    if hang is None or hang.get("is_quiet") is True or (hang.get("step") or 0) != (step or 0):
+        return RUNNING
+    return STALLS.get(stall.state_of(hang), MAY_HANG)
+
+
+def is_out_of_sight(evidence: Evidence, cause: Cause) -> bool:
+    """Whether it may live on another machine: no end was recorded, and nothing shows from here that it is gone."""
+    has_end = evidence.death or evidence.exit or evidence.is_death_damaged or evidence.events_of("end")
+    if evidence.now.same_machine is not False or has_end:
+        return False
+    is_known = cause.claim.grade == "certain" or evidence.now.sees_inside
+    return cause.id in ("unknown", "machine-lost") and not is_known
+
+
+def recorder_lives(about: dict[str, Any], events: list[dict[str, Any]]) -> bool | None:
+    """Whether the sidecar that began last is still there; None where its process cannot be seen from here."""
+    from buoy.machine import procfs
+
+    pid = next((event.get("sidecar") for event in reversed(events) if event.get("kind") == "start"), None)
+    now = observe(about)
+    if not isinstance(pid, int) or now.sees_inside or now.same_machine is not True:
+        return None
+    stat = procfs.parse_stat(procfs.read_bytes(f"/proc/{pid}/stat"))
+    is_there = stat is not None and stat.state not in ("Z", "X")
+    return is_there and b"sidecar.py" in procfs.read_bytes(f"/proc/{pid}/cmdline")
+
 
 _MOST_MINUTES = 50_000
 """A month's. Only damage makes more."""
@@ -141,21 +201,16 @@ def read(run_folder: str) -> History:
 
 
 def _judged(attempt: Attempt, run_folder: str) -> dict[str, Any]:
-    from buoy.verdict.asked import part_in
-    from buoy.verdict.beside import tell  # every cause with it: `top` needs none
+    from buoy.verdict import verdict_on
+    from buoy.verdict.select import part_in
 
-    return tell(part_in(attempt, run_folder)).to_json()
+    return verdict_on(part_in(attempt, run_folder)).to_json()
 
 
 def of_its_own(life: Life, attempt: Attempt, run_folder: str) -> str | None:
     """How a run ended within a process that went on, as one word; None where its end is the process's."""
-    own = training_of(life.events, attempt.run_folder, run_folder)
-    counted = life.last.get("step")
-    if not own.began and own.may_have_stepped(counted if isinstance(counted, int) else None):
-        return None
-    is_other = os.path.realpath(attempt.run_folder) != os.path.realpath(run_folder)
-    was_idle = life.last.get("phase") == IDLE
-    return what_became(own, is_other, is_kernel(life.about.get("command")), was_idle, life.ended)
+    step, phase = count(life.last.get("step")), text(life.last.get("phase"))
+    return part_of(run_folder, attempt.run_folder, life.events, life.about, step, phase, life.ended)[1]
 
 
 def own_events(life: Life, attempt: Attempt, run_folder: str) -> list[dict[str, Any]]:
@@ -324,3 +379,149 @@ def _size(path: str) -> int:
         return os.stat(path).st_size
     except OSError:
         return 0
+
+
+_HOMES = re.compile(r"(?<![\w.])(?:/home/[^/\s`'\"]+|/Users/[^/\s`'\"]+|/root)(?=/|\b)")
+_PATH = re.compile(r"(?<![\w.~:/\x00])/(?:[^/\s`'\",;:()]+/)+[^/\s`'\",;:()]*")
+_QUOTED = re.compile(r"(?<=')/[^'`]+(?=')")
+"""As a shell takes it where a name holds a space or the like."""
+_KNOWN = re.compile(r"('\0\d+\0[^'`]*')")
+"""A quoted path in a folder that is known."""
+_COMMAND = re.compile(r"(`[^`]*`)")
+_SYSTEM = ("/proc/", "/sys/", "/dev/")
+
+
+def without_places(value: Any, about: dict[str, Any], run_folder: str | None = None) -> Any:
+    """The same value, its texts without host name, home and absolute paths; `about` is attempt.json."""
+    host, cwd = about.get("hostname"), about.get("cwd")
+    here = os.path.abspath(run_folder) if run_folder is not None else None
+    folders = [folder for folder in (cwd, here) if isinstance(folder, str) and folder != "/"]
+
+    names = [(folder, _seen_from(folder, cwd)) for folder in sorted(folders, key=len, reverse=True)]
+
+    def told(text: str) -> str:
+        # Known folders are kept apart until the others are shortened: their names may hold any sign.
+        for index, (folder, _) in enumerate(names):
+            text = text.replace(folder.rstrip("/") + "/", f"\0{index}\0")
+        text = "".join(map(_without_paths, _COMMAND.split(text)))
+        for index, (_, name) in enumerate(names):
+            text = text.replace(f"\0{index}\0", name)
+        if isinstance(host, str) and len(host) > 2:
+            name = re.escape(host)
+            text = re.sub(rf"\bhost {name}\b", "one host", text)
+            text = re.sub(rf"\b{name}\b", "the host", text)
+        return text
+
+    return _mapped(value, told)
+
+
+def _seen_from(folder: str, cwd: object) -> str:
+    """A folder as it was typed where the training ran, so that a command with it still runs there; else its name."""
+    if folder == cwd:
+        return ""
+    is_below = isinstance(cwd, str) and cwd != "/" and folder.startswith(cwd.rstrip("/") + "/")
+    return (os.path.relpath(folder, str(cwd)) if is_below else os.path.basename(folder)) + "/"
+
+
+def _without_paths(text: str) -> str:
+    """A command that a shortened path makes impossible to run is no longer shown as one."""
+    pieces = [
+        piece if number % 2 else _PATH.sub(_shortened, _HOMES.sub("~", _QUOTED.sub(_shortened, piece)))
+        for number, piece in enumerate(_KNOWN.split(text))
+    ]
+    shorter = "".join(pieces)
+    return shorter.strip("`") if ".../" in shorter and text.startswith("`") else shorter
+
+
+def _shortened(found: re.Match[str]) -> str:
+    """Of a path its last two names: enough to know a file by, nothing of where it was."""
+    path = found[0]
+    return path if path.startswith(_SYSTEM) else ".../" + "/".join(path.rstrip("/").split("/")[-2:])
+
+
+def _mapped(value: Any, told: Any) -> Any:
+    if isinstance(value, str):
+        return told(value)
+    if isinstance(value, dict):
+        return {key: _mapped(item, told) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(item, told) for item in value]
+    return value
+
+
+_SWITCHES = {
+    "amp": "mixed precision",
+    "checkpointing": "activation checkpointing",
+    "expandable_segments": "expandable segments",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One adaptation: when, at which step, and what."""
+
+    attempt: int
+    at: float | None
+    """Seconds since the attempt began."""
+    step: int | None
+    text: str
+
+
+def words(event: dict[str, Any]) -> str | None:
+    """What an event says was adapted; None when it tells of nothing of the kind.
+
+    >>> words({"kind": "retry", "what": "oom", "samples": 64, "smaller": 32})
+    'out of memory with 64 samples at once: done again, 32 at a time'
+    """
+    kind, what = event.get("kind"), printable(str(event.get("what", "")), 60)
+    samples = event.get("samples")
+    if kind == "retry" and what == "oom":
+        smaller = event.get("smaller")
+        again = "retried unchanged" if smaller == samples else f"retried in micro-batches of {smaller}"
+        return f"out of memory with {samples} samples: {again}"
+    if kind == "retry":
+        return f"out of memory in the {what}: rolled back and retried"
+    if kind == "sized" and samples != event.get("of"):
+        return f"batches of {event.get('of')} are computed {samples} samples at a time"
+    if kind == "remedy":
+        name = str(event.get("name"))
+        blocks = event.get("blocks")
+        where = f" in {blocks} blocks" if isinstance(blocks, int) and blocks > 0 else ""
+        return f"{_SWITCHES.get(name, printable(name, 60))} switched on{where}"
+    if kind == "retention":
+        return printable(str(event.get("text", "")), 200)
+    return None
+
+
+def changes(history: History) -> list[Change]:
+    """Every adaptation of the run, in order."""
+    found = []
+    for life in history.lives:
+        for event in life.events:
+            text = words(event)
+            if text is not None:
+                step = event.get("step")
+                found.append(
+                    Change(
+                        life.number,
+                        life.since_start(event),
+                        step if isinstance(step, int) else None,
+                        without_places(text, life.about),
+                    )
+                )
+    return found
+
+
+def sizes(folder: str) -> list[dict[str, Any]]:
+    """Samples at once from which step on; None is the whole batch. `parts` hold for their step only."""
+    found: list[dict[str, Any]] = []
+    for line in read_lines(os.path.join(folder, "micro-batches.jsonl")):
+        if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+            continue
+        if isinstance(line.get("parts"), list):
+            found.append({"step": line["step"], "parts": line["parts"]})
+            continue
+        samples = line.get("samples", line.get("size")) or None
+        if not found or "parts" in found[-1] or found[-1]["samples"] != samples:
+            found.append({"step": line["step"], "samples": samples})
+    return found

@@ -9,9 +9,9 @@ import textwrap
 from typing import Any
 
 from buoy.errors import in_notebook
-from buoy.estimate.events import LOSS
 from buoy.estimate.result import Interval
-from buoy.planner.model import FITS, NOT, TIGHT, Answer, Need, Plan, Remedy
+from buoy.estimate.trace import LOSS
+from buoy.planner.result import FITS, NOT, TIGHT, Answer, Need, Plan, Remedy
 from buoy.units import format_bytes, format_duration
 from buoy.view.verdict import terminal_width
 
@@ -26,7 +26,7 @@ EXACT = {True: "exact", False: "not exact", None: "no change"}
 
 
 def full(plan: Plan) -> str:
-    """Everything a person wants to see; ends without a newline."""
+    """Everything a user wants to see; ends without a newline."""
     lines = [_headline(plan)]
     for answer in plan.answers:
         lines += ["", *answer_lines(plan, answer)]
@@ -103,7 +103,7 @@ def hint(plan: Plan) -> str:
     if plan.micro_batch:
         return f"micro-batches of {plan.micro_batch}: `buoy.Run(..., micro_batch={plan.micro_batch})`"
     if short is not None and short.name == "time":
-        return f"{short.note}; `buoy.Run` saves before the limit and goes on in the next session"
+        return f"{short.note}; `buoy.Run` saves before the limit and resumes in the next session"
     if short is not None:
         return f"{short.name} runs out first: {short.note or _need(short)}"
     bigger = [answer.target.id for answer in plan.answers if answer.verdict == FITS]
@@ -169,7 +169,7 @@ def answer_lines(plan: Plan, answer: Answer, bar: int = _BAR) -> list[str]:
 
 
 def _decided(verdict: str, needed: int | None, more: str = "") -> str:
-    """The number by which a verdict was decided, where the peak's interval alone does not tell."""
+    """The number by which a verdict was decided, where the peak's interval alone does not say."""
     if needed is None:
         return ""
     words = {FITS: "in", TIGHT: "sure with"}.get(verdict, "takes at least")
@@ -185,7 +185,7 @@ def _batch_words(plan: Plan, answer: Answer) -> str:
     if answer.micro_batch and plan.batch and answer.micro_batch < plan.batch:
         text += f"; {plan.batch} in micro-batches of {answer.micro_batch}"
     elif answer.micro_batch == 0:
-        text += "; no micro-batch fits beside the kept gradients"
+        text += "; no micro-batch fits with the kept gradients"
     return text
 
 

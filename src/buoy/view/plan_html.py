@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from html import escape
 
-from buoy.planner.model import FITS, NOT, TIGHT, Plan, Remedy
-from buoy.view.lines_html import lines_html
+from buoy.planner.result import FITS, NOT, TIGHT, Plan, Remedy
+from buoy.view.cards import lines_html
 from buoy.view.plan import (
     EXACT,
     answer_lines,

@@ -17,9 +17,9 @@ from buoy.errors import UsageError, in_notebook
 from buoy.machine.files import write_whole
 from buoy.text import json_text, printable
 from buoy.units import format_bytes, format_duration
-from buoy.view import changes, chart, planned, timeline, verdicts
-from buoy.view.history import LEAST_SECONDS, History, Life
-from buoy.view.places import without_places
+from buoy.view import cards, chart, outcome, timeline
+from buoy.view import history as changes
+from buoy.view.history import LEAST_SECONDS, History, Life, without_places
 
 SCHEMA = "buoy.report/1"
 _MOST_ROWS = 12
@@ -44,7 +44,7 @@ def page(history: History) -> str:
     body = "".join(
         [
             _header(history),
-            verdicts.cards([_verdict(history, life) for life in history.lives if life.verdict is not None]),
+            cards.cards([_verdict(history, life) for life in history.lives if life.verdict is not None]),
             *(_group(key, title, axis) for key, (title, axis) in groups.items()),
             _attempts(history),
             _planned(history),
@@ -92,7 +92,7 @@ def as_json(history: History) -> dict[str, Any]:
             }
             for name, entry in _entries(history)
         ],
-        "plan": planned.comparison(history),
+        "plan": outcome.comparison(history),
         "adapted": [
             {"attempt": each.attempt, "at": each.at, "step": each.step, "text": each.text}
             for each in changes.changes(history)
@@ -161,7 +161,7 @@ def _verdict(history: History, life: Life) -> dict[str, Any]:
     told: dict[str, Any] = without_places(life.verdict, life.about, history.folder)
     where = told.get("where")
     if isinstance(where, dict) and where.get("cell"):
-        number = _CELL.match(str(where["cell"]))  # what follows it is the person's own code
+        number = _CELL.match(str(where["cell"]))  # what follows it is the user's own code
         told["where"] = {**where, "cell": number[0] if number is not None else None}
     return told
 
@@ -215,7 +215,7 @@ def _untimed(axis: timeline.Axis) -> str:
         return ""
     named = ", ".join(numbers[:8]) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
     return (
-        f'<p class="soft">Not told for attempt{"s" if len(numbers) > 1 else ""} {named}: '
+        f'<p class="soft">Not known for attempt{"s" if len(numbers) > 1 else ""} {named}: '
         f"that takes {LEAST_SECONDS:.0f} s of steps without a pause.</p>"
     )
 
@@ -298,11 +298,11 @@ def _metrics(entry: Entry) -> str:
 
 
 def _planned(history: History) -> str:
-    told = planned.comparison(history)
+    told = outcome.comparison(history)
     if told is None:
         return ""
-    rows = [planned.cells(row) for row in told["rows"]]
-    note = f'<p class="soft">{escape(planned.heading(told))}</p>'
+    rows = [outcome.cells(row) for row in told["rows"]]
+    note = f'<p class="soft">{escape(outcome.heading(told))}</p>'
     return _table("Plan and reality", ["", "planned", "at most in the run"], rows, note)
 
 

@@ -8,20 +8,19 @@ import time
 from typing import Any, NamedTuple
 
 from buoy.checkpoint.store import Store
+from buoy.fields import count, mapping, number
 from buoy.flight.attempt import Attempt, attempts_of, is_kernel, is_run, missing_of
 from buoy.flight.beacon import read_beacon
 from buoy.flight.log import read_events
-from buoy.flight.trainings import Training, training_of
-from buoy.machine.records import read_json
+from buoy.machine.files import read_json
 from buoy.text import joined, printable
 from buoy.units import format_bytes, format_duration
+from buoy.verdict.advice import FINISHED, NOT_BEGUN
 from buoy.verdict.evidence import load
-from buoy.verdict.going_on import FINISHED, NOT_BEGUN
 from buoy.verdict.judge import judge
-from buoy.verdict.now import waits_for_us
-from buoy.verdict.own_story import IDLE, STORIES, what_became
-from buoy.verdict.values import count, mapping, number
-from buoy.view.liveness import NOT_SEEN, is_alive, is_out_of_sight, state_of_living
+from buoy.verdict.liveness import waits_for_us
+from buoy.verdict.notebook import IDLE, STORIES, part_of
+from buoy.view.history import NOT_SEEN, is_alive, is_out_of_sight, state_of_living
 
 SCHEMA = "buoy.runs/1"
 
@@ -102,7 +101,7 @@ def recorded_in(run: str) -> list[str]:
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """The list for people; the first column is what the other verbs take, typed from here."""
+    """The list for users; the first column is what the other verbs take, typed from here."""
     heads = ("run", "state", "attempts", "step", "checkpoints", "size", "last seen")
     rows = [heads, *(_row(run) for run in runs)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
@@ -159,22 +158,20 @@ def _last_words(attempt: Attempt, run: str) -> _Words:
     """How the run stands, by the last attempt that recorded it: the run's own story before its process's."""
     about = read_json(os.path.join(attempt.folder, "attempt.json")) or {}
     events = read_events(attempt.folder)
-    own = training_of(events, attempt.run_folder, run)
     is_other = os.path.realpath(run) != os.path.realpath(attempt.run_folder)
     beacon = read_beacon(os.path.join(attempt.folder, f"process-{about.get('pid')}", "beacon"))
-    if not own.began and own.may_have_stepped(beacon.step if beacon is not None else None):
-        own = Training()
-    in_kernel, was_idle = is_kernel(about.get("command")), beacon is not None and beacon.phase == IDLE
+    step, phase = (beacon.step, beacon.phase) if beacon is not None else (None, None)
+    in_kernel, was_idle = is_kernel(about.get("command")), phase == IDLE
     verdict = read_json(os.path.join(attempt.folder, "verdict.json"))
     alive = verdict is None and is_alive(about)
-    story = what_became(own, is_other, in_kernel, was_idle, is_over=verdict is not None)
+    own, story = part_of(run, attempt.run_folder, events, about, step, phase, verdict is not None)
     is_told = own.began or not is_other
     if story is not None:
         wall = number((own.ended or {}).get("wall")) or _newest_write(run)
         return _Words(story, own.step, alive, wall, is_told)
     wall = _newest_write(attempt.folder)
     if alive:
-        step = beacon.step or None if beacon is not None else None
+        step = step or None
         idle = in_kernel and (was_idle or waits_for_us(count(about.get("pid"))))
         status = "idle" if idle else state_of_living(about, events, step)
     else:

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from os.path import basename
 from typing import Any
 
-from buoy.view import changes
-from buoy.view.card import WELL
-from buoy.view.history import History, Life, Point
-from buoy.view.places import without_places
+from buoy.view import history as changes
+from buoy.view.cards import WELL
+from buoy.view.history import History, Life, Point, without_places
 
 BUCKETS = 800
 _LEAST_PER_LIFE = 16

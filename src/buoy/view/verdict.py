@@ -12,7 +12,7 @@ from typing import Literal
 from buoy.text import printable
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.model import Claim, Grade, Reading, Verdict, Where
-from buoy.verdict.traces import is_cell
+from buoy.verdict.stacks import is_cell
 
 Style = Literal["full", "concise"]
 
@@ -26,7 +26,7 @@ _COLOURS: dict[Grade, str] = {"certain": "32", "likely": "33", "possible": "35"}
 
 
 def render(verdict: Verdict, style: Style = "full", colour: bool = False, width: int | None = None) -> str:
-    """The verdict for people, folded to the terminal's width unless told; ends without a newline."""
+    """The verdict for users, folded to the terminal's width unless given; ends without a newline."""
     page = _Page(width or terminal_width(), colour)
     return "\n".join(page.full(verdict) if style == "full" else page.concise(verdict))
 

@@ -53,7 +53,7 @@ KINDS = (
         expect(
             "killed unknown recorder-lost",
             notes_only="recorder-lost",
-            why="nobody read the counters at the death",
+            why="the counters were not read at its death",
         ),
     ),
     Kind(

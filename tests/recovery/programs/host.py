@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from buoy.torch.memory import host_memory
-from buoy.torch.transaction import Transaction
+from buoy.torch.memory.device import host_memory
+from buoy.torch.step.transaction import Transaction
 
 KIND = sys.argv[1]
 torch.set_num_threads(1)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from buoy.errors import BuoyError
-from buoy.torch.transaction import Transaction
+from buoy.torch.step.transaction import Transaction
 from tests.recovery.programs.sharded import trials
 
 FOLDER, *KINDS = sys.argv[1:]

@@ -13,7 +13,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import buoy
 from buoy.errors import BuoyError
-from buoy.torch.transaction import Transaction
+from buoy.torch.step.transaction import Transaction
 
 BATCH = torch.ones(4, 6)
 

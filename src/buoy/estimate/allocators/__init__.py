@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from buoy.estimate.events import Event
+from buoy.estimate.trace import Event
 
 
 @dataclass(frozen=True, slots=True)

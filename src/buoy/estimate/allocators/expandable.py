@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from buoy.estimate.allocators import OutOfMemory, Replay
 from buoy.estimate.allocators.native import LARGE_SEGMENT, MIN_BLOCK, SMALL, SMALL_SEGMENT, floor, rounded
-from buoy.estimate.events import Event
+from buoy.estimate.trace import Event
 
 __all__ = ["floor", "replay"]
 

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from buoy.estimate.allocators import OutOfMemory, Replay
-from buoy.estimate.events import Event, most_live
+from buoy.estimate.trace import Event, most_live
 
 PAGE = 4096
 HEADER = 16

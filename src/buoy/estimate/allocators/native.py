@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from buoy.estimate.allocators import OutOfMemory, Replay
-from buoy.estimate.events import Event, most_live
+from buoy.estimate.trace import Event, most_live
 
 MIB = 1 << 20
 MIN_BLOCK = 512

@@ -1,10 +1,11 @@
-"""The rules, one file each. Listed by code so that `--select` loads only what it needs."""
+"""The rules, one file for each family. Listed by code so that `--select` loads only what it needs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
+from types import ModuleType
 
 from buoy.errors import UsageError
 from buoy.lint.facts import Facts
@@ -13,42 +14,42 @@ from buoy.lint.target import Target
 
 Find = Callable[[Facts, Target], Iterator[Finding]]
 
-# code -> module; the module has RULE and find(facts, target).
-MODULES = {
-    "BY101": "undefined_name_late",
-    "BY102": "undefined_name",
-    "BY103": "later_cell",
-    "BY201": "removed_api",
-    "BY202": "save_suffix",
-    "BY203": "checkpoint_callback",
-    "BY204": "history_key",
-    "BY205": "removed_argument",
-    "BY206": "removed_data_api",
-    "BY207": "removed_torch_api",
-    "BY301": "allocation_over_memory",
-    "BY302": "float64_images",
-    "BY303": "images_in_list",
-    "BY304": "loader_to_list",
-    "BY307": "file_over_memory",
-    "BY401": "kept_graph",
-    "BY402": "kept_outputs",
-    "BY403": "eval_with_gradients",
-    "BY404": "stepped_graph",
-    "BY407": "retry_in_handler",
-    "BY501": "accumulation_index",
-    "BY502": "accumulation_scale",
-    "BY503": "accumulation_tail",
-    "BY601": "image_cache",
-    "BY602": "cache_order",
-    "BY603": "shuffle_buffer",
-    "BY604": "slices_copy",
-    "BY605": "endless_epoch",
-    "BY702": "ephemeral_checkpoint",
-    "BY703": "unpruned_checkpoints",
-    "BY704": "weights_only",
-    "BY801": "models_in_loop",
-    "BY961": "half_precision",
-    "BY981": "syntax",
+# code -> family and name; the family's module has NAME (a Rule) and find_name(facts, target).
+RULES = {
+    "BY101": ("names", "undefined_name_late"),
+    "BY102": ("names", "undefined_name"),
+    "BY103": ("names", "later_cell"),
+    "BY201": ("removed", "removed_api"),
+    "BY202": ("checkpoints", "save_suffix"),
+    "BY203": ("checkpoints", "checkpoint_callback"),
+    "BY204": ("removed", "history_key"),
+    "BY205": ("removed", "removed_argument"),
+    "BY206": ("removed", "removed_data_api"),
+    "BY207": ("removed", "removed_torch_api"),
+    "BY301": ("memory", "allocation_over_memory"),
+    "BY302": ("memory", "float64_images"),
+    "BY303": ("memory", "images_in_list"),
+    "BY304": ("memory", "loader_to_list"),
+    "BY307": ("memory", "file_over_memory"),
+    "BY401": ("graphs", "kept_graph"),
+    "BY402": ("graphs", "kept_outputs"),
+    "BY403": ("graphs", "eval_with_gradients"),
+    "BY404": ("graphs", "stepped_graph"),
+    "BY407": ("steps", "retry_in_handler"),
+    "BY501": ("accumulation", "accumulation_index"),
+    "BY502": ("accumulation", "accumulation_scale"),
+    "BY503": ("accumulation", "accumulation_tail"),
+    "BY601": ("memory", "image_cache"),
+    "BY602": ("data", "cache_order"),
+    "BY603": ("data", "shuffle_buffer"),
+    "BY604": ("data", "slices_copy"),
+    "BY605": ("data", "endless_epoch"),
+    "BY702": ("checkpoints", "ephemeral_checkpoint"),
+    "BY703": ("checkpoints", "unpruned_checkpoints"),
+    "BY704": ("checkpoints", "weights_only"),
+    "BY801": ("steps", "models_in_loop"),
+    "BY961": ("steps", "half_precision"),
+    "BY981": ("names", "syntax"),
 }
 
 
@@ -60,22 +61,22 @@ def rule(code: str) -> Rule:
     own = {item.code: item for item in (engine.INTERNAL, engine.UNREADABLE, ignores.RULE)}
     if code in own:
         return own[code]
-    found: Rule = import_module(f"buoy.lint.rules.{MODULES[code]}").RULE
+    found: Rule = getattr(_family(code), RULES[code][1].upper())
     return found
+
+
+def _family(code: str) -> ModuleType:
+    return import_module(f"buoy.lint.rules.{RULES[code][0]}")
 
 
 def all_codes() -> list[str]:
     """Every code there is, buoy's own included."""
-    return sorted(["BY000", "BY001", "BY002", *MODULES])
+    return sorted(["BY000", "BY001", "BY002", *RULES])
 
 
 def load(codes: set[str]) -> list[tuple[Rule, Find]]:
     """The chosen rules with their functions."""
-    return [
-        (rule(code), import_module(f"buoy.lint.rules.{MODULES[code]}").find)
-        for code in MODULES
-        if code in codes
-    ]
+    return [(rule(code), getattr(_family(code), f"find_{RULES[code][1]}")) for code in RULES if code in codes]
 
 
 def choose(select: list[str], ignore: list[str]) -> set[str]:

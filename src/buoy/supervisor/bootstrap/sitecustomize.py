@@ -14,7 +14,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _FRAMEWORKS = ("torch", "keras")
 
 
-def _make_way() -> None:
+def _run_user_sitecustomize() -> None:
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
     from importlib.machinery import PathFinder
 
@@ -51,14 +51,14 @@ def _join() -> None:
         attempt = recorder.attempt_of_environment()
         if attempt is not None and not recorder.is_helper_process():
             joined = recorder.join(attempt)
-            from buoy.supervisor.following import Following
+            from buoy.supervisor.upkeep import Following
 
             Following(joined)
     except Exception as error:  # noqa: BLE001 - an old Python, a full disk: the script runs unrecorded from inside
-        _leave_word(error)
+        _log_failure(error)
 
 
-def _leave_word(error: Exception) -> None:
+def _log_failure(error: Exception) -> None:
     try:
         path = os.path.join(os.environ["BUOY_ATTEMPT"], "sidecar.log")
         log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -69,7 +69,7 @@ def _leave_word(error: Exception) -> None:
         pass
 
 
-class _JoinLater:
+class _JoinOnFrameworkImport:
     """Joins as soon as a framework is asked for, just before it is imported."""
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
@@ -84,7 +84,7 @@ class _JoinLater:
 
 
 if os.environ.get("BUOY_JOINED", str(os.getpid())) != str(os.getpid()):  # one of our parents is recorded
-    sys.meta_path.insert(0, _JoinLater())
+    sys.meta_path.insert(0, _JoinOnFrameworkImport())
 else:
     _join()
-_make_way()
+_run_user_sitecustomize()

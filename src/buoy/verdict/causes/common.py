@@ -1,22 +1,21 @@
-"""What several causes need: the status as a reading, a signal that came shortly before, the uncaught exception."""
+"""What several causes need: the status as a reading, a signal shortly before, the exception, a child that died."""
 
 from __future__ import annotations
 
 import os
 from typing import NamedTuple
 
-from buoy.flight import stall
+from buoy.fields import count, integer, mapping, number, text
+from buoy.flight.alarms import stall
 from buoy.flight.attempt import is_kernel
 from buoy.text import printable
 from buoy.units import format_duration
+from buoy.verdict.disk import NO_FILE, full_disk
 from buoy.verdict.evidence import Evidence, ProcessDeath, ProcessNotes
-from buoy.verdict.exceptions import ExceptionFinding, classify
-from buoy.verdict.lost_child import LostChild, lost_child
+from buoy.verdict.exceptions import ExceptionFinding, LostChild, classify, lost_child
 from buoy.verdict.model import Claim, Grade, Reading
 from buoy.verdict.oom import SIGKILL, OomFinding, examine
-from buoy.verdict.room import NO_FILE, full_disk
 from buoy.verdict.status import signal_name
-from buoy.verdict.values import count, integer, mapping, number, text
 
 _ORDER: tuple[Grade, ...] = ("possible", "likely", "certain")
 AT_SHUTDOWN = (1, 2, 13, 15)
@@ -192,7 +191,7 @@ class ViolentDeath(NamedTuple):
 
     @property
     def by_kernel(self) -> bool:
-        """Whether the kernel killed it for want of memory."""
+        """Whether the kernel killed it for lack of memory."""
         return (oom := self.oom) is not None and oom.answer == "oom"
 
     @property
@@ -201,7 +200,7 @@ class ViolentDeath(NamedTuple):
         return f"{printable(self.death.name, 50)} (pid {self.death.pid})"
 
     def claim(self, others: int = 0) -> Claim:
-        """A line of the story; `others`: so many more before it, not told one by one."""
+        """A line of the story; `others`: so many more before it, not listed one by one."""
         when = f" {before(self.age, end_of(self.evidence))}" if self.age is not None else ""
         more = f"; {others} more child processes had died of signals before" if others else ""
         reading = Reading(f"pid {self.death.pid}: {self.death.status}", self.death.source, self.death.wall)
@@ -238,11 +237,11 @@ def advice_about(violent: list[ViolentDeath]) -> tuple[str, ...]:
 
 def how_to_continue(evidence: Evidence) -> str:
     """What wakes a stopped process."""
-    return f"`kill -CONT {evidence.pid}` lets it go on; so does `fg` in the shell where Ctrl-Z stopped it"
+    return f"`kill -CONT {evidence.pid}` resumes it; so does `fg` in the shell where Ctrl-Z stopped it"
 
 
 def was_notebook(evidence: Evidence) -> bool:
-    """Whether it was a notebook's kernel: a shell's command is no answer to the person in front of it."""
+    """Whether it was a notebook's kernel: a shell's command is no answer to the user in front of it."""
     return is_kernel(evidence.attempt.get("command"))
 
 

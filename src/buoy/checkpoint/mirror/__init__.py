@@ -1,0 +1,1 @@
+"""A second place for a run's checkpoints and log: another disk, a mounted drive, a URL."""

@@ -1,0 +1,324 @@
+"""The tape of a fake step: every storage that comes and goes on the device, what made it and which module it served."""
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from buoy._compat.torch import (
+    EFFICIENT_ATTENTION_NAME,
+    MATMULS_IN_FLOAT8,
+    UNSAFE_VIEW,
+    TorchDispatchMode,
+    backward_node_number,
+    fake_tensors,
+    is_in_backward,
+    is_view,
+    next_node_number,
+    schema_of,
+    storage_key,
+)
+from buoy.estimate.trace import LOSS, Event, Trace
+from buoy.estimate.tracing.fake import DEVICE_QUESTION, told_device
+from buoy.estimate.tracing.workspace import scratch, tried
+
+FakeTensor: Any = fake_tensors().FakeTensor
+MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", *MATMULS_IN_FLOAT8})
+VIEWS = frozenset({"view", UNSAFE_VIEW, "t", "transpose", "expand", "detach"})
+# CUDA's kernels allocate these outputs in another order than they return them; reserved depends on it.
+LAST_FIRST = frozenset({"native_dropout"})
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The device to pretend: capability 75 is a T4's, 0 means the CPU itself."""
+
+    capability: int
+    usable: int
+    workspace: int = 0
+    """Bytes cuBLAS keeps for each thread that multiplies matrices."""
+    multiprocessors: int = 0
+    threads: int = 0
+    """Threads a multiprocessor can hold."""
+
+    @property
+    def type(self) -> str:
+        """As torch says it."""
+        return "cuda" if self.capability else "cpu"
+
+
+class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records allocations and frees on one device type while it is entered."""
+
+    def __init__(self, device: Device, where: str | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device = device
+        self.where = where or device.type
+        """The type of the tensors that are recorded: `cpu` where real ones stand in for the device's."""
+        self.phase = "weights"
+        self.events: list[Event] = []
+        self.marks: list[str] = []
+        self.origin: dict[int, tuple[str, str, str]] = {}
+        self.gradients: set[int] = set()
+        self.optimizer: set[int] = set()
+        self.largest: dict[str, int] = {}
+        """What libraries' workspaces scale with: the largest input and output bytes of a convolution, and on a CPU the
+        largest product in half precision, as float32."""
+        self._seen: dict[int, tuple[weakref.ref[Any], int, int]] = {}
+        self._next = 0
+        self._last = ""
+        self._adds: dict[int, int] = {}
+        self._threads: set[bool] = set()
+        self._modules: list[str] = [""]
+        self._sequence: list[tuple[int, str]] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return (
+            False  # nothing is compiled while this mode is on, and the guard costs as much as the tape itself
+        )
+
+    def mark(self, name: str) -> None:
+        """Note a place among the events."""
+        self.events.append(("m", len(self.marks), 0))
+        self.marks.append(name)
+
+    def enter_module(self, name: str) -> None:
+        """Name the module whose forward begins; backward nodes are told by their sequence number."""
+        self._modules.append(name)
+        self._note_sequence()
+
+    def leave_module(self) -> None:
+        """Its forward ended."""
+        self._modules.pop()
+        self._note_sequence()
+
+    def identity(self, tensor: torch.Tensor) -> int | None:
+        """The allocation behind a tensor, if it lives on the device."""
+        found = self._seen.get(storage_key(tensor.untyped_storage()))
+        return found[1] if found is not None else None
+
+    def reserve(self, size: int, operation: str) -> None:
+        """An allocation that no tensor shows and that stays."""
+        self._allocate(size, operation, "workspace")
+
+    def see(self, tensors: Iterable[torch.Tensor], operation: str) -> None:
+        """Note storages that were not made under this mode."""
+        for tensor in tensors:
+            self._add(tensor, operation)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation, note what it allocated."""
+        # C++ asks for devices twice as often as it runs operations; the way through the fake mode is long.
+        if func is DEVICE_QUESTION and isinstance(args[0], FakeTensor):
+            return told_device(args)
+        out = func(*args, **(kwargs or {}))
+        name = schema_of(func).name.rpartition(":")[2]
+        if isinstance(out, torch.Tensor):
+            self._add(out, name)
+        elif isinstance(out, (tuple, list)):
+            tensors = [item for item in out if isinstance(item, torch.Tensor)]
+            if name == EFFICIENT_ATTENTION_NAME:
+                tensors = tensors[:2]  # the seeds of its dropout stay on the host
+            for tensor in reversed(tensors) if name in LAST_FIRST else tensors:
+                self._add(tensor, name)
+        if self.device.capability:
+            self._beside(name, args, out)
+        if name in MATMULS:
+            self._workspace_of_thread()
+            self._note_product(args, out)
+        elif name == "add":
+            self._note_add(args, out)
+        elif name in ("convolution", "cudnn_convolution"):
+            self._note_convolution(args, out)
+        if name not in VIEWS:
+            self._last = name
+        return out
+
+    def trace(self) -> Trace:
+        """What was recorded, with gradients accumulated in place as plain tensors are, and every part named."""
+        events = self._with_in_place_adds()
+        parts = self._parts(events)
+        labels: dict[tuple[str, str, str], int] = {}
+        owner = {}
+        for kind, identity, _ in events:
+            if kind == "a":
+                _, module, operation = self.origin[identity]
+                label = (parts[identity], module, operation)
+                owner[identity] = labels.setdefault(label, len(labels))
+        return Trace(events, list(labels), owner, self.marks, facts=dict(self.largest))
+
+    def _add(self, tensor: torch.Tensor, operation: str) -> None:
+        if tensor.device.type != self.where:
+            return
+        storage = tensor.untyped_storage()
+        key, size = storage_key(storage), storage.nbytes()
+        if not size:
+            return
+        known = self._seen.get(key)
+        if known is not None:
+            if known[2] != size:  # resized in place: the allocator sees a new block, then the old one go
+                self.events.append(("f", known[1], 0))
+                identity = self._allocate(size, operation)
+                self._seen[key] = (self._watch(storage, key, identity), identity, size)
+            return
+        identity = self._allocate(size, operation)
+        self._seen[key] = (self._watch(storage, key, identity), identity, size)
+
+    def _allocate(self, size: int, operation: str, phase: str | None = None) -> int:
+        identity = self._next
+        self._next += 1
+        self.events.append(("a", identity, size))
+        self.origin[identity] = (phase or self._phase_now(), self._module_now(), operation)
+        return identity
+
+    def _watch(self, storage: Any, key: int, identity: int) -> weakref.ref[Any]:
+        tape = weakref.ref(self)
+
+        def gone(_: object) -> None:
+            here = tape()
+            if here is None:
+                return
+            known = here._seen.get(key)
+            if known is not None and known[1] == identity:
+                del here._seen[key]
+                here.events.append(("f", identity, 0))
+
+        return weakref.ref(storage, gone)
+
+    def _beside(self, name: str, args: tuple[Any, ...], out: Any) -> None:
+        inside: dict[int, int] = {}
+        for kind, number, size in scratch(name, args, out, self.device.multiprocessors, self.device.threads):
+            if kind == "a":
+                inside[number] = self._allocate(size, name)
+            else:
+                self.events.append(("f", inside[number], 0))
+
+    def _phase_now(self) -> str:
+        if self.phase == "backward" and len(self._modules) > 1:
+            return "recomputed"  # a forward inside backward: activation checkpointing
+        return self.phase
+
+    def _module_now(self) -> str:
+        if len(self._modules) > 1 or self.phase != "backward":
+            return self._module_in_forward()
+        number = backward_node_number()
+        if number is None:
+            return ""
+        index = bisect_right(self._sequence, (number, "\uffff"))
+        return self._sequence[index - 1][1] if index else ""
+
+    def _note_sequence(self) -> None:
+        self._sequence.append((next_node_number(), self._module_in_forward()))
+
+    def _module_in_forward(self) -> str:
+        outside = len(self._modules) == 1 and self.phase == "forward"
+        return LOSS if outside else self._modules[-1]
+
+    def _workspace_of_thread(self) -> None:
+        # The thread that runs backward has a cuBLAS handle, and so a workspace, of its own.
+        backward = is_in_backward()
+        if self.device.workspace and backward not in self._threads:
+            self._threads.add(backward)
+            self.reserve(self.device.workspace, "cublas")
+
+    def _note_add(self, args: tuple[Any, ...], out: Any) -> None:
+        # Autograd sums gradients in place for plain tensors but not for subclasses such as these: remember the pairs.
+        # A view (as a tied output layer's gradient is) shares its storage with its base: summed into a new tensor.
+        # The same holds for the bias that `linear` adds to what it multiplied.
+        if not isinstance(out, torch.Tensor) or len(args) < 2 or not isinstance(args[0], torch.Tensor):
+            return
+        if is_in_backward():
+            if is_view(args[0]):
+                return
+        elif not (isinstance(args[1], torch.nn.Parameter) and args[1].dim() == 1 and self._last in MATMULS):
+            return
+        first, made = self.identity(args[0]), self.identity(out)
+        if first is not None and made is not None and self.events and self.events[-1][1] == made:
+            self._adds[made] = first
+
+    def _note_convolution(self, args: tuple[Any, ...], out: Any) -> None:
+        moved = args[0].untyped_storage().nbytes() + out.untyped_storage().nbytes()
+        self._note_largest("convolution", moved)
+        if torch.backends.cudnn.benchmark:
+            self._note_largest("convolution_tried", tried(args, out))
+
+    def _note_product(self, args: tuple[Any, ...], out: Any) -> None:
+        if self.where == "cpu" and out.dtype in (torch.bfloat16, torch.float16):
+            tensors = [arg for arg in (*args, out) if isinstance(arg, torch.Tensor)]
+            self._note_largest("half_product", 4 * sum(tensor.numel() for tensor in tensors))
+
+    def _note_largest(self, name: str, size: int) -> None:
+        self.largest[name] = max(self.largest.get(name, 0), size)
+
+    def _with_in_place_adds(self) -> list[Event]:
+        kept: list[Event] = []
+        same: dict[int, int] = {}
+        skip = -1
+        for index, (kind, identity, size) in enumerate(self.events):
+            if index == skip:
+                continue
+            if kind == "a" and identity in self._adds and index + 1 < len(self.events):
+                first = self._adds[identity]
+                if self.events[index + 1][:2] == ("f", first):
+                    same[identity] = same.get(first, first)
+                    skip = index + 1
+                    continue
+            kept.append((kind, same.get(identity, identity) if kind != "m" else identity, size))
+        for later, first in same.items():
+            for found in (self.gradients, self.optimizer):
+                if later in found:
+                    found.add(first)
+        return kept
+
+    def _parts(self, events: list[Event]) -> dict[int, str]:
+        """What each allocation was for, now that it is known how long it lived."""
+        parts: dict[int, str] = {}
+        in_forward: dict[int, str] = {}
+        for kind, identity, _ in events:
+            if kind == "m" and self.marks[identity] == "backward":
+                for held in in_forward:
+                    parts[held] = "activations"
+                in_forward.clear()
+            elif kind == "f":
+                in_forward.pop(identity, None)
+            elif kind == "a":
+                phase = self.origin[identity][0]
+                parts[identity] = {"forward": "temporaries", "recomputed": "activations"}.get(phase, phase)
+                if phase == "forward":
+                    in_forward[identity] = phase
+                elif phase in ("backward", "optimizer", "other"):
+                    parts[identity] = "temporaries"
+                if identity in self.gradients:
+                    parts[identity] = "gradients"
+                elif identity in self.optimizer:
+                    parts[identity] = "optimizer"
+        return parts
+
+
+def follow_modules(model: torch.nn.Module, tape: Tape) -> Callable[[], None]:
+    """Tell the tape which module runs; returns what takes the hooks away again."""
+    handles: list[Any] = []
+    for name, module in model.named_modules():
+
+        def enter(_module: Any, _inputs: Any, name: str = name) -> None:
+            tape.enter_module(name)
+
+        def leave(_module: Any, _inputs: Any, _out: Any) -> None:
+            tape.leave_module()
+
+        handles.append(module.register_forward_pre_hook(enter))
+        handles.append(module.register_forward_hook(leave, always_call=True))
+
+    def unfollow() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return unfollow

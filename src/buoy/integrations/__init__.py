@@ -1,0 +1,1 @@
+"""What the guards of other people's loops (Lightning, Hugging Face) are made of."""

@@ -1,0 +1,1 @@
+"""What a Keras training holds, on its way to a checkpoint and back."""

@@ -1,0 +1,1 @@
+"""A training step as a transaction: micro-batches, retries, what is restored."""

@@ -1,0 +1,122 @@
+"""How much memory the training's device has left, and how much a piece of work took at its worst.
+
+What the GPU's allocator held at most in this process, to compare a plan with.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+
+from buoy.machine.memory import HostMemory, host_memory
+from buoy.microbatch.sizing import SPARE
+
+__all__ = [
+    "CudaMemory",
+    "HostMemory",
+    "Memory",
+    "UnknownMemory",
+    "host_memory",
+    "left_in",
+    "limited",
+    "memory_of",
+]
+
+
+class Memory(Protocol):
+    """A device's memory. `buoy.testing` puts its own in place of the real one."""
+
+    def free(self) -> int | None:
+        """Bytes that can still be had; None when nothing tells."""
+
+    def used(self) -> int | None:
+        """Bytes in use now."""
+
+    def mark(self) -> None:
+        """Begin to watch the highest use."""
+
+    def highest(self) -> int | None:
+        """The most that was in use at once since `mark`."""
+
+
+pretended: Memory | None = None
+"""Set by buoy.testing while a test stands in for the device."""
+
+
+def memory_of(tensor: torch.Tensor) -> Memory:
+    """The memory that it is in; for the CPU that of this session. Asked at every step, of which devices are dear."""
+    if pretended is not None:
+        return pretended
+    if tensor.is_cpu:
+        return host_memory()
+    return CudaMemory(tensor.device) if tensor.is_cuda else UnknownMemory()
+
+
+def left_in(memory: Memory, taken: int = 0) -> int | None:
+    """Bytes that can still be had when so many more are taken; None when nothing tells."""
+    free = memory.free()
+    if free is None:
+        return None
+    return max(free - taken, SPARE) if isinstance(memory, HostMemory) else free - taken
+
+
+def limited(memory: Memory) -> AbstractContextManager[None]:
+    """What asks for more than there is raises: devices do so anyway, the host's kernel would kill."""
+    return memory.limited() if isinstance(memory, HostMemory) else nullcontext()
+
+
+class UnknownMemory:
+    """A device that tells nothing."""
+
+    def free(self) -> int | None:
+        """Not known."""
+        return None
+
+    def used(self) -> int | None:
+        """Not known."""
+        return None
+
+    def mark(self) -> None:
+        """Nothing to watch."""
+
+    def highest(self) -> int | None:
+        """Not known."""
+        return None
+
+
+class CudaMemory:
+    """What the driver has free and what torch's allocator holds in reserve, less what is live."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def free(self) -> int | None:
+        """Free at the driver, plus cached by torch and unused."""
+        free, _ = torch.cuda.mem_get_info(self._device)
+        cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return int(free + cached)
+
+    def used(self) -> int | None:
+        """Bytes of live tensors."""
+        return torch.cuda.memory_allocated(self._device)
+
+    def mark(self) -> None:
+        """Begin a new peak."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def highest(self) -> int | None:
+        """The allocator's own peak."""
+        return torch.cuda.max_memory_allocated(self._device)
+
+
+def read() -> dict[str, Any] | None:
+    """`{"name", "total", "reserved"}` of the device in use; None where no GPU was."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    return {
+        "name": torch.cuda.get_device_name(),
+        "total": torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
+        "reserved": torch.cuda.max_memory_reserved(),
+    }

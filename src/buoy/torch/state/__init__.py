@@ -1,0 +1,1 @@
+"""What a PyTorch training holds, on its way to a checkpoint and back."""
