@@ -2,22 +2,24 @@
 
     $ python scripts/compat.py [oldest newest colab] [--only-install] [-- PYTEST ARGUMENTS]
 
-Each environment is a venv below .compat/ that is made once. Before buoy is installed into it the versions of
-everything are written down; installing buoy must not move one. A table says what passed and what did not.
+Each environment is a venv below .compat/ that is made once, of the Python that people have with such versions where
+it is on this machine. Before buoy is installed into it the versions of everything are written down; installing buoy
+must not move one. A table says what passed and what did not.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".compat"
 COLAB = ROOT / "tests" / "compat" / "colab.txt"
+PYTHONS = {"oldest": "3.11", "newest": "3.12", "colab": "3.13"}
 ENVIRONMENTS = {
     "oldest": ["torch==2.6.0", "tensorflow-cpu==2.18.1", "keras==3.8.0", "numpy<2.1"],
     "newest": ["torch", "tensorflow-cpu", "keras"],
@@ -48,7 +50,9 @@ def main() -> int:
         results[name] = (versions(python), moved, failed)
     for name, (found, moved, failed) in results.items():
         shown = ", ".join(
-            f"{key} {found[key]}" for key in ("torch", "tensorflow_cpu", "keras", "numpy") if key in found
+            f"{key} {found[key]}"
+            for key in ("python", "torch", "tensorflow_cpu", "keras", "numpy")
+            if key in found
         )
         print(f"{name:8} {'FAILED' if failed else 'passed'}  {'moved a version; ' if moved else ''}{shown}")
     return int(any(failed for _, _, failed in results.values()))
@@ -59,10 +63,23 @@ def environment(name: str) -> Path:
     python = FOLDER / name / "bin" / "python"
     done = FOLDER / name / ".installed"
     if not done.exists():
-        venv.create(FOLDER / name, with_pip=True, clear=True)
+        chosen = interpreter(PYTHONS[name])
+        subprocess.run([chosen, "-m", "venv", "--clear", FOLDER / name], check=True)
         pip(python, "install", "--quiet", *ENVIRONMENTS[name], *TOOLS, *TESTED_WITH)
         done.touch()
     return python
+
+
+def interpreter(version: str) -> str:
+    """A Python of this version, on the path or among pyenv's; the running one where there is none."""
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    for python in (shutil.which(f"python{version}"), *root.glob(f"versions/{version}.*/bin/python")):
+        # pyenv leaves a command on the path that only says where the real one is.
+        if python is not None and not subprocess.run([python, "-c", ""], capture_output=True).returncode:
+            return str(python)
+    running = ".".join(map(str, sys.version_info[:2]))
+    print(f"no Python {version} was found here: {running} is used", flush=True)
+    return sys.executable
 
 
 def install_buoy(python: Path) -> bool:
@@ -80,8 +97,12 @@ def versions(python: Path) -> dict[str, str]:
     listed = subprocess.run(
         [python, "-m", "pip", "list", "--format", "freeze"], check=True, capture_output=True, text=True
     ).stdout
-    pairs = (line.split("==", 1) for line in listed.splitlines() if "==" in line)
-    return {name.lower().replace("-", "_"): version for name, version in pairs if name != "buoy"}
+    said = subprocess.run([python, "-V"], check=True, capture_output=True, text=True).stdout
+    found = {"python": said.split()[1]}
+    for name, _, version in (line.partition("==") for line in listed.splitlines()):
+        if version and name != "buoy":
+            found[name.lower().replace("-", "_")] = version
+    return found
 
 
 def pip(python: Path, *words: str) -> None:
