@@ -31,7 +31,9 @@ def of_torch(folder: str) -> None:
     torch.set_num_threads(1)
     inputs = torch.randn(64, 4)
     loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=8, shuffle=True)
-    model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Dropout(0.1), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    model = nn.Sequential(
+        nn.Linear(4, 8, bias=False), nn.Dropout(0.1), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
     history: list[float] = []
