@@ -6,11 +6,13 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.utils import parametrize
 from torch.utils.data import dataloader
 
 from buoy._compat import borrowed, lacking, patched
@@ -61,14 +63,21 @@ def version_of(tensor: Any) -> int:
     return -1 if tensor.is_inference() else int(tensor._version)
 
 
-def versions_of(tensors: list[torch.Tensor]) -> list[int]:
-    """The same for many, at every step; an inference tensor is a RuntimeError."""
-    return [tensor._version for tensor in tensors]
+VERSION: Callable[[Any], int] = attrgetter("_version")
+"""The same, to be mapped over tensors at every step; an inference tensor is a RuntimeError."""
+
+
+def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """The same for many."""
+    return list(map(VERSION, tensors))
 
 
 def versions_of_any(arrays: Iterable[Any]) -> list[int]:
     """The same where some are no tensors: 0 of these."""
-    return [getattr(array, "_version", 0) for array in arrays]
+    try:
+        return list(map(VERSION, arrays))
+    except AttributeError:
+        return [getattr(array, "_version", 0) for array in arrays]
 
 
 def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
@@ -177,8 +186,6 @@ def is_fsdp_shard(tensor: object) -> bool:
 
 def forget_parametrizations() -> None:
     """Drop what `parametrize.cached()` keeps from one forward pass to the next."""
-    from torch.nn.utils import parametrize
-
     if getattr(parametrize, "_cache_enabled", 0):
         parametrize._cache.clear()
 

@@ -190,7 +190,7 @@ class _Steps(MicroBatches):
         self._make = transaction
 
     def _begin(self) -> None:
-        self._go_on(self._make(**self._settings))
+        self._resume(self._make(**self._settings))
 
 
 def refuse_many_processes(processes: int, library: str) -> None:

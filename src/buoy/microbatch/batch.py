@@ -18,7 +18,19 @@ _PLAIN = (str, bytes, int, float, type(None))
 class Batch:
     """A batch that knows its samples and can give any range of them."""
 
-    __slots__ = ("_listed", "_split", "arrays", "elements", "hint", "once", "reason", "samples", "value")
+    __slots__ = (
+        "_is_plain",
+        "_listed",
+        "_split",
+        "arrays",
+        "each",
+        "elements",
+        "hint",
+        "once",
+        "reason",
+        "samples",
+        "value",
+    )
 
     def __init__(self, value: object, split: Split | None = None, listed: int | None = None) -> None:
         self.value = value
@@ -32,6 +44,32 @@ class Batch:
         self._split = split
         self._listed = listed
         """Lists of so many arrays or mappings are lists of samples."""
+        self._is_plain = split is None and listed is None and self._look_plainly(value)
+        """An array, or a tuple of arrays with as many samples each: nothing to look for, and nothing to copy."""
+        if not self._is_plain:
+            self._look(value, split, listed)
+        self.elements = 0
+        """Over all arrays: what memory grows with."""
+        for array in self.arrays:
+            self.elements += math.prod(array.shape)
+        self.each = max(1.0, self.elements / self.samples)
+        """Elements per sample."""
+
+    def _look_plainly(self, value: object) -> bool:
+        """Most batches are like this, and it is asked at every step."""
+        arrays = value if type(value) is tuple else (value,)
+        samples = 0
+        for array in arrays:
+            if not hasattr(type(array), "shape") or getattr(array, "is_nested", False):
+                return False
+            shape: Any = array.shape
+            if not len(shape) or not shape[0] or (samples and shape[0] != samples):
+                return False
+            samples = shape[0]
+        self.arrays, self.samples = list(arrays), int(samples)
+        return samples > 0
+
+    def _look(self, value: object, split: Split | None, listed: int | None) -> None:
         rows: list[int] = []
         try:
             _look(value, self.arrays, rows, listed)
@@ -40,16 +78,11 @@ class Batch:
             self.samples, self.reason, self.hint = 1 if split is None else _checked(split), *why.args
             self.reason = self.reason if split is None else None
             self.once = split is None and isinstance(why, _OnlyOnce)
-        self.elements = sum([math.prod(array.shape) for array in self.arrays])
-        """Over all arrays: what memory grows with."""
-
-    @property
-    def each(self) -> float:
-        """Elements per sample."""
-        return max(1.0, float(self.elements) / self.samples)
 
     def take(self, start: int, stop: int) -> object:
-        """The samples from `start` to `stop`."""
+        """The samples from `start` to `stop`; in containers of their own."""
+        if self._is_plain and start == 0 and stop == self.samples:
+            return self.value
         if self._split is not None:
             return self._split[1](start, stop)
         return _cut(self.value, start, stop, self.samples, self._listed)

@@ -77,6 +77,11 @@ class Sizer:
     lessons: int = field(default=0, compare=False)
     """How often something was learned that the sizes of the steps do not tell."""
 
+    @property
+    def is_untaught(self) -> bool:
+        """Nothing limits it so far: every batch is computed whole."""
+        return self.limit == math.inf and self.most is None and self.fit is None
+
     def samples(self, total: int, each: float, free: float | None) -> tuple[int, bool]:
         """Samples per micro-batch, and whether to find the size by a ramp; `free`: bytes for activations."""
         size = total if self.limit == math.inf else max(1, min(total, int(self.limit / each + 1e-9)))
@@ -277,6 +282,10 @@ class History:
     def leave(self) -> None:
         """What went through in that attempt does not now: from here on this one is on its own."""
         self._replay, self._until = [], 0
+
+    def is_replaying(self, step: int) -> bool:
+        """Whether the log says anything of this step or a later one, or of the size that holds now."""
+        return bool(self._replay) or step < self._until or self._samples is not None
 
     def parts(self, step: int, total: int) -> list[int] | None:
         """What that attempt used at this step; None where it did not come to it."""

@@ -22,13 +22,10 @@ class MicroBatches:
         self._log = SizeLog(os.path.join(folder, name) if folder is not None else None)
         self._saved = saved
         # A notebook's kernel trains several runs under one recorder.
-        self._settings = {**settings, "event": partial(settings["event"], path=folder)}
+        self._settings = {**settings, "event": partial(settings["event"], path=folder), "log": self._log}
         self._transaction: Any = None
-        self._logged = 0
         self._is_checked = False
         self._new: list[object] = []
-        self._loss: Any = None
-        """The last one, on its device: read at a save only."""
 
     def begin_early(self) -> None:
         """What is switched on for the whole run is switched on now, and not with the first `backward`."""
@@ -48,18 +45,13 @@ class MicroBatches:
         __tracebackhide__ = True
         if self._transaction is None:
             self._begin()
-        loss = self._transaction.backward(*arguments, **options)
-        sizes = self._transaction.sizes
-        self._log.step(self._transaction.steps, sizes[self._logged :])
-        self._logged = len(sizes)
-        self._loss = loss
-        return loss
+        return self._transaction.backward(*arguments, **options)
 
     def is_finite(self) -> bool | None:
         """Whether the last loss is a finite number; None where `backward` was never used."""
         from buoy.torch.memory.holders import is_finite
 
-        return is_finite(self._loss)
+        return is_finite(self._transaction.last_loss if self._transaction is not None else None)
 
     def stepped(self) -> None:
         """An optimizer has stepped: say so once if what was asked for could not act on that step."""
@@ -85,9 +77,9 @@ class MicroBatches:
     def _begin(self) -> None:
         from buoy.torch.step.transaction import Transaction
 
-        self._go_on(Transaction(**self._settings))
+        self._resume(Transaction(**self._settings))
 
-    def _go_on(self, transaction: Any) -> None:
+    def _resume(self, transaction: Any) -> None:
         self._transaction = transaction
         self._hand_over()
         if self._saved is not None:

@@ -65,7 +65,8 @@ class Run:
             micro_batch=micro_batch, inexact=inexact, memory_cap=memory_cap, remedies=remedies, plan=plan,
         )  # fmt: skip
         rank, _ = ranks.world()
-        self.folder = run_folder(folder) if folder is not None and not is_rehearsal() else None
+        self._is_rehearsal = is_rehearsal()
+        self.folder = run_folder(folder) if folder is not None and not self._is_rehearsal else None
         """The run folder; None when nothing is kept."""
         self._loop = TrainingLoop(self.folder, options, rank)
         self.resumed = bool(self._loop.start)
@@ -194,8 +195,8 @@ class Run:
         >>> run.track(model=model, optimizer=torch.optim.SGD(model.parameters()))
         >>> loss = run.backward(torch.randn(8, 4), lambda part: model(part).square().mean())
         """
-        __tracebackhide__ = True  # IPython leaves such frames out: what failed are the person's own lines
-        if is_rehearsal():  # `buoy plan` reads the step as it is
+        __tracebackhide__ = True  # IPython leaves such frames out: what failed are the user's own lines
+        if self._is_rehearsal:  # `buoy plan` reads the step as it is
             loss = loss_fn(batch)
             loss.backward()
             return loss

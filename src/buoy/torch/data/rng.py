@@ -231,11 +231,13 @@ def _put_numpy(state: Any) -> None:
 Accelerator = tuple[str, Callable[[], Any], Callable[[Any], None]]
 
 
-def device_generators(even_idle: bool = False) -> list[Accelerator]:
-    """Name, reader and writer of each accelerator's random state; one that was never used draws from its seed.
+def has_accelerators() -> bool:
+    """Whether this torch was built for any, or another package has brought one along."""
+    return bool(_accelerators(vendor()))
 
-    Quick where there is none: this is asked at every step.
-    """
+
+def device_generators(even_idle: bool = False) -> list[Accelerator]:
+    """Name, reader and writer of each accelerator's random state; one that was never used draws from its seed."""
     found: list[Accelerator] = []
     for name, module in _accelerators(vendor()):
         in_use = getattr(module, "is_initialized", None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 from weakref import ref
 
@@ -105,15 +106,17 @@ def read_loss(made: Any, reduction: str) -> tuple[torch.Tensor, Any]:
             raise _no_weight("the weight of the loss is negative", weight)
     if not isinstance(made, torch.Tensor):
         raise _bad("the loss is not a tensor", made)
-    if made.numel() != 1:
-        raise _bad("the loss is not one number", made, '`.mean()` (or `.sum()` with reduction="sum")')
+    if made.dim():
+        if made.numel() != 1:
+            raise _bad("the loss is not one number", made, '`.mean()` (or `.sum()` with reduction="sum")')
+        made = made.reshape(())
     if not made.requires_grad:
         raise _bad("the loss does not depend on any parameter", made,
                    "no `.detach()`, `.item()` or `torch.no_grad()` between the model and the loss")  # fmt: skip
     if reduction not in ("mean", "sum"):
         raise BadLoss("unknown reduction", received=repr(reduction), expected='"mean" or "sum"',
                       hint="for a mean over tokens return (sum of the losses, number of tokens)")  # fmt: skip
-    return made if made.dim() == 0 else made.reshape(()), weight
+    return made, weight
 
 
 def _check(loss: torch.Tensor, scaler: Any, fresh: list[torch.Tensor], part: int | None) -> None:
@@ -131,9 +134,10 @@ def _check(loss: torch.Tensor, scaler: Any, fresh: list[torch.Tensor], part: int
         raise BadLoss("the loss is not a number (NaN)", received=str(loss.detach()), expected="a finite loss",
                       hint="the step was not taken, weights are as before it; look at this batch, lower the learning "
                            "rate, or catch buoy.BuoyError to continue with the next batch")  # fmt: skip
-    if any(parameter.grad is not None for parameter in fresh):
-        raise BadLoss("the loss function computed gradients itself", received="a call of .backward() in it",
-                      expected="only the loss", hint="return the loss; buoy calls backward")  # fmt: skip
+    for parameter in fresh:
+        if parameter.grad is not None:
+            raise BadLoss("the loss function computed gradients itself", received="a call of .backward() in it",
+                          expected="only the loss", hint="return the loss; buoy calls backward")  # fmt: skip
 
 
 def _check_weight(weight: Any) -> None:
@@ -180,6 +184,9 @@ def _scale(gradients: list[torch.Tensor], factor: Any) -> None:
             gradient.mul_(factor)
 
 
+_REQUIRES_GRAD = attrgetter("requires_grad")
+
+
 class Trained:
     """Of some modules and optimizers. Modules are walked once; afterwards only flags are read."""
 
@@ -224,11 +231,13 @@ class Trained:
 
     def look(self) -> bool:
         """What is trained now; whether that has changed. To be asked at each step."""
-        groups = sum([len(optimizer.param_groups) for optimizer in self._optimizers])
+        groups = 0
+        for optimizer in self._optimizers:
+            groups += len(optimizer.param_groups)
         if groups != self._groups:
             self._groups = groups
             self._append(p for o in self._optimizers for group in o.param_groups for p in group["params"])
-        flags = [parameter.requires_grad for parameter in self.all]
+        flags = list(map(_REQUIRES_GRAD, self.all))
         if flags == self._flags:
             return False
         self._flags = flags
@@ -285,7 +294,10 @@ class Upstream:
 
 def has_upstream(arrays: list[Any]) -> bool:
     """Whether one of these requires a gradient."""
-    return any(isinstance(array, torch.Tensor) and array.requires_grad for array in arrays)
+    for array in arrays:  # noqa: SIM110 - `any` makes a frame for each, at every step
+        if isinstance(array, torch.Tensor) and array.requires_grad:
+            return True
+    return False
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import functools
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from types import MethodType
 from typing import Any, Protocol
 from weakref import ref
@@ -223,14 +223,11 @@ class _AtomicStep:
         self._guards = [known for known in self._guards if known() not in (None, guard)] + [ref(guard)]
 
     def __call__(self, closure: Callable[[], Any] | None, args: Any, kwargs: Any) -> Any:
-        optimizer, guard = self._optimizer, self._guard
-        if any((each := known()) is not None and each.inside for known in self._guards):
-            in_backward = compat.is_in_backward()
-            raise BadLoss("a gradient hook steps the optimizer inside the backward pass" if in_backward else
-                          "the loss function steps the optimizer itself",
-                          received=f"{type(optimizer).__name__}.step() inside run.backward",
-                          expected="only the gradient" if in_backward else "only the loss",
-                          hint="step after run.backward(...)")  # fmt: skip
+        guard = self._guard
+        for known in self._guards:
+            each = known()
+            if each is not None and each.inside:
+                raise self._stepped_inside()
         separable = self._separable
         loss = None
         if closure is not None and separable:  # these call it once, at the start
@@ -239,11 +236,21 @@ class _AtomicStep:
             closure = None
         passed = () if closure is None else (closure,)
         self._look()
-        first = next(_parameters(optimizer))
-        is_roomy = guard.has_room(first, self._need)
-        with nullcontext() if is_roomy else guard.limited(first):
-            made = self._done(passed, args, kwargs, is_roomy)
+        first = self._tensors[0]
+        if guard.has_room(first, self._need):
+            made = self._done(passed, args, kwargs, is_roomy=True)
+        else:
+            with guard.limited(first):
+                made = self._done(passed, args, kwargs, is_roomy=False)
         return loss if loss is not None else made
+
+    def _stepped_inside(self) -> BadLoss:
+        in_backward = compat.is_in_backward()
+        return BadLoss("a gradient hook steps the optimizer inside the backward pass" if in_backward else
+                       "the loss function steps the optimizer itself",
+                       received=f"{type(self._optimizer).__name__}.step() inside run.backward",
+                       expected="only the gradient" if in_backward else "only the loss",
+                       hint="step after run.backward(...)")  # fmt: skip
 
     def _done(self, passed: Any, args: Any, kwargs: Any, is_roomy: bool) -> Any:
         """Whole, or parameter by parameter."""
@@ -257,7 +264,8 @@ class _AtomicStep:
         else:
             is_plain = is_roomy or not self._has_room_for_copies()
         if is_plain and not is_lbfgs(optimizer):  # whose step takes far longer than copies do
-            tensors, versions, known = self._before()
+            # What the step may change, and by version counters whether it did: far cheaper than a copy.
+            tensors, versions, known = self._tensors, compat.versions_of(self._tensors), self._keys
             plain = (
                 None
                 if separable
@@ -298,7 +306,10 @@ class _AtomicStep:
         Somebody else's may keep tensors anywhere, and others at every step.
         """
         state = self._optimizer.state
-        key = (id(state), len(state), sum([len(group["params"]) for group in self._optimizer.param_groups]))
+        trained = 0
+        for group in self._optimizer.param_groups:
+            trained += len(group["params"])
+        key = (id(state), len(state), trained)
         if key != self._known or not self._separable:
             kept = [v for values in state.values() for v in values.values() if isinstance(v, torch.Tensor)]
             if not self._separable:
@@ -306,10 +317,6 @@ class _AtomicStep:
             self._tensors, self._known = [*_parameters(self._optimizer), *kept], key
             self._keys, self._need = set(state), _need(self._optimizer)
             self._is_stateless = not self._separable or expected_state(self._optimizer) == 0
-
-    def _before(self) -> tuple[list[torch.Tensor], list[int], set[torch.Tensor]]:
-        """What the step may change, and by version counters whether it did: far cheaper than a copy."""
-        return self._tensors, compat.versions_of(self._tensors), self._keys
 
     def _unwrapped(self, passed: Any, args: Any, kwargs: Any, separable: bool, hooked: bool) -> Any:
         """The class's own step between its hooks, which run once however often the step is tried."""
@@ -481,10 +488,12 @@ def _least(optimizer: Optimizer) -> int:
 
 def expected_state(optimizer: Optimizer) -> int:
     """Bytes of state that the first step will make; three times the parameters where nothing is known."""
-    total = sum(_bytes(parameter) for parameter in _parameters(optimizer) if parameter.grad is not None)
     name, defaults = type(optimizer).__name__, optimizer.defaults
+    if name == "SGD" and not defaults.get("momentum"):
+        return 0
+    total = sum(_bytes(parameter) for parameter in _parameters(optimizer) if parameter.grad is not None)
     if name == "SGD":
-        return total if defaults.get("momentum") else 0
+        return total
     if name == "Adafactor":
         return total // 8
     return total * (

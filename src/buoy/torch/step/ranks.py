@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -31,7 +31,8 @@ class Vote:
     """The group that some modules train in."""
 
     def __init__(self) -> None:
-        self._replicas: list[DistributedDataParallel] = []
+        self.replicas: list[DistributedDataParallel] = []
+        """Empty outside of DDP: then nothing here has to be asked."""
         self._exchanging: list[DistributedDataParallel] = []
 
     def watch(self, modules: Iterable[torch.nn.Module]) -> None:
@@ -57,12 +58,12 @@ class Vote:
                                  "gradients; with activation checkpointing use_reentrant=False; or call "
                                  "loss.backward() yourself, checkpoints work as before",
                         )  # fmt: skip
-                    if part not in self._replicas:
-                        self._replicas.append(part)
+                    if part not in self.replicas:
+                        self.replicas.append(part)
 
     def find(self, modules: list[torch.nn.Module]) -> None:
         """Where `ddp.module` is tracked, only the loss function knows the DDP around it."""
-        if self._replicas or not is_up() or dist.get_world_size() == 1:
+        if self.replicas or not is_up() or dist.get_world_size() == 1:
             return
         known = {id(parameter) for module in modules for parameter in module.parameters()}
         around = [each for each in gc.get_objects() if _is_around(each)]
@@ -71,29 +72,26 @@ class Vote:
     @property
     def is_group(self) -> bool:
         """More than one process trains this together."""
-        return bool(self._replicas) and dist.is_initialized() and dist.get_world_size(self._group) > 1
+        return bool(self.replicas) and dist.is_initialized() and dist.get_world_size(self._group) > 1
 
     @property
     def _group(self) -> dist.ProcessGroup:
-        return self._replicas[0].process_group
+        return self.replicas[0].process_group
 
     def lowest(self, vote: int) -> int:
         """The lowest vote of all ranks."""
         if not self.is_group:
             return vote
-        device = self._replicas[0].device if dist.get_backend(self._group) == "nccl" else torch.device("cpu")
+        device = self.replicas[0].device if dist.get_backend(self._group) == "nccl" else torch.device("cpu")
         ballot = torch.tensor([vote], dtype=torch.int64, device=device or "cuda")
         dist.all_reduce(ballot, dist.ReduceOp.MIN, group=self._group)
         return int(ballot.item())
 
-    def quiet(self) -> AbstractContextManager[None]:
-        """Nothing inside is collective: what DDP would do within a forward pass is done now, or left out."""
-        return self._quiet_group() if self.is_group else nullcontext()
-
     @contextmanager
-    def _quiet_group(self) -> Iterator[None]:
-        exchanging = [replica.require_backward_grad_sync for replica in self._replicas]
-        for replica in self._replicas:
+    def quiet(self) -> Iterator[None]:
+        """Nothing inside is collective: what DDP would do within a forward pass is done now, or left out."""
+        exchanging = [replica.require_backward_grad_sync for replica in self.replicas]
+        for replica in self.replicas:
             if compat.joins(replica):
                 raise CannotSplit(
                     "DistributedDataParallel cannot be recovered inside `join()`",
@@ -106,10 +104,10 @@ class Vote:
             if replica.will_sync_module_buffers():  # type: ignore[no-untyped-call]
                 compat.sync_buffers(replica)
         with ExitStack() as stack:
-            for replica in self._replicas:
+            for replica in self.replicas:
                 stack.enter_context(replica.no_sync())
                 replica.require_forward_param_sync = False
-            self._exchanging = [replica for replica, on in zip(self._replicas, exchanging, strict=True) if on]
+            self._exchanging = [replica for replica, on in zip(self.replicas, exchanging, strict=True) if on]
             yield
         for replica in self._exchanging:
             replica.require_forward_param_sync = True

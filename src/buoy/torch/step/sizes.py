@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from buoy.microbatch.batch import Batch, even
-from buoy.microbatch.sizing import Fit, History, Ramp, Sizer, short
+from buoy.microbatch.sizing import SPARE, Fit, History, Ramp, SizeLog, Sizer, short
 from buoy.torch.memory.allocations import AllocationWatch
-from buoy.torch.memory.device import HostMemory, Memory, left_in, memory_of
+from buoy.torch.memory.device import HostMemory, Memory, host_memory, left_in, memory_of
 from buoy.torch.step.gradient import Trained
 from buoy.torch.step.optimizer import expected_state
 
@@ -82,12 +82,17 @@ class Sizes:
         micro_batch: int | None,
         trained: Trained,
         optimizers: list[torch.optim.Optimizer],
+        log: SizeLog | None = None,
     ) -> None:
-        """The parameters and the list are the transaction's own, and grow with it."""
+        """The parameters and the list are the transaction's own, and grow with it. `log`: where every size is kept."""
         self._say, self._event = say, event
         self._sizer = Sizer(most=micro_batch)
         self._history = History()
+        self._log = log
+        self._logged = 0
         self._trained, self._optimizers = trained, optimizers
+        self._plain = 0.0
+        """The cost of the largest batch that went through whole, while nothing was ever split or measured; else 0."""
         self._largest = 0
         self._is_short_said = False
         self._short: tuple[int, int] | None = None
@@ -104,6 +109,7 @@ class Sizes:
 
     def replay(self, sizes: list[dict[str, Any]], step: int, done: int) -> None:
         """Use the sizes that an earlier attempt has logged, as far as it came: `done` steps."""
+        self._plain = 0.0
         self._history.replay(sizes, step, done)
 
     def leave_log(self) -> None:
@@ -113,6 +119,8 @@ class Sizes:
     def plan(self, step: int, whole: Batch) -> tuple[list[int], MeasuredRamp | None]:
         """The parts of this batch, or the ramp that finds them while it measures."""
         self._short, self.replays = None, False
+        if self._plain:  # the sizer knows of no limit
+            return [whole.samples], None
         replayed = self._history.parts(step, whole.samples)
         if replayed is not None:
             if max(replayed) <= (self._sizer.most or whole.samples):
@@ -136,15 +144,9 @@ class Sizes:
         return even(whole.samples, size), None
 
     @contextmanager
-    def limited(self, whole: Batch, parts: list[int], is_exact: bool) -> Iterator[None]:
-        """Around a try in parts of these sizes: out of memory is an exception, also where the kernel would kill.
-
-        What is known to fit needs none of it. `is_exact`: its gradient is known to be a sum over samples.
-        """
-        memory = memory_of(self._trained.first)
-        if not isinstance(memory, HostMemory) or self._surely_fits(memory, whole, max(parts), is_exact):
-            yield
-            return
+    def limited(self, whole: Batch, parts: list[int]) -> Iterator[None]:
+        """Around a try in parts of these sizes: out of memory is an exception, also where the kernel would kill."""
+        memory = host_memory()
         with memory.limited():
             before = memory.used()
             memory.mark()
@@ -153,15 +155,28 @@ class Sizes:
         if before is not None and highest is not None:
             self._measured = (max(parts) * whole.each, highest - before)
 
-    def _surely_fits(self, memory: HostMemory, whole: Batch, size: int, is_exact: bool) -> bool:
-        free = self._free(memory, whole)
-        if free is None:
-            return True
-        if self._sizer.fit is not None and is_exact:
-            return self._sizer.fit.samples(free, whole.each) >= size
+    def surely_fits(self, whole: Batch, size: int, is_exact: bool) -> bool:
+        """Whether so many samples at once need no limit around them: they are known to fit, or the device has its own.
+
+        `is_exact`: the gradient is known to be a sum over samples.
+        """
         # Samples that depend on each other may need more than in proportion (a matrix of all pairs).
         cost, need = self._measured
-        return size * whole.each <= cost and need * _SURELY <= free
+        is_known = size * whole.each <= cost
+        if is_known and need * _SURELY <= SPARE:
+            return True  # whatever else has the memory
+        memory = memory_of((self._trained.now or self._trained.all)[0])
+        if not isinstance(memory, HostMemory):
+            return True
+        there = memory.free()
+        # Gradients, and state of any optimizer known, are at most four times the gradients.
+        if there is None or (is_known and need * _SURELY + 4 * self._trained.gradient_bytes <= there):
+            return True
+        free = left_in(memory, self._missing_bytes())
+        assert free is not None
+        if self._sizer.fit is not None and is_exact:
+            return self._sizer.fit.samples(free, whole.each) >= size
+        return is_known and need * _SURELY <= free
 
     @property
     def is_bound(self) -> bool:
@@ -179,6 +194,7 @@ class Sizes:
     def note(self, bytes_per_sample: float | None, whole: Batch) -> None:
         """The probe has seen what a sample takes, roughly."""
         if bytes_per_sample and self._sizer.fit is None:
+            self._plain = 0.0
             self._sizer.fit = Fit(bytes_per_sample / whole.each, 0.0, whole.each, rough=True)
 
     def has_passed(self, size: int, whole: Batch) -> bool:
@@ -187,15 +203,24 @@ class Sizes:
 
     def after_oom(self, size: int, whole: Batch) -> int:
         """So many did not fit: how many to go on with."""
+        self._plain = 0.0
         return self._sizer.oom(size, whole.each)
 
     def follow(self, smaller: int, size: int, whole: Batch) -> None:
         """Another rank goes on with fewer."""
+        self._plain = 0.0
         self._history.leave()
         self._sizer.follow(smaller, size, whole.each)
 
     def learn(self, step: int, whole: Batch, parts: list[int], ramp: MeasuredRamp | None) -> None:
-        """The step went through."""
+        """The step went through. Logged before anybody hears of it: it may be killed then."""
+        if not (self._plain and whole.elements <= self._plain and whole.samples <= self._largest):
+            self._learn(step, whole, parts, ramp)
+        if self._log is not None:
+            self._log.step(step + 1, self._history.entries[self._logged :])
+            self._logged = len(self._history.entries)
+
+    def _learn(self, step: int, whole: Batch, parts: list[int], ramp: MeasuredRamp | None) -> None:
         if whole.samples > self._largest:  # an epoch's last batch is often smaller
             self._largest = whole.samples
             self._event("batch", step=step, samples=whole.samples)
@@ -205,6 +230,10 @@ class Sizes:
         self._sizer.done(max(parts), whole.each, held_back=ramp is None and len(parts) > 1)
         self._history.note(step, whole.samples, parts, self._sizer)
         if ramp is None:
+            is_plain = (
+                len(parts) == 1 and self._sizer.is_untaught and not self._history.is_replaying(step + 1)
+            )
+            self._plain = float(self._sizer.passed) if is_plain else 0.0
             return
         size, _ = self._sizer.samples(whole.samples, whole.each, None)
         if size < whole.samples:
@@ -232,6 +261,7 @@ class Sizes:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse."""
+        self._plain = 0.0
         self._sizer.load_state_dict(state["sizer"])
         self._history.load_state_dict(state["history"])
 
@@ -249,7 +279,11 @@ class Sizes:
         return gradients + self._missing_state()
 
     def _missing_state(self) -> int:
-        return sum(expected_state(optimizer) for optimizer in self._optimizers if not optimizer.state)
+        missing = 0
+        for optimizer in self._optimizers:
+            if not optimizer.state:
+                missing += expected_state(optimizer)
+        return missing
 
 
 def count_of(samples: int) -> str:

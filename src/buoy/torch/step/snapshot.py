@@ -14,12 +14,10 @@ import torch
 
 from buoy._compat import torch as compat
 from buoy.microbatch.errors import BadLoss
-from buoy.torch.data.rng import device_generators
+from buoy.torch.data.rng import device_generators, has_accelerators
 from buoy.torch.step.gradient import LossFunction, Trained, Upstream, untracked_leaves
 
 _MERSENNE_BYTES = 2500  # 624 words and a position
-
-Restore = Callable[[], object]
 
 
 class Snapshot:
@@ -32,19 +30,19 @@ class Snapshot:
         self._copies: list[torch.Tensor] = []
         self._versions: list[int] | None = None
         self._weights: dict[int, torch.Tensor] = {}
-        self._statistics: list[torch.Tensor] = []
+        self.statistics: list[torch.Tensor] = []
+        """Running means and variances: they count a batch once, however often its forward pass is computed."""
         self._statistics_copies: list[torch.Tensor] = []
         self._statistics_versions: list[int] | None = None
         self._tells = True
         """Whether each of these counts its batches, by which a pass shows: `F.batch_norm` alone leaves no mark."""
         self._owners: list[tuple[torch.nn.Module, dict[str, Any]]] = []
         """Modules with buffers that are not PyTorch's own, and their plain attributes when it was taken."""
-        self.generators: list[torch.Generator] = []
+        self._random = _RandomStates()
+        self.generators = self._random.generators
         """Attributes of modules."""
         self._count = -1
         self._all_buffers: list[dict[str, Any]] = []
-        self._numpy = _Numpy()
-        self._restore_random: list[Restore] = []
         self.taken = False
 
     def watch(self, modules: Iterable[torch.nn.Module]) -> None:
@@ -68,14 +66,12 @@ class Snapshot:
         self.taken = False
         if self._changed():
             self._find_buffers()
-        _copy(self._copies, self._buffers)
-        self._versions = _versions(self._buffers)
-        self._owners = [(owner, _plain(owner)) for owner, _ in self._owners]
-        self._restore_random = [
-            *_random_states(),
-            *self._numpy.state(),
-            *map(_generator_state, self.generators),
-        ]
+        if self._buffers:
+            compat.copy_all(self._copies, self._buffers)
+            self._versions = _versions(self._buffers)
+        if self._owners:
+            self._owners = [(owner, _plain(owner)) for owner, _ in self._owners]
+        self._random.take()
         self.taken = True
 
     def restore(self) -> None:
@@ -87,7 +83,7 @@ class Snapshot:
         for (
             owner,
             plain,
-        ) in self._owners:  # whether a table is made, and for how many places, stands beside it
+        ) in self._owners:  # whether a table is made, and for how many places, is a plain attribute
             now = compat.buffers_of(owner)
             if any(b is not None and known.get((id(now), name)) is not b for name, b in now.items()):
                 vars(owner).update(plain)
@@ -98,34 +94,30 @@ class Snapshot:
         # Weights stand behind the buffers, and have no such home.
         for (home, name), buffer in zip(self._homes, self._buffers, strict=False):
             home[name] = buffer
-        _copy(self._buffers, self._copies)
+        if self._buffers:
+            compat.copy_all(self._buffers, self._copies)
         _set_versions(self._buffers, self._versions)
-        for restore in self._restore_random:
-            restore()
+        self._random.restore()
 
     def keep_statistics(self) -> None:
         """Remember batch statistics as the forward pass left them."""
-        if self._statistics:
-            _copy(self._statistics_copies, self._statistics)
-            self._statistics_versions = _versions(self._statistics)
+        compat.copy_all(self._statistics_copies, self.statistics)
+        self._statistics_versions = _versions(self.statistics)
 
-    def put_statistics_back(self) -> None:
+    def restore_statistics(self) -> None:
         """Activation checkpointing runs a forward pass again in backward; its batch counts once."""
-        if not self._statistics:
-            return
-        versions = _versions(self._statistics)
+        versions = _versions(self.statistics)
         if not self._tells or versions is None or versions != self._statistics_versions:
-            _copy(self._statistics, self._statistics_copies)
-            _set_versions(self._statistics, versions)
+            compat.copy_all(self.statistics, self._statistics_copies)
+            _set_versions(self.statistics, versions)
 
     def _changed(self) -> bool:
-        if self._count != sum([len(home) for home in self._all_buffers]):
+        if self._count != sum(map(len, self._all_buffers)):
             return True
-        current = zip(self._homes, self._buffers, self._copies, strict=False)
-        return any(
-            home.get(name) is not buffer or buffer.shape != copy.shape
-            for (home, name), buffer, copy in current
-        )
+        for (home, name), buffer, copy in zip(self._homes, self._buffers, self._copies, strict=False):
+            if home.get(name) is not buffer or buffer.shape != copy.shape:
+                return True
+        return False
 
     def _find_buffers(self) -> None:
         homes: list[tuple[dict[str, Any], str]] = []
@@ -142,14 +134,15 @@ class Snapshot:
         buffers = [*(home[name] for home, name in homes), *self._weights.values()]
         copies = [buffer.detach().clone() for buffer in buffers]
         kept = [buffer.detach().clone() for buffer in statistics]
+        self._random.has_devices = has_accelerators()
         self._homes, self._buffers, self._copies = homes, buffers, copies
         self._all_buffers = [compat.buffers_of(module) for module in self._modules]
-        self._count = sum([len(home) for home in self._all_buffers])
+        self._count = sum(map(len, self._all_buffers))
         foreign = (
             m for m in self._modules if compat.buffers_of(m) and not type(m).__module__.startswith("torch.")
         )
         self._owners = [(module, {}) for module in foreign]
-        self._statistics, self._statistics_copies, self._tells = statistics, kept, tells
+        self.statistics, self._statistics_copies, self._tells = statistics, kept, tells
 
 
 class Gradients:
@@ -157,7 +150,8 @@ class Gradients:
 
     def __init__(self) -> None:
         self._parameters: list[torch.Tensor] = []
-        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.before: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Parameters that had one, and that."""
         self._begun = False
         self._merged: dict[int, torch.Tensor | None] = {}
         """By id: parameters whose gradient has the old one in it already, and that gradient."""
@@ -165,24 +159,22 @@ class Gradients:
     def begin(self, parameters: list[torch.Tensor]) -> None:
         """Start from none."""
         self._begun, self._merged, self._parameters = True, {}, parameters
-        self._before = []
-        for parameter in parameters:
-            if parameter.grad is not None:
-                self._before.append((parameter, parameter.grad))
-                parameter.grad = None
+        self.before = [(each, each.grad) for each in parameters if each.grad is not None]
+        for parameter, _ in self.before:
+            parameter.grad = None
 
     def also(self, parameters: list[torch.Tensor]) -> None:
         """In the middle of a try: these get a gradient too."""
-        begun = [*self._parameters, *parameters], self._before
+        begun = [*self._parameters, *parameters], self.before
         self.begin(parameters)
-        self._parameters, self._before = begun[0], [*begun[1], *self._before]
+        self._parameters, self.before = begun[0], [*begun[1], *self.before]
 
     def merge(self, *, hooked: bool = False) -> None:
         """Bring copies of the old ones in already now: DDP exchanges what it finds.
 
         `hooked`: only where a hook looks at `.grad`, which has to be all that was accumulated.
         """
-        for parameter, before in self._before:
+        for parameter, before in self.before:
             if hooked and not compat.accumulation_hooks(parameter):
                 continue
             if parameter.grad is None:
@@ -193,17 +185,20 @@ class Gradients:
 
     def commit(self) -> None:
         """The new ones on top of the old."""
-        left = [pair for pair in self._before if id(pair[0]) not in self._merged]
+        if not self.before:
+            self._parameters, self._begun = [], False
+            return
+        left = [pair for pair in self.before if id(pair[0]) not in self._merged]
         sums = [_sum(before, parameter.grad) for parameter, before in left]
         for (parameter, before), total in zip(left, sums, strict=True):
             if total is before and parameter.grad is not None:
                 before.add_(parameter.grad)  # allocates nothing, so it cannot fail half-way
             parameter.grad = total
-        for parameter, before in self._before if self._merged else ():
+        for parameter, before in self.before if self._merged else ():
             # The old one may be known to somebody; a hook may have put another in its place, or none.
             if parameter.grad is not None and self._merged.get(id(parameter)) is parameter.grad:
                 parameter.grad = before.copy_(parameter.grad)
-        self._parameters, self._before, self._begun = [], [], False  # most live for a step only
+        self._parameters, self.before, self._begun = [], [], False  # most live for a step only
 
     def undo(self) -> None:
         """As before the try."""
@@ -211,9 +206,9 @@ class Gradients:
             return
         for parameter in self._parameters:
             parameter.grad = None
-        for parameter, before in self._before:
+        for parameter, before in self.before:
             parameter.grad = before
-        self._parameters, self._before, self._begun = [], [], False  # most live for a step only
+        self._parameters, self.before, self._begun = [], [], False  # most live for a step only
 
 
 def _counts_batches(module: compat.NormBase) -> bool:
@@ -229,11 +224,6 @@ def _sum(before: torch.Tensor, after: torch.Tensor | None) -> torch.Tensor:
     if after is None or before.layout == after.layout == torch.strided:
         return before
     return before + after
-
-
-def _copy(into: list[torch.Tensor], source: list[torch.Tensor]) -> None:
-    if into:
-        compat.copy_all(into, source)
 
 
 def _versions(tensors: list[torch.Tensor]) -> list[int] | None:
@@ -256,21 +246,84 @@ def _plain(owner: torch.nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(owner).items() if type(value) in _PLAIN}
 
 
-def _random_states() -> list[Restore]:
-    """One function per generator of this process, which puts it back."""
-    state = torch.get_rng_state()
-    found: list[Restore] = [lambda: torch.set_rng_state(state), _python_state()]
-    found += [partial(write, read()) for _, read, write in device_generators()]
-    return found
+class _RandomStates:
+    """The state of every RNG in sight. Taken at each step, so plain reads where there are some."""
 
+    def __init__(self) -> None:
+        self.generators: list[torch.Generator] = []
+        """Others than the global ones."""
+        self.has_devices = False
+        """This torch was built for some accelerator."""
+        self._torch: torch.Tensor | None = None
+        self._own: list[torch.Tensor] = []
+        self._devices: list[tuple[Callable[[Any], object], Any]] = []
+        self._python: Any = None
+        self._numpy: Any = None
+        """The module; None while it is not loaded."""
+        self._numpy_generator: Any = None
+        """Kept: its memory is read."""
+        self._numpy_words: memoryview | None = None
+        self._numpy_bytes = b""
+        self._numpy_state: Any = None
 
-def _python_state() -> Restore:
-    """`random.getstate()` makes 625 numbers, at every step; the generator's memory is a tenth of the work."""
-    if _PYTHON_WORDS is None:
-        state = random.getstate()
-        return lambda: random.setstate(state)
-    words, normal = bytes(_PYTHON_WORDS), _PYTHON.gauss_next
-    return lambda: random.setstate((3, _python_tuple(words), normal))
+    def take(self) -> None:
+        """Read them all."""
+        self._torch = torch.default_generator.get_state()
+        if self.generators:
+            self._own = [generator.get_state() for generator in self.generators]
+        if self.has_devices:
+            self._devices = [(write, read()) for _, read, write in device_generators()]
+        # `random.getstate()` makes 625 numbers; the RNG's memory is a tenth of the work.
+        if _PYTHON_WORDS is None:
+            self._python = random.getstate()
+        else:
+            self._python = bytes(_PYTHON_WORDS), _PYTHON.gauss_next
+        if self._numpy is None:
+            self._numpy = sys.modules.get("numpy")
+            if self._numpy is not None:
+                self._find_numpy_words()
+        if self._numpy is not None:
+            self._take_numpy()
+
+    def restore(self) -> None:
+        """Write back what was read."""
+        if self._torch is not None:
+            torch.default_generator.set_state(self._torch)
+        for generator, state in zip(self.generators, self._own, strict=False):
+            generator.set_state(state)
+        for write, state in self._devices:
+            write(state)
+        if _PYTHON_WORDS is None:
+            random.setstate(self._python)
+        else:
+            words, normal = self._python
+            random.setstate((3, _python_tuple(words), normal))
+        if self._numpy_state is not None:
+            self._numpy.random.set_state(self._numpy_state)
+
+    def _take_numpy(self) -> None:
+        """Most trainings never use numpy's global RNG: its state is read only once it was seen to move."""
+        numpy = self._numpy.random
+        if self._numpy_words is not None and numpy.get_bit_generator() is not self._numpy_generator:
+            self._numpy_words = None  # another was put in its place
+        raw = None if self._numpy_words is None else bytes(self._numpy_words)
+        if self._numpy_state is not None and raw is not None and raw == self._numpy_bytes:
+            return
+        if raw is not None and self._numpy_bytes:
+            self._numpy_words = (
+                None  # in use: from now on always in full, with the normal number that may be kept
+            )
+        self._numpy_state, self._numpy_bytes = numpy.get_state(legacy=False), raw or b""
+
+    def _find_numpy_words(self) -> None:
+        """The RNG's own memory, read twenty times as fast as its state."""
+        try:
+            generator = self._numpy.random.get_bit_generator()
+            if type(generator).__name__ == "MT19937":
+                self._numpy_generator = generator
+                self._numpy_words = _mersenne_at(int(generator.ctypes.state_address))
+        except Exception:  # noqa: BLE001 - an older numpy: in full each time
+            self._numpy_words = None
 
 
 def _python_tuple(words: bytes) -> tuple[int, ...]:
@@ -279,7 +332,7 @@ def _python_tuple(words: bytes) -> tuple[int, ...]:
 
 
 def _find_python_words() -> memoryview | None:
-    """Where CPython's generator keeps its state, if reading there gives what `getstate` says."""
+    """Where CPython's RNG keeps its state, if reading there gives what `getstate` says."""
     if sys.implementation.name != "cpython":
         return None
     words = _mersenne_at(id(_PYTHON) + object.__basicsize__)
@@ -288,58 +341,12 @@ def _find_python_words() -> memoryview | None:
 
 
 def _mersenne_at(address: int) -> memoryview:
-    """A generator's own memory; whoever reads it keeps the generator."""
+    """An RNG's own memory; whoever reads it keeps the RNG."""
     return memoryview((ctypes.c_ubyte * _MERSENNE_BYTES).from_address(address))
 
 
 _PYTHON = compat.PYTHON_RNG
 _PYTHON_WORDS = _find_python_words()
-
-
-class _Numpy:
-    """numpy's global generator, which most trainings never use: its state is read only once it was seen to move."""
-
-    def __init__(self) -> None:
-        self._module: Any = None
-        self._generator: Any = None
-        """Kept: its memory is read."""
-        self._words: memoryview | None = None
-        self._bytes = b""
-        self._state: Any = None
-
-    def state(self) -> list[Restore]:
-        """The function that puts it back; none while numpy is not loaded."""
-        if self._module is None:
-            self._module = sys.modules.get("numpy")
-            if self._module is None:
-                return []
-            self._find_words()
-        numpy = self._module
-        if self._words is not None and numpy.random.get_bit_generator() is not self._generator:
-            self._words = None  # another was put in its place
-        raw = None if self._words is None else bytes(self._words)
-        if self._state is None or raw is None or raw != self._bytes:
-            if raw is not None and self._bytes:
-                self._words = (
-                    None  # in use: from now on always in full, with the normal number that may be kept
-                )
-            self._state, self._bytes = numpy.random.get_state(legacy=False), raw or b""
-        state = self._state
-        return [lambda: numpy.random.set_state(state)]
-
-    def _find_words(self) -> None:
-        """The generator's own memory, read twenty times as fast as its state."""
-        try:
-            generator = self._module.random.get_bit_generator()
-            if type(generator).__name__ == "MT19937":
-                self._generator, self._words = generator, _mersenne_at(int(generator.ctypes.state_address))
-        except Exception:  # noqa: BLE001 - an older numpy: in full each time
-            self._words = None
-
-
-def _generator_state(generator: torch.Generator) -> Restore:
-    state = generator.get_state()
-    return lambda: generator.set_state(state)
 
 
 class Rollback:
@@ -351,6 +358,8 @@ class Rollback:
         self.gradients = Gradients()
         self.upstream = Upstream()
         """Of the batch under way."""
+        self.at_start: list[torch.Tensor] = []
+        """The leaves when the computation began."""
         self.inside = False
         """A loss is being computed."""
         self._is_kept = False
@@ -365,7 +374,8 @@ class Rollback:
     @property
     def leaves(self) -> list[torch.Tensor]:
         """What gets a gradient: parameters, and the arrays of a batch that was itself computed with gradients."""
-        return self._trained.guarded + self.upstream.leaves
+        guarded = self._trained.guarded
+        return guarded + self.upstream.leaves if self.upstream.leaves else guarded
 
     def begin(self, loss_fn: LossFunction) -> bool:
         """A step with this loss function begins; whether it is the first."""
@@ -387,8 +397,9 @@ class Rollback:
         self.inside, self._is_kept = True, False
         try:
             self.snapshot.take()
-            self._written = compat.versions_of(self._trained.all)
-            self.gradients.begin(self.leaves)
+            self._written = list(map(compat.VERSION, self._trained.all))
+            self.at_start = self.leaves
+            self.gradients.begin(self.at_start)
         except BaseException:
             self.__exit__()
             raise
@@ -425,15 +436,17 @@ class Rollback:
             self._trained.also(untracked)
             self.gradients.also(untracked)
             self._written += compat.versions_of(self._trained.all[len(self._written) :])
-        self.snapshot.keep_statistics()
+        if self.snapshot.statistics:
+            self.snapshot.keep_statistics()
 
     def backward_done(self) -> None:
         """Of a micro-batch."""
-        self.snapshot.put_statistics_back()
+        if self.snapshot.statistics:
+            self.snapshot.restore_statistics()
 
     def written(self) -> list[torch.Tensor]:
         """Weights that were written since the computation began, and would not be restored."""
-        now = compat.versions_of(self._trained.all)
+        now = list(map(compat.VERSION, self._trained.all))
         if now == self._written:
             return []
         pairs = zip(self._trained.all, self._written, now, strict=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,8 @@ from buoy.microbatch.errors import (
     TornStep,
 )
 from buoy.microbatch.oom import is_oom
-from buoy.torch.memory.device import left_in, limited, memory_of
+from buoy.microbatch.sizing import SPARE, SizeLog
+from buoy.torch.memory.device import HostMemory, left_in, limited, memory_of
 from buoy.torch.step.gradient import Accumulation, LossFunction, Trained, has_upstream, loss_of, read_loss
 from buoy.torch.step.optimizer import make_atomic, make_scaler_safe
 from buoy.torch.step.ranks import GIVE_UP, READY, Vote
@@ -49,6 +50,7 @@ class Transaction:
         memory_cap: str | int | None = None,
         remedies: tuple[str, ...] | str = (),
         ways: Ways | None = None,
+        log: SizeLog | None = None,
     ) -> None:
         self._say = say
         self._event = event
@@ -72,12 +74,14 @@ class Transaction:
         self._rollback = Rollback(self._trained)
         self._inexact, self._ways = inexact, ways
         self._policy: SplitPolicy | None = None
-        self._step: tuple[Batch, LossFunction, str] | None = None
+        self._under_way: tuple[Batch, LossFunction, str] | None = None
         """The step under way, until the policy is asked about it."""
-        self._sizes = Sizes(say, event, micro_batch, self._trained, self._optimizers)
+        self._sizes = Sizes(say, event, micro_batch, self._trained, self._optimizers, log)
         self._part = 0
         """Samples of the micro-batch under way."""
         self._voted = self._is_doubt_said = False
+        self.last_loss: torch.Tensor | None = None
+        """On its device."""
         self.steps = 0
         """Calls of `backward` that went through."""
         self._split_steps = 0
@@ -128,70 +132,87 @@ class Transaction:
                              expected="run.track(model=model, optimizer=optimizer)")  # fmt: skip
         self._trained.look()
         is_first = self._rollback.begin(loss_fn)
-        if is_first:
-            self._vote.find(self._modules)
         if self._switches.names:
             loss_fn = self._switches.around(loss_fn, self._trained.first, scaler)
-        with self._vote.quiet():
-            self._voted = self._exchanges
-            try:
-                whole = self._batch(batch, split)
-                self._step = whole, loss_fn, reduction
-                if self._vote.is_group and is_first:
-                    self._look_first()
-            except BuoyError:
-                self._tell_peers(GIVE_UP)
-                raise
-            if whole.reason is not None:
-                self._say_not_kept(whole.reason)
-            try:
-                return self._done(whole, loss_fn, reduction, scaler)
-            finally:
-                self._step = None  # a batch may be large
-                if self._policy is not None:
-                    self._policy.end()
-                self._rollback.end()
+        if is_first:
+            self._vote.find(self._modules)
+        if self._vote.replicas and self._vote.is_group:
+            with self._vote.quiet():
+                return self._step_in_group(batch, loss_fn, reduction, split, scaler, is_first=is_first)
+        return self._whole_step(self._batch(batch, split), loss_fn, reduction, scaler)
+
+    def _step_in_group(
+        self,
+        batch: object,
+        loss_fn: LossFunction,
+        reduction: str,
+        split: Split | None,
+        scaler: Any,
+        *,
+        is_first: bool,
+    ) -> torch.Tensor:
+        """One vote decides for all ranks: who refuses the batch says so before the others exchange gradients."""
+        __tracebackhide__ = True
+        self._voted = self._exchanges
+        try:
+            whole = self._batch(batch, split)
+            if is_first:
+                self._under_way = whole, loss_fn, reduction
+                self._look_first()
+        except BuoyError:
+            self._tell_peers(GIVE_UP)
+            raise
+        return self._whole_step(whole, loss_fn, reduction, scaler)
 
     def _batch(self, batch: object, split: Split | None) -> Batch:
         whole = Batch(batch, split)
         if split is None and has_upstream(whole.arrays):
             whole = Batch(self._rollback.upstream.end_at(batch))
-        if whole.once and self._vote.is_group:
-            raise BadBatch("this batch cannot be computed again", received=whole.reason,
-                           expected="a batch that every rank can compute again when one runs out of memory",
-                           hint=whole.hint)  # fmt: skip
+        if whole.reason is not None:
+            if whole.once and self._vote.is_group:
+                raise BadBatch("this batch cannot be computed again", received=whole.reason,
+                               expected="a batch that every rank can compute again when one runs out of memory",
+                               hint=whole.hint)  # fmt: skip
+            self._say_not_kept(whole.reason)
         return whole
 
-    def _done(self, whole: Batch, loss_fn: LossFunction, reduction: str, scaler: Any) -> torch.Tensor:
+    def _whole_step(self, whole: Batch, loss_fn: LossFunction, reduction: str, scaler: Any) -> torch.Tensor:
         """Try, restore, and retry in smaller micro-batches."""
         __tracebackhide__ = True
-        sizes, ramp = self._sizes.plan(self.steps, whole)
-        failure: BaseException | None = None
-        may_repeat = True
-        for _ in range(_TRIES):
-            self._voted = self._exchanges
-            if len(sizes) > 1 or ramp is not None:
-                sizes, ramp = self._allowed(whole, sizes, ramp, is_retry=failure is not None)
-            try:
-                loss = self._try(whole, sizes, ramp, loss_fn, reduction, scaler)
-            except _FirstPair:
-                self._check_pairs()
-                continue
-            except BaseException as caught:  # noqa: BLE001 - judged outside, where its frames can be released
-                failure = caught
-            else:
+        self._under_way = whole, loss_fn, reduction
+        try:
+            sizes, ramp = self._sizes.plan(self.steps, whole)
+            failure: BaseException | None = None
+            may_repeat = True
+            for _ in range(_TRIES):
                 if len(sizes) > 1 or ramp is not None:
-                    self._split_steps += 1
-                    self._ask().count()
-                self._sizes.learn(self.steps, whole, sizes, ramp)
-                self.steps += 1
-                return loss
-            size = self._part or sizes[0]
-            smaller = self._after(failure, whole, size, may_repeat)
-            may_repeat = may_repeat and smaller < size
-            self.retries += 1
-            sizes, ramp = even(whole.samples, smaller), None
-        raise self._too_big(MemoryError(f"{_TRIES} tries"))
+                    sizes, ramp = self._allowed(whole, sizes, ramp, is_retry=failure is not None)
+                try:
+                    loss = self._try(whole, sizes, ramp, loss_fn, reduction, scaler)
+                except _FirstPair:
+                    self._check_pairs()
+                    continue
+                except BaseException as caught:  # noqa: BLE001 - judged outside, where its frames can be released
+                    failure = caught
+                else:
+                    if len(sizes) > 1 or ramp is not None:
+                        self._split_steps += 1
+                        self._ask().count()
+                    self._sizes.learn(self.steps, whole, sizes, ramp)
+                    self.steps += 1
+                    return loss
+                size = self._part or sizes[0]
+                smaller = self._after(failure, whole, size, may_repeat)
+                may_repeat = may_repeat and smaller < size
+                self.retries += 1
+                sizes, ramp = even(whole.samples, smaller), None
+                self._voted = self._exchanges
+            raise self._too_big(MemoryError(f"{_TRIES} tries"))
+        finally:
+            self._under_way = None  # a batch may be large
+            if self._policy is not None:
+                self._policy.end()
+            self._rollback.end()
 
     def _try(
         self,
@@ -204,26 +225,16 @@ class Transaction:
     ) -> torch.Tensor:
         """The loss; where something is raised, everything is restored."""
         __tracebackhide__ = True
-        versions = compat.versions_of_any(whole.arrays)
         self._part = 0
         # A scaler makes these at its first use.
         made = {} if scaler is None else {n: getattr(scaler, n, None) for n in compat.SCALER_FIELDS}
-        found = self._policy.finding if self._policy is not None and self._step is None else None
-        is_exact = found is not None and found.reason is None
-        guard = nullcontext() if ramp is not None else self._sizes.limited(whole, sizes, is_exact)
         try:
-            with guard, self._rollback:
-                self._rehearse(whole, sizes, ramp, loss_fn, reduction)
-                with nullcontext() if ramp is None else ramp.watching():
-                    loss = self._accumulate(whole, sizes, ramp, loss_fn, reduction, scaler)
-                    self._rollback.upstream.propagate()
-                if versions != compat.versions_of_any(whole.arrays):
-                    raise BadLoss("the loss function changed the batch in place",
-                                  received="an in-place operation on its input",
-                                  expected="an input that a second try finds as it was",
-                                  hint="`x = x * 2` instead of `x.mul_(2)`, or clone it first")  # fmt: skip
-                self._rollback.keep()
-                return loss
+            if ramp is not None or self._surely_fits(whole, sizes):
+                loss = self._computed(whole, sizes, ramp, loss_fn, reduction, scaler)
+            else:
+                with self._sizes.limited(whole, sizes):
+                    loss = self._computed(whole, sizes, ramp, loss_fn, reduction, scaler)
+            return loss
         except BaseException as error:  # Ctrl-C must find the state of before the step too
             for name, value in made.items():
                 setattr(scaler, name, value)
@@ -231,7 +242,11 @@ class Transaction:
                 raise _torn(error) from error
             raise
 
-    def _accumulate(
+    def _surely_fits(self, whole: Batch, sizes: list[int]) -> bool:
+        found = self._policy.finding if self._policy is not None and self._under_way is None else None
+        return self._sizes.surely_fits(whole, max(sizes), found is not None and found.reason is None)
+
+    def _computed(
         self,
         whole: Batch,
         sizes: list[int],
@@ -240,24 +255,57 @@ class Transaction:
         reduction: str,
         scaler: Any,
     ) -> torch.Tensor:
+        """The same with a way back, which is taken unless everything went well."""
+        __tracebackhide__ = True
+        rollback = self._rollback
+        versions = compat.versions_of_any(whole.arrays)
+        with rollback:
+            if self._vote.replicas:
+                self._rehearse(whole, sizes, ramp, loss_fn, reduction)
+            if ramp is None:
+                sums = self._accumulated(whole, sizes, None, loss_fn, reduction, scaler)
+            else:
+                with ramp.watching():
+                    sums = self._accumulated(whole, sizes, ramp, loss_fn, reduction, scaler)
+            if rollback.upstream.leaves:
+                rollback.upstream.propagate()
+            if versions != compat.versions_of_any(whole.arrays):
+                raise BadLoss("the loss function changed the batch in place",
+                              received="an in-place operation on its input",
+                              expected="an input that a second try finds as it was",
+                              hint="`x = x * 2` instead of `x.mul_(2)`, or clone it first")  # fmt: skip
+            rollback.keep()
+        self.last_loss = sums.loss()
+        return self.last_loss
+
+    def _accumulated(
+        self,
+        whole: Batch,
+        sizes: list[int],
+        ramp: MeasuredRamp | None,
+        loss_fn: LossFunction,
+        reduction: str,
+        scaler: Any,
+    ) -> Accumulation:
         """Forward and backward, one micro-batch after the other."""
         __tracebackhide__ = True
-        sums = Accumulation(whole.samples, reduction, self._rollback.leaves, scaler)
+        rollback = self._rollback
+        sums = Accumulation(whole.samples, reduction, rollback.at_start, scaler)
         planned = iter(sizes)
         while sums.left:
             size = self._part = next(planned) if ramp is None else ramp.next(sums.left)
             share = sums.add(loss_of(loss_fn, whole.take(sums.done, sums.done + size)), size)
             if sums.has_weight and not self._ask().is_known:
                 raise _FirstPair
-            self._rollback.forward_done(share)
+            rollback.forward_done(share)
             if not sums.left:
                 self._before_exchange(share)
             (share if scaler is None else scaler.scale(share)).backward()
             del share  # its graph goes before the next part comes
-            self._rollback.backward_done()
+            rollback.backward_done()
             if ramp is not None:
                 ramp.measured(size)
-        return sums.loss()
+        return sums
 
     # Whether it may be split.
 
@@ -269,9 +317,9 @@ class Transaction:
             self._policy = SplitPolicy(
                 self._modules, self._trained, self._inexact, self._rollback, self._ways
             )
-        if self._step is not None:
-            self._policy.begin(*self._step)
-            self._step = None
+        if self._under_way is not None:
+            self._policy.begin(*self._under_way)
+            self._under_way = None
         return self._policy
 
     @property
@@ -352,8 +400,9 @@ class Transaction:
 
     def _before_exchange(self, loss: torch.Tensor) -> None:
         """Every rank must have come this far before gradients are exchanged."""
-        if not self._vote.is_group:
-            self._rollback.gradients.merge(hooked=True)
+        if not self._vote.replicas or not self._vote.is_group:
+            if self._rollback.gradients.before:
+                self._rollback.gradients.merge(hooked=True)
             return
         self._voted = True
         vote = self._vote.lowest(READY)
@@ -491,7 +540,10 @@ class Transaction:
 
     def has_room(self, parameter: torch.Tensor, need: int) -> bool:
         """Whether so many bytes can surely be had where this is."""
-        left = left_in(memory_of(parameter))
+        memory = memory_of(parameter)
+        if need < SPARE and isinstance(memory, HostMemory):
+            return True
+        left = left_in(memory)
         return left is not None and left > need
 
     def limited(self, parameter: torch.Tensor) -> AbstractContextManager[None]:
