@@ -19,7 +19,7 @@ class MicroBatches:
         self, folder: str | None, saved: dict[str, Any] | None, settings: dict[str, Any], rank: int = 0
     ) -> None:
         name = LOG if not rank else f"micro-batches.{rank}.jsonl"
-        self._log = SizeLog(os.path.join(folder, name) if folder is not None else None)
+        self._log = SizeLog(os.path.join(folder, name)) if folder is not None else None
         self._saved = saved
         # A notebook's kernel trains several runs under one recorder.
         self._settings = {**settings, "event": partial(settings["event"], path=folder), "log": self._log}
@@ -41,11 +41,12 @@ class MicroBatches:
             self._begin()  # the first `backward` will come from inside its first step
 
     def backward(self, *arguments: Any, **options: Any) -> Any:
-        """Forward and backward as a transaction."""
+        """Forward and backward as a transaction; from the first one on this name is the transaction's own."""
         __tracebackhide__ = True
         if self._transaction is None:
             self._begin()
-        return self._transaction.backward(*arguments, **options)
+        self.backward = self._transaction.backward  # type: ignore[method-assign]
+        return self.backward(*arguments, **options)
 
     def is_finite(self) -> bool | None:
         """Whether the last loss is a finite number; None where `backward` was never used."""
@@ -90,8 +91,9 @@ class MicroBatches:
                     "so the numbers differ from those of an uninterrupted run"
                 )
             transaction.load_state_dict(self._saved)
-            transaction.replay(*self._log.read())
-        else:
+            if self._log is not None:
+                transaction.replay(*self._log.read())
+        elif self._log is not None:
             self._log.clear()
 
     def _hand_over(self) -> None:

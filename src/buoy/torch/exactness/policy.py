@@ -13,9 +13,8 @@ from buoy.microbatch.exactness import Asked
 from buoy.microbatch.oom import is_oom
 from buoy.torch.exactness.probe import STATE, STATE_HINT, Finding, Probe
 from buoy.torch.exactness.samples import SAMPLES, kind_of
-from buoy.torch.memory.device import limited, memory_of
+from buoy.torch.memory.device import limited, memory_of, release
 from buoy.torch.step.gradient import LossFunction, Trained
-from buoy.torch.step.release import release
 from buoy.torch.step.snapshot import Rollback, code_of
 
 _OTHERS = "others"

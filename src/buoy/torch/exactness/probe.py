@@ -41,6 +41,7 @@ from buoy.torch.exactness.rounding import Nudged, disturbed
 from buoy.torch.exactness.samples import FEWEST, MANY, SAMPLES, some, spread, trials_of, twice
 from buoy.torch.exactness.weights import CopyOnWrite, SteppedInside, places
 from buoy.torch.memory.allocations import AllocationWatch
+from buoy.torch.memory.device import release
 from buoy.torch.step.gradient import (
     Accumulation,
     LossFunction,
@@ -50,7 +51,6 @@ from buoy.torch.step.gradient import (
     has_upstream,
     loss_of,
 )
-from buoy.torch.step.release import release
 from buoy.torch.step.snapshot import Rollback
 
 STATE = "the same samples give another gradient the second time: the loss function keeps a state from call to call"

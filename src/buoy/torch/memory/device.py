@@ -1,16 +1,16 @@
-"""How much memory the training's device has left, and how much a piece of work took at its worst.
-
-What the GPU's allocator held at most in this process, to compare a plan with.
-"""
+"""The memory of the training's device: what is left, what a piece of work took at its worst, what can be freed."""
 
 from __future__ import annotations
 
+import gc
+import traceback
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 
 from buoy.machine.memory import HostMemory, host_memory
+from buoy.microbatch.oom import chain
 from buoy.microbatch.sizing import SPARE
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "left_in",
     "limited",
     "memory_of",
+    "release",
 ]
 
 
@@ -109,6 +110,20 @@ class CudaMemory:
     def highest(self) -> int | None:
         """The allocator's own peak."""
         return torch.cuda.max_memory_allocated(self._device)
+
+
+def release(error: BaseException) -> None:
+    """Free the tensors in the frames of this exception and in reference cycles, and the caches of the allocator.
+
+    To be called outside of `except`: inside it the interpreter itself still holds the frames.
+    """
+    for link in chain(error):
+        traceback.clear_frames(link.__traceback__)
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+    if torch.backends.mps.is_available():
+        torch.mps.empty_cache()
 
 
 def read() -> dict[str, Any] | None:

@@ -22,11 +22,10 @@ from buoy.microbatch.errors import (
 )
 from buoy.microbatch.oom import is_oom
 from buoy.microbatch.sizing import SPARE, SizeLog
-from buoy.torch.memory.device import HostMemory, left_in, limited, memory_of
+from buoy.torch.memory.device import HostMemory, left_in, limited, memory_of, release
 from buoy.torch.step.gradient import Accumulation, LossFunction, Trained, has_upstream, loss_of, read_loss
 from buoy.torch.step.optimizer import make_atomic, make_scaler_safe
 from buoy.torch.step.ranks import GIVE_UP, READY, Vote
-from buoy.torch.step.release import release
 from buoy.torch.step.remedies import Switches
 from buoy.torch.step.sizes import MeasuredRamp, Sizes, count_of
 from buoy.torch.step.snapshot import Rollback, Snapshot
