@@ -60,7 +60,7 @@ test-share: setup
 # As most people run it: no capabilities, control groups read-only, no kernel log. What is skipped says why.
 test-plain: setup
 	$(BIN)/python scripts/ordinary_user.py --uid $(RUN_AS) -- $(BIN)/buoy demo
-	$(BIN)/python scripts/ordinary_user.py --uid $(RUN_AS) -- $(BIN)/python -m pytest -rs $(TESTS)
+	$(BIN)/python scripts/ordinary_user.py --uid $(RUN_AS) -- $(PYTEST) -m "not slow" $(TESTS)
 
 bench: setup
 	$(BIN)/python -m bench

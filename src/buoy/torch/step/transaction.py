@@ -138,7 +138,9 @@ class Transaction:
         if self._vote.replicas and self._vote.is_group:
             with self._vote.quiet():
                 return self._step_in_group(batch, loss_fn, reduction, split, scaler, is_first=is_first)
-        return self._whole_step(self._batch(batch, split), loss_fn, reduction, scaler)
+        whole = self._batch(batch, split)
+        self._under_way = whole, loss_fn, reduction
+        return self._whole_step(whole, loss_fn, reduction, scaler)
 
     def _step_in_group(
         self,
@@ -155,8 +157,8 @@ class Transaction:
         self._voted = self._exchanges
         try:
             whole = self._batch(batch, split)
+            self._under_way = whole, loss_fn, reduction
             if is_first:
-                self._under_way = whole, loss_fn, reduction
                 self._look_first()
         except BuoyError:
             self._tell_peers(GIVE_UP)
@@ -178,7 +180,6 @@ class Transaction:
     def _whole_step(self, whole: Batch, loss_fn: LossFunction, reduction: str, scaler: Any) -> torch.Tensor:
         """Try, restore, and retry in smaller micro-batches."""
         __tracebackhide__ = True
-        self._under_way = whole, loss_fn, reduction
         try:
             sizes, ramp = self._sizes.plan(self.steps, whole)
             failure: BaseException | None = None
