@@ -1,6 +1,9 @@
-"""A small training as users of the first version wrote it: `python training.py FOLDER torch|keras LOSSES [STEP]`.
+"""A small training as users of the first version wrote it.
 
-Its losses go to the file LOSSES, a line each; with STEP the process kills itself there, as the kernel would.
+    $ python training.py FOLDER torch|keras LOSSES [STEP [SIGNAL]]
+
+Its losses go to the file LOSSES, a line each; with STEP the process kills itself there, as the kernel would, or by
+the signal whose number follows.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import sys
 
 def at_step(step: int) -> None:
     if len(sys.argv) > 4 and step == int(sys.argv[4]):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), int(sys.argv[5]) if len(sys.argv) > 5 else signal.SIGKILL)
 
 
 def note(loss: float) -> None:

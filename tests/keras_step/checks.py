@@ -155,8 +155,11 @@ def a_batch_that_does_not_fit_is_split_and_grows_back() -> None:
     for ours, theirs in zip(model.trainable_variables, stock.trainable_variables, strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-6)
 
-    for _ in range(80):
+    # From 256 samples it takes 80 steps, from 128 about 110: TensorFlow's first try may have failed once more.
+    for _ in range(400):
         model.train_on_batch(x, y)
+        if transaction.sizes[-1]["samples"] is None:
+            break
 
     assert transaction.sizes[-1]["samples"] is None, "it is whole again"
 
