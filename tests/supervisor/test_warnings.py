@@ -181,18 +181,23 @@ def test_ram_that_stands_at_its_limit_is_warned_of_without_a_step_and_its_variab
     assert told[1].startswith("buoy: Memory is held by images (list of 1,")
     assert "NumPy arrays, 3" in told[1] and told[1].endswith(" in load_data, train.py:12.")
 
-    assert "It is still running. RAM has been at 97 % of its limit of 400.0 MiB for" in alive
+    # Where the machine is busy it still fills while it is watched: "95 to 97 %".
+    assert re.search(
+        r"It is still running\. RAM has been at (9\d to )?97 % of its limit of 400\.0 MiB for", alive
+    )
     assert "no step was" in alive and "images, list of 1," in alive
 
     cause = verdict["cause"]
     assert (cause["id"], cause["claim"]["grade"]) == ("terminated", "certain")
     assert cause["cascade"][0]["grade"] == "certain"
-    assert cause["cascade"][0]["text"].startswith("RAM had been at 97 % of its limit of 400.0 MiB for ")
+    assert re.match(
+        r"RAM had been at (9\d to )?97 % of its limit of 400\.0 MiB for ", cause["cascade"][0]["text"]
+    )
     assert cause["cascade"][0]["text"].endswith("; no step was ever counted")
     assert cause["next"][0].startswith("hold less in images (list of 1,")
     assert "load_data, train.py:12: read it in pieces" in cause["next"][0]
     assert verdict["holders"][0]["name"] == "images" and verdict["holders"][0]["bytes"] > 330 << 20
-    assert "before: RAM had been at 97 %" in stderr  # the few lines at the end say it too
+    assert re.search(r"before: RAM had been at (9\d to )?97 %", stderr)  # the few lines at the end say it too
 
 
 def test_a_plain_script_without_any_library_names_its_variables_too(tmp_path: Path, fill: Fill) -> None:
