@@ -40,7 +40,7 @@ def read_everything(root: str) -> None:
             reading()
         group.close()
     for host_reading in (
-        host.memory, host.oom_kills, host.steal_seconds, host.cpu_count, host.boot_id, host.pid1_start,
+        host.memory, host.steal_seconds, host.cpu_count, host.boot_id, host.pid1_start,
         host.boot_time, host.initial_pid_namespace,
     ):  # fmt: skip
         host_reading(root)

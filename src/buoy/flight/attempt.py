@@ -57,7 +57,7 @@ def _make_run(run_folder: str) -> None:
 
 
 def _remove_empty(run_folder: str) -> None:
-    """A full disk took the folder and nothing in it: leave no run that never was."""
+    """Leave no run that never was: a full disk took the folder and nothing in it, or its one attempt never began."""
     try:
         if os.path.isdir(os.path.join(run_folder, "attempts")):
             os.rmdir(os.path.join(run_folder, "attempts"))
@@ -104,15 +104,15 @@ def _next_attempt(run_folder: str) -> Attempt:
             number += 1
 
 
-def discard(attempt: Attempt) -> None:
-    """Remove an attempt that never began, and its run if that has no other."""
-    files.remove_folder(attempt.folder)
-    attempts = os.path.dirname(attempt.folder)
-    if os.listdir(attempts) or sorted(os.listdir(attempt.run_folder)) != ["attempts", "run.json"]:
-        return
-    os.rmdir(attempts)
-    os.unlink(os.path.join(attempt.run_folder, "run.json"))
-    os.rmdir(attempt.run_folder)
+def discard(attempt: Attempt) -> bool:
+    """Remove an attempt that never began, and its run if that has no other; whether the attempt is gone."""
+    try:
+        files.remove_folder(attempt.folder)
+        if sorted(os.listdir(attempt.run_folder)) == ["attempts", "run.json"]:
+            _remove_empty(attempt.run_folder)
+    except OSError:
+        return False
+    return True
 
 
 def attempt_numbers(run_folder: str) -> list[int]:

@@ -224,7 +224,7 @@ class Parent:
 
 
 def _parent_of(pid: int) -> int | None:
-    found = procfs.parse_stat(procfs.read_bytes(f"/proc/{pid}/stat"))
+    found = procfs.stat_of(pid)
     return found.ppid if found is not None and found.ppid > 1 else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from buoy.machine.procfs import read_bytes
+from buoy.machine.procfs import mounts
 
 KAGGLE_QUOTA = 20 * 10**9
 """What /kaggle/working may hold by Kaggle's pages (third-party reading, see platforms.csv): not measured."""
@@ -12,8 +12,6 @@ KAGGLE_QUOTA = 20 * 10**9
 _KAGGLE = "/kaggle/working"
 _COLAB_DRIVE = "/content/drive"
 _MOST_FILES = 20_000
-_ESCAPED = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
-"""How the kernel writes what would end a field."""
 
 _REMOTE = ("9p", "afs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "smb", "virtiofs", "beegfs")
 # FUSE carries local file systems too; these do not leave the machine.
@@ -112,7 +110,7 @@ def mount_apart(path: str, other: str) -> str | None:
 
 def is_mounted(mount: str) -> bool:
     """Whether a file system is mounted at this very folder."""
-    return any(point == mount for point, _ in _mounts())
+    return any(point == mount for _, point, _, _ in mounts())
 
 
 def is_missing_drive(path: str) -> bool:
@@ -123,27 +121,12 @@ def is_missing_drive(path: str) -> bool:
 def _mount_of(path: str, root: str = "/") -> tuple[str, str] | None:
     """The mount point that this path is below, and the type of what is mounted there."""
     best = None
-    for point, kind in _mounts(root):
+    for _, point, kind, _ in mounts(root):
         inside = path == point or path.startswith(point.rstrip("/") + "/")
         # A later mount on the same point hides the earlier one.
         if inside and (best is None or len(point) >= len(best[0])):
             best = point, kind
     return best
-
-
-def _mounts(root: str = "/") -> list[tuple[str, str]]:
-    found = []
-    data = read_bytes(root.rstrip("/") + "/proc/self/mountinfo", 1 << 20)
-    for line in data.decode("utf-8", "surrogateescape").split("\n"):
-        before, _, after = line.partition(" - ")
-        left, right = before.split(" "), after.split(" ")
-        if len(left) < 5 or not right[0]:
-            continue
-        point = left[4]
-        for octal, char in _ESCAPED:
-            point = point.replace(octal, char)
-        found.append((point, right[0]))
-    return found
 
 
 def is_remote(path: str, root: str = "/") -> bool | None:

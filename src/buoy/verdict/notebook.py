@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from buoy.fields import number
 from buoy.flight.attempt import is_kernel
 from buoy.flight.trainings import Training, training_of
+from buoy.machine import procfs
 from buoy.text import printable
 from buoy.units import format_duration
 from buoy.verdict.advice import (
@@ -25,7 +27,6 @@ from buoy.verdict.advice import (
     what_to_do,
     with_its_checkpoints,
 )
-from buoy.verdict.liveness import is_asked_by_itself, waits_for_us
 from buoy.verdict.model import Cause, Claim, Grade, Reading, Verdict, Where
 
 if TYPE_CHECKING:
@@ -129,6 +130,24 @@ def _lives_idle(verdict: Verdict, evidence: Evidence, own: Training) -> bool:
         return False
     is_asking = waits_for_us(evidence.pid) or (own.is_last and is_asked_by_itself(evidence.pid))
     return is_asking or (evidence.main is not None and evidence.main.phase == IDLE)
+
+
+def waits_for_us(pid: int | None) -> bool:
+    """Whether this process is asked from within that one: a notebook's `!buoy why` about its own kernel."""
+    above = os.getppid()
+    while pid and above > 1:
+        if above == pid:
+            return True
+        stat = procfs.stat_of(above)
+        above = stat.ppid if stat is not None else 0
+    return False
+
+
+def is_asked_by_itself(pid: int | None) -> bool:
+    """Whether this very process is asked about while no loop of a run is under way in it: by a cell of its own."""
+    there = sys.modules.get("buoy.flight.recorder")
+    recorder = there.current() if there is not None and pid == os.getpid() else None
+    return recorder is not None and not recorder.is_training
 
 
 def _reading_of_idle(evidence: Evidence) -> Reading:

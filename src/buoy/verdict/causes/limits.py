@@ -8,14 +8,18 @@ from buoy.units import format_bytes, format_duration
 from buoy.verdict.advice import how_to_resume
 from buoy.verdict.causes import signals
 from buoy.verdict.causes.common import (
+    NO_FILE,
+    NO_PAGE,
+    FullDisk,
+    full_disk,
     memory_ceiling,
+    mount_of,
     raised,
     raised_as,
     recent_signal,
     shm_free,
     status_reading,
 )
-from buoy.verdict.disk import NO_FILE, NO_PAGE, FullDisk, full_disk, mount_of
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.exceptions import EDQUOT, ENFILE, ExceptionFinding
 from buoy.verdict.model import Cause, Claim, Grade, Reading

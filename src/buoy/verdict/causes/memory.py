@@ -10,11 +10,10 @@ from buoy.verdict.advice import how_to_resume
 from buoy.verdict.causes.common import gpu_grade, memory_ceiling, raised_as, status_reading
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.exceptions import is_in_a_worker
-from buoy.verdict.memory import named_advice
+from buoy.verdict.memory import Growth, foretold, growth_before_the_end, growth_of_others, named_advice
 from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.oom import describe_limit, examine, memory_reading
 from buoy.verdict.stacks import headline
-from buoy.verdict.trend import Growth, foretold, growth_before_the_end, growth_of_others
 
 
 def judge_kernel_oom(evidence: Evidence) -> Cause | None:
