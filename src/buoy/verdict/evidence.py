@@ -10,6 +10,7 @@ import time
 from typing import Any, Literal, NamedTuple
 
 from buoy.fields import count, integer, mapping, number, text
+from buoy.flight.attempt import is_kernel
 from buoy.flight.beacon import FatalSignal, read_beacon
 from buoy.flight.log import read_events, read_samples
 from buoy.machine import host, procfs
@@ -194,6 +195,16 @@ class Evidence(NamedTuple):
         return count(self.attempt.get("pid")) or count(self.death.get("pid")) or count(self.exit.get("pid"))
 
     @property
+    def run_folder(self) -> str:
+        """The run that the recording belongs to."""
+        return os.path.dirname(os.path.dirname(self.folder))
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it was a notebook's kernel: a shell's command is no answer to the user in front of it."""
+        return is_kernel(self.attempt.get("command"))
+
+    @property
     def command(self) -> str:
         """The command as it was started."""
         words = self.attempt.get("command")
@@ -241,7 +252,7 @@ class Evidence(NamedTuple):
 
         A process may take its time to leave, and what happens meanwhile did not end it.
         """
-        note = (self.speaker.exception if self.speaker else None) or {}
+        note = self.exception
         raised, died = number(note.get("t")), self.died_t
         is_signal = self.status.signal is not None and not self.crashed_at_exit
         if raised is None or note.get("uncaught") is False or is_signal:
@@ -300,6 +311,11 @@ class Evidence(NamedTuple):
         if self.main is not None:
             return self.main
         return next(iter(self.processes.values())) if len(self.processes) == 1 else None
+
+    @property
+    def exception(self) -> dict[str, Any]:
+        """The exception that nobody caught, as its process noted it; empty where there is none."""
+        return (self.speaker.exception if self.speaker else None) or {}
 
     @property
     def unfinished(self) -> list[ProcessNotes]:

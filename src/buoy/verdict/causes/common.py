@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from buoy.fields import count, integer, mapping, number, text
 from buoy.flight.alarms import stall
-from buoy.flight.attempt import is_kernel
 from buoy.text import printable
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.evidence import Evidence, ProcessDeath, ProcessNotes
@@ -33,6 +32,11 @@ def weaker(*grades: Grade) -> Grade:
 def status_reading(evidence: Evidence) -> Reading:
     """How the process ended, as evidence."""
     return Reading(str(evidence.status), evidence.status.source or "death.json", evidence.died_wall)
+
+
+def end_readings(evidence: Evidence) -> tuple[Reading, ...]:
+    """The same; nothing where nobody could read it."""
+    return (status_reading(evidence),) if evidence.status.known else ()
 
 
 class SignalSeen(NamedTuple):
@@ -239,16 +243,11 @@ def how_to_continue(evidence: Evidence) -> str:
     return f"`kill -CONT {evidence.pid}` resumes it; so does `fg` in the shell where Ctrl-Z stopped it"
 
 
-def was_notebook(evidence: Evidence) -> bool:
-    """Whether it was a notebook's kernel: a shell's command is no answer to the user in front of it."""
-    return is_kernel(evidence.attempt.get("command"))
-
-
 def left_in_a_cell(evidence: Evidence) -> bool:
     """Whether a notebook's kernel ended itself with code 0 while a cell ran: `exit()` lets the cell come to its end."""
     main = evidence.main
     return (
-        was_notebook(evidence)
+        evidence.is_kernel
         and evidence.status.exit_code == 0
         and main is not None
         and not main.left_in_order
@@ -288,8 +287,7 @@ def step_of(event: dict[str, object]) -> str:
 
 def memory_ceiling(evidence: Evidence) -> tuple[bool, int | None]:
     """Whether the limits on this process's own memory were read, and the least of them if there is one."""
-    note = (evidence.speaker.exception if evidence.speaker else None) or {}
-    return "memory_limit" in note, count(note.get("memory_limit"))
+    return "memory_limit" in evidence.exception, count(evidence.exception.get("memory_limit"))
 
 
 # Which disk was full, by what was read before the end and not after: what fills a disk is often gone with the process,
@@ -322,10 +320,10 @@ def full_disk(evidence: Evidence, below: int = NO_PAGE) -> FullDisk | None:
 
 def _by_its_last_words(evidence: Evidence, below: int) -> FullDisk | None:
     speaker = evidence.speaker
-    free = count((speaker.exception or {}).get("run_disk_free")) if speaker else None
+    free = count(evidence.exception.get("run_disk_free"))
     if speaker is None or free is None or free >= below:
         return None
-    folder = _recording(evidence)
+    folder = evidence.run_folder
     return FullDisk(folder, Reading(f"{format_bytes(free)} free where {folder} lies", speaker.source))
 
 
@@ -338,7 +336,7 @@ def _by_samples(evidence: Evidence, below: int) -> FullDisk | None:
         if free >= below:
             return None  # it is the newest reading that counts
         moved = next((text(event.get("path")) for event in reversed(evidence.events_of("disk"))), None)
-        path = moved or _recording(evidence)
+        path = moved or evidence.run_folder
         reading = Reading(f"{format_bytes(free)} free where {path} lies", "samples", number(row.get("wall")))
         return FullDisk(path, reading)
     return None
@@ -361,10 +359,6 @@ def _by_death_record(evidence: Evidence, below: int) -> FullDisk | None:
         if free is not None and path and free < below and not path.startswith("/dev/shm"):  # noqa: S108
             return FullDisk(path, Reading(f"no room left on {path}", "death.json", evidence.died_wall))
     return None
-
-
-def _recording(evidence: Evidence) -> str:
-    return os.path.dirname(os.path.dirname(evidence.folder))
 
 
 def mount_of(folder: str) -> str:

@@ -11,6 +11,7 @@ from buoy.verdict.causes.common import (
     NO_FILE,
     NO_PAGE,
     FullDisk,
+    end_readings,
     full_disk,
     memory_ceiling,
     mount_of,
@@ -45,7 +46,7 @@ def judge_time_limit(evidence: Evidence) -> Cause | None:
     reading = Reading(
         f"{format_duration(elapsed)} of {format_duration(limit)} had passed ({source})", "attempt.json"
     )
-    readings = (reading, status_reading(evidence)) if evidence.status.known else (reading,)
+    readings = (reading, *end_readings(evidence))
     return Cause(
         id="time-limit",
         claim=Claim(f"The time limit of {format_duration(limit)} was reached", "likely", readings),
