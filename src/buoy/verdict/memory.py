@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from buoy.fields import count, mapping, number, text
 from buoy.flight import holders
 from buoy.flight.alarms.level import is_high
-from buoy.flight.log import memory_use, read_samples
-from buoy.machine.files import parse_json, read_bounded
+from buoy.flight.log import memory_use, parse_row, read_samples, read_table, sample_files
 from buoy.text import printable
 from buoy.units import format_bytes, format_duration, format_share
 from buoy.verdict.evidence import Evidence
@@ -321,11 +320,8 @@ def bytes_per_second(evidence: Evidence, limit: int | None) -> float | None:
 
 def _readings(folder: str) -> list[tuple[float, int, int]]:
     """Seconds, steps, and what the training held: by the minute for the whole attempt, and the last minutes finely."""
-    try:
-        names = sorted(name for name in os.listdir(folder) if name.startswith("samples-"))
-    except OSError:
-        return []
-    fine = [row for name in names for row in _table(os.path.join(folder, name), _MOST_ROWS // len(names))]
+    files = sample_files(folder)
+    fine = [row for path in files for row in _table(path, _MOST_ROWS // len(files))]
     coarse = []
     for row in _table(os.path.join(folder, "minutes.jsonl"), _MOST_ROWS):
         t, step, used = (row.get(name) for name in ("t", "step", "tree_rss"))
@@ -343,24 +339,10 @@ def _readings(folder: str) -> list[tuple[float, int, int]]:
 
 def _table(path: str, most: int) -> list[dict[str, object]]:
     """So many rows of a file, evenly spread; the last ones among them."""
-    try:
-        lines = read_bounded(path, _MOST_BYTES).splitlines()
-    except OSError:
-        return []
-    fields = mapping(_parsed(lines[0])).get("fields") if lines else None
-    if not isinstance(fields, list):
-        return []
-    every = max(1, len(lines) // max(1, most))
-    chosen = lines[1:][::-every][::-1]
-    found = [row for row in map(_parsed, chosen) if isinstance(row, list) and len(row) == len(fields)]
-    return [dict(zip(map(str, fields), row, strict=True)) for row in found]
-
-
-def _parsed(line: bytes) -> object:
-    try:
-        return parse_json(line)
-    except ValueError:
-        return None
+    names, lines = read_table(path, _MOST_BYTES)
+    lines = [line for line in lines if line]
+    chosen = lines[:: -max(1, len(lines) // max(1, most))][::-1]
+    return [row for row in (parse_row(line, names) for line in chosen) if row]
 
 
 def _peaks(rows: _Rows) -> _Rows:
