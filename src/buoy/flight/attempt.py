@@ -11,7 +11,6 @@ from collections import namedtuple
 
 from buoy.errors import RunFolderError, in_notebook
 from buoy.machine import disk, files
-from buoy.machine import files as records
 from buoy.machine.files import open_regular, parse_json, read_bounded, read_json
 from buoy.text import whole_number
 
@@ -52,7 +51,7 @@ def _make_run(run_folder: str) -> None:
     refuse_foreign(run_folder)
     marker = os.path.join(run_folder, "run.json")
     if not os.path.exists(marker):
-        records.write_json(marker, new_marker(run_folder))
+        files.write_json(marker, new_marker(run_folder))
     files.make_folder(os.path.join(run_folder, "attempts"))
 
 
@@ -183,7 +182,7 @@ def point_to(run_folder: str, attempt: Attempt) -> None:
     here |= {key: about[key] for key in _IDENTITY if about.get(key) is not None}
     if here not in pointers:
         files.make_folder(run_folder)
-        records.write_json(marker_path, {**marker, "recorded": [*pointers, here]})
+        files.write_json(marker_path, {**marker, "recorded": [*pointers, here]})
 
 
 def _pointers(run_folder: str) -> list:  # type: ignore[type-arg]
