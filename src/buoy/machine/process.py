@@ -83,7 +83,7 @@ def leave_group(*, end_with_parent: bool) -> None:
 # Which processes are buoy's own is seen by three marks: a variable of the environment for a program that was started,
 # the name of the process for a fork, and the file that Python was given for what lives beside the training.
 VARIABLE = "BUOY_TRACING"
-"""Set for the programs in which a plan is traced, and whatever these start: to 1, or to a folder that is removed later."""
+"""Set for the programs in which a plan is traced, and what these start: to 1, or to a folder that is removed later."""
 ROLE = "buoy's own"
 """What they are called in the log."""
 _NAME = "buoy-helper"
