@@ -23,7 +23,7 @@ from buoy.errors import trouble
 from buoy.flight.imports import after_import
 from buoy.flight.privacy import mask_text
 from buoy.flight.stacks import ANSWER, HOLDERS_SIGNAL
-from buoy.machine.files import write_json
+from buoy.machine.files import high_number, write_json
 
 _THREADED = ("numpy", "torch")
 """Whoever imports one of these has further threads from then on."""
@@ -159,21 +159,8 @@ def _survey() -> dict[str, object]:
 
 
 def _pipe() -> tuple[int, int]:
-    """Both ends with high numbers: a script that closes all and opens its own is given low ones."""
-    import fcntl
-    import resource
-
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    low = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        first, second = (
-            fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, max(3, min(most, 4096) - _HIGH_DESCRIPTORS))
-            for end in low
-        )
-        return first, second
-    finally:
-        for end in low:
-            os.close(end)
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    return high_number(reading, _HIGH_DESCRIPTORS), high_number(writing, _HIGH_DESCRIPTORS)
 
 
 def _inode(descriptor: int) -> int | None:
