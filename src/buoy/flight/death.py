@@ -158,7 +158,7 @@ def _cgroup(sampler: Sampler, now: float) -> dict[str, object] | None:
             "pid": pid,
             "name": mask_text(procfs.process_name(pid)),
             "role": process.ROLE if process.is_helper(pid) else None,
-            "rss": procfs.process_memory([pid]) or None,
+            "rss": procfs.process_memory(pid) or None,
         }
         for pid in sampler.foreign[:_HOLDERS_MOST]
     ]

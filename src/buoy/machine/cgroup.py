@@ -145,11 +145,10 @@ _KERNEL_PARTS = (b"kernel_stack", b"pagetables", b"percpu", b"slab_unreclaimable
 _FILES = {
     1: {
         "limit": "memory.limit_in_bytes",
-        "usage": "memory.usage_in_bytes",
         "peak": "memory.max_usage_in_bytes",
         "kills": "memory.oom_control",
     },
-    2: {"limit": "memory.max", "usage": "memory.current", "peak": "memory.peak", "kills": "memory.events"},
+    2: {"limit": "memory.max", "peak": "memory.peak", "kills": "memory.events"},
 }
 
 
@@ -166,7 +165,7 @@ class Cgroup:
         self._limits = [FileReader(f"{folder}/{self._names['limit']}") for folder in memory.folders]
         kills = [f"{folder}/{self._names['kills']}" for folder in memory.folders]
         self._kills = [FileReader(path) for path in [*kills, *others]]
-        self._usage = self._peak = self._stat = FileReader("")
+        self._peak = self._stat = FileReader("")
         self._limited = 0
         self._limit_path: str | None = None
         self._open_limited(0)
@@ -206,10 +205,6 @@ class Cgroup:
         if index != self._limited:
             self._open_limited(index)
         return smallest
-
-    def usage(self) -> int | None:
-        """Bytes charged to the group that sets the limit, caches included."""
-        return to_int(self._usage.read(32))
 
     def used(self) -> int | None:
         """Bytes of that group that the kernel cannot take back: anonymous and shared memory, and its own."""
@@ -300,15 +295,14 @@ class Cgroup:
 
     def close(self) -> None:
         """Let go of the files."""
-        for reader in [*self._limits, *self._kills, self._usage, self._peak, self._stat]:
+        for reader in [*self._limits, *self._kills, self._peak, self._stat]:
             reader.close()
 
     def _open_limited(self, index: int) -> None:
-        for reader in (self._usage, self._peak, self._stat):
+        for reader in (self._peak, self._stat):
             reader.close()
         self._limited = index
         folder = self._memory.folders[index]
-        self._usage = FileReader(f"{folder}/{self._names['usage']}")
         self._peak = FileReader(f"{folder}/{self._names['peak']}")
         self._stat = FileReader(f"{folder}/memory.stat")
 

@@ -45,10 +45,6 @@ class MemoryReader:
         """Bytes that can be had without swapping."""
         return _kib(self._file.read(256), b"MemAvailable:")
 
-    def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
-
 
 class OomReader:
     """How many processes the kernel has killed for lack of memory, in every cgroup, through a file kept open."""
@@ -59,10 +55,6 @@ class OomReader:
     def oom_kills(self) -> int | None:
         """Kills since boot; only a difference says something."""
         return field(self._file.read(_VMSTAT_SIZE), b"oom_kill")
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
 
 
 def parse_pressure(data: bytes) -> dict[str, int] | None:

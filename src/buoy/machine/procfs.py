@@ -309,9 +309,9 @@ def _unescaped(field: str) -> str:
     return field
 
 
-def process_memory(pids: list[int], root: str = "/") -> int:
-    """Resident bytes of several processes together; shared pages count once for each."""
-    return sum(_resident(read_bytes(_folder(pid, root) + "/statm", 256)) or 0 for pid in pids)
+def process_memory(pid: int, root: str = "/") -> int | None:
+    """Resident bytes of a process, pages shared with others included; None when it is gone."""
+    return _resident(read_bytes(_folder(pid, root) + "/statm", 256))
 
 
 def _folder(pid: int | str, root: str) -> str:
