@@ -28,6 +28,10 @@ from enum import IntEnum
 
 from buoy.text import joined
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 class ExitCode(IntEnum):
     """The exit codes of every verb. `run` returns the command's own code, 128+N for signal N.
@@ -97,8 +101,13 @@ def in_notebook() -> bool:
     >>> in_notebook()
     False
     """
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and ipython.get_ipython() is not None
+    return notebook_shell() is not None
+
+
+def notebook_shell() -> Any:
+    """The IPython shell that this process runs cells in; None elsewhere."""
+    ipython: Any = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None else None
 
 
 class BuoyError(Exception):

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from buoy.flight.holders import HOLDERS_SIGNAL, HolderAsker, sentence
+from buoy.flight.holders import sentence
+from buoy.flight.stacks import HOLDERS_SIGNAL, HolderAsker
 from tests.processes import wait_until
 
 GIB = 1 << 30

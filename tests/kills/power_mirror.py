@@ -12,7 +12,8 @@ from buoy.checkpoint.mirror.folder import FolderStorage
 from buoy.checkpoint.mirror.storage import survey
 from buoy.checkpoint.store import DamagedCheckpoint, Store
 from buoy.checkpoint.unusable import HALF
-from buoy.machine import files, shared_folder
+from buoy.machine import disk as machine_disk
+from buoy.machine import files
 from tests.checkpoint.ground import save
 from tests.checkpoint.test_mirror_damage import work
 from tests.kills.calls import SIZE
@@ -62,11 +63,11 @@ def _record(folder: Path, emptied: bool) -> tuple[Path, Disk, int]:
             super().write(name, file, data)
             copied[0] = len(disk.events)
 
-    home_folder.os = files.os = shared_folder.os = disk  # type: ignore[assignment]
+    home_folder.os = files.os = machine_disk.os = disk  # type: ignore[assignment]
     try:
         work(run, after, Noted, keep=2)
     finally:
-        home_folder.os = files.os = shared_folder.os = os
+        home_folder.os = files.os = machine_disk.os = os
     return before, disk, copied[0]
 
 

@@ -4,7 +4,6 @@
 
 typedef struct { uint64_t total, free, used; } memory_t;
 typedef struct { uint32_t gpu, memory; } rates_t;
-typedef struct { uint32_t pid; uint64_t used; uint32_t gpu_instance, compute_instance; } process_t;
 
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3 };
 
@@ -32,12 +31,5 @@ int nvmlDeviceGetMemoryInfo(void *handle, memory_t *memory) {
 int nvmlDeviceGetUtilizationRates(void *handle, rates_t *rates) {
     if (handle != &devices[0]) return NOT_SUPPORTED;
     rates->gpu = 83;
-    return SUCCESS;
-}
-int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, uint32_t *count, process_t *list) {
-    if (handle != &devices[0]) return NOT_SUPPORTED;
-    *count = 2;
-    list[0] = (process_t){.pid = 1234, .used = 4ULL << 30};
-    list[1] = (process_t){.pid = 99, .used = UINT64_MAX}; /* NVML_VALUE_NOT_AVAILABLE */
     return SUCCESS;
 }

@@ -27,7 +27,6 @@ def test_the_smallest_limit_on_the_way_up_wins(tree: Tree) -> None:
     assert group.path == "/sys/fs/cgroup/kubepods.slice/pod-a1.slice/cri-77.scope"
     assert group.limit() == 4 * GIB
     assert group.limit_path == "/sys/fs/cgroup/kubepods.slice/pod-a1.slice"
-    assert group.usage() == 3 * GIB
     assert group.peak() == 4 * GIB
 
 
@@ -144,7 +143,6 @@ def test_hybrid_takes_memory_from_version_1_and_a_limit_out_of_sight(tree: Tree)
     assert group is not None
     assert (group.version, group.path) == (1, "/sys/fs/cgroup/memory/train")
     assert (group.limit(), group.limit_path) == (8 * GIB, "/sys/fs/cgroup/memory/..")
-    assert group.usage() == 6 * GIB
     assert group.used() == 3 * GIB + 4096
     assert group.oom_kills() == 1
     assert group.cpu_quota() == 2.5
@@ -163,7 +161,7 @@ def test_a_limit_changed_while_we_watch_is_seen(tree: Tree) -> None:
 
     assert group.limit() == GIB
     assert group.limit_path == group.path
-    assert group.usage() == 2 * GIB
+    assert GIB < (group.used() or 0) < 2 * GIB
 
 
 def test_an_incomplete_list_of_members_is_no_list(tree: Tree) -> None:
@@ -230,7 +228,6 @@ def test_real_outer_limit_binds_the_inner_group(nested_groups: Path) -> None:
         assert (group.limit(), group.limit_path) == (50331648, str(nested_groups.parent))
         assert group.pids() == [child.pid]
         assert (group.used() or 0) > 8 << 20
-        assert (group.usage() or 0) >= (group.used() or 0)
         assert group.peak() is not None
     finally:
         child.communicate(b"\n")

@@ -25,7 +25,7 @@ def read_everything(root: str) -> None:
     procfs.handles_signal(700, 15, root)
     threads.Activity(threads.Look(1.0, [700], 700, root), threads.Look(2.0, [700], 700, root))
     procfs.zombie_status(700, root)
-    procfs.process_memory([700], root)
+    procfs.process_memory(700, root)
     reader = procfs.ProcessReader(700, root)
     reader.stat()
     reader.rss()
@@ -33,14 +33,14 @@ def read_everything(root: str) -> None:
     group = cgroup.find(700, root)
     if group is not None:
         for reading in (
-            group.limit, group.usage, group.used, group.peak, group.oom_kills, group.parent_oom_kills,
+            group.limit, group.used, group.peak, group.oom_kills, group.parent_oom_kills,
             group.group_kill, group.pids, group.pressure, group.cpu_quota, group.throttled_seconds,
             group.pids_limit,
         ):  # fmt: skip
             reading()
         group.close()
     for host_reading in (
-        host.memory, host.oom_kills, host.steal_seconds, host.cpu_count, host.boot_id, host.pid1_start,
+        host.memory, host.steal_seconds, host.cpu_count, host.boot_id, host.pid1_start,
         host.boot_time, host.initial_pid_namespace,
     ):  # fmt: skip
         host_reading(root)

@@ -13,7 +13,7 @@ import pytest
 
 from buoy.machine import disk, files
 from buoy.machine import files as records
-from buoy.machine.shared_folder import SharedFolder
+from buoy.machine.disk import SharedFolder
 from tests.conftest import MountedDrive
 
 PACKAGE = Path(__file__).parents[2] / "src" / "buoy"

@@ -16,7 +16,8 @@ from typing import Any
 import numpy
 import pytest
 
-from buoy.machine.variables import Survey, Variable, survey
+from buoy.machine import heap
+from buoy.machine.variables import Survey, Variable, by_owner, survey
 
 MIB = 1 << 20
 
@@ -293,3 +294,91 @@ while len(looks) < 6:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr
+
+
+def test_what_has_an_owner_is_counted_for_it_alone_and_a_view_for_nobody() -> None:
+    pixels = numpy.zeros(8 * MIB, "uint8")
+    view = pixels[10:]
+
+    told = by_owner({"mine": [pixels, pixels, view, None]}).sizes
+
+    assert told["mine"] == 8 * MIB
+    assert not any(name.startswith(("pixels", "view")) for name in told)
+
+
+def test_what_has_no_owner_is_named_as_a_warning_names_it() -> None:
+    def train() -> dict[str, int]:
+        pixels = numpy.zeros(8 * MIB, "uint8")
+        return by_owner({}).sizes if pixels.size else {}
+
+    name = next(name for name in train() if name.startswith("pixels"))
+
+    assert name.startswith("pixels (NumPy array, uint8, 8388608) in ")
+    assert "train, test_variables.py:" in name
+
+
+def failed(*also: Any) -> BaseException:
+    def fails(*seen: Any) -> None:
+        own = numpy.zeros(8 * MIB, "uint8")
+        raise ValueError(own.shape, len(seen))
+
+    try:
+        fails(*also)
+    except ValueError as error:
+        return error.with_traceback(error.__traceback__.tb_next if error.__traceback__ else None)
+    raise AssertionError
+
+
+def test_an_old_traceback_is_told_for_what_it_alone_holds(
+    script: Callable[..., Survey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The arguments that the failed call was given are a variable of the script."""
+    train_x = numpy.zeros(8 * MIB, "uint8")
+    error = failed(train_x)
+    monkeypatch.setattr("sys.last_traceback", error.__traceback__, raising=False)
+
+    found = script(train_x=train_x)
+
+    assert is_about(named(found, heap.TRACEBACK).bytes, 8 * MIB)
+    assert is_about(named(found, "train_x").bytes, 8 * MIB)
+
+
+def test_a_failed_cell_does_not_hold_the_variables_of_the_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its frame has all of them as its own."""
+    namespace = vars(sys.modules["__main__"])
+    monkeypatch.setitem(namespace, "train_x", numpy.zeros(8 * MIB, "uint8"))
+    try:
+        exec("prnt(1)", namespace)
+    except NameError as error:
+        assert error.__traceback__ is not None
+        monkeypatch.setattr("sys.last_traceback", error.__traceback__.tb_next, raising=False)
+
+    found = survey(30.0)
+
+    assert is_about(named(found, "train_x").bytes, 8 * MIB)
+    assert not any(variable.name == heap.TRACEBACK for variable in found.variables)
+
+
+def test_a_copy_of_the_variables_that_a_person_made_stays_as_it_is() -> None:
+    mine = 5
+    variables = locals()
+    survey()
+
+    assert variables["mine"] == mine
+
+
+def test_a_data_set_that_only_buoy_holds_goes_by_its_class(script: Callable[..., Survey]) -> None:
+    """As in `run.batches(DataLoader(Slots()))`; what has a name beside that goes by its name."""
+
+    class Run:
+        __module__ = "buoy.training.run"
+
+        def __init__(self, *held: Any) -> None:
+            self.held = held
+
+    known = numpy.zeros(8 * MIB, "uint8")
+    found = script(run=Run(Slots(numpy.zeros(9 * MIB, "uint8")), known), known=known)
+
+    assert is_about(named(found, "Slots.pixels").bytes, 9 * MIB)
+    assert is_about(named(found, "known").bytes, 8 * MIB)
+    assert not any(variable.name == "run" for variable in found.variables)

@@ -84,8 +84,10 @@ def test_what_holds_memory_is_told_by_owner() -> None:
 
     assert held["parameters"] == held["gradients"] == 4_004_000
     assert held["optimizer state"] >= 2 * 4_004_000
-    name = "stray in test_what_holds_memory_is_told_by_owner() (tensor)"
-    assert held[name] == stray.numel() * 4
+    name = next(
+        name for name in held if name.startswith("stray (tensor, float32, 3000000) in test_what_holds")
+    )
+    assert held[name] == pytest.approx(stray.numel() * 4, abs=1024)
 
 
 def test_what_a_list_leaves_out_is_said() -> None:
@@ -124,7 +126,7 @@ def test_the_arrays_of_a_dataset_are_told_that_only_its_loader_has(
         model(x).square().mean().backward()
         optimizer.step()
 
-    assert "12.2 MiB  Pictures.images (NumPy array)" in capfd.readouterr().err
+    assert "12.2 MiB  Pictures.images (NumPy array, float32, 64 x 50000)" in capfd.readouterr().err
 
 
 def test_a_run_profiles_its_next_steps_after_a_warm_up_and_trains_on(

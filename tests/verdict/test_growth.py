@@ -9,7 +9,7 @@ import pytest
 from folders import DIED_T, DIED_WALL, GIB, Attempt
 
 from buoy.flight.log import FIELDS, SampleLog
-from buoy.verdict.trend import bytes_per_second, bytes_per_step
+from buoy.verdict.memory import bytes_per_second, bytes_per_step
 
 MIB = 1 << 20
 LIMIT = 2 * GIB

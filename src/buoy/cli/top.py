@@ -118,7 +118,7 @@ def _follow_plain(run: str | None) -> None:
 def _is_below(attempt: Attempt) -> bool:
     """Whether the watched process waits for us: a notebook's `!buoy top` about its own kernel would never end."""
     from buoy.machine.files import read_json
-    from buoy.verdict.liveness import waits_for_us
+    from buoy.verdict.notebook import waits_for_us
 
     return waits_for_us((read_json(os.path.join(attempt.folder, "attempt.json")) or {}).get("pid"))
 

@@ -11,7 +11,6 @@ from collections import namedtuple
 
 from buoy.errors import RunFolderError, in_notebook
 from buoy.machine import disk, files
-from buoy.machine import files as records
 from buoy.machine.files import open_regular, parse_json, read_bounded, read_json
 from buoy.text import whole_number
 
@@ -52,12 +51,12 @@ def _make_run(run_folder: str) -> None:
     refuse_foreign(run_folder)
     marker = os.path.join(run_folder, "run.json")
     if not os.path.exists(marker):
-        records.write_json(marker, new_marker(run_folder))
+        files.write_json(marker, new_marker(run_folder))
     files.make_folder(os.path.join(run_folder, "attempts"))
 
 
 def _remove_empty(run_folder: str) -> None:
-    """A full disk took the folder and nothing in it: leave no run that never was."""
+    """Leave no run that never was: a full disk took the folder and nothing in it, or its one attempt never began."""
     try:
         if os.path.isdir(os.path.join(run_folder, "attempts")):
             os.rmdir(os.path.join(run_folder, "attempts"))
@@ -104,15 +103,15 @@ def _next_attempt(run_folder: str) -> Attempt:
             number += 1
 
 
-def discard(attempt: Attempt) -> None:
-    """Remove an attempt that never began, and its run if that has no other."""
-    files.remove_folder(attempt.folder)
-    attempts = os.path.dirname(attempt.folder)
-    if os.listdir(attempts) or sorted(os.listdir(attempt.run_folder)) != ["attempts", "run.json"]:
-        return
-    os.rmdir(attempts)
-    os.unlink(os.path.join(attempt.run_folder, "run.json"))
-    os.rmdir(attempt.run_folder)
+def discard(attempt: Attempt) -> bool:
+    """Remove an attempt that never began, and its run if that has no other; whether the attempt is gone."""
+    try:
+        files.remove_folder(attempt.folder)
+        if sorted(os.listdir(attempt.run_folder)) == ["attempts", "run.json"]:
+            _remove_empty(attempt.run_folder)
+    except OSError:
+        return False
+    return True
 
 
 def attempt_numbers(run_folder: str) -> list[int]:
@@ -183,7 +182,7 @@ def point_to(run_folder: str, attempt: Attempt) -> None:
     here |= {key: about[key] for key in _IDENTITY if about.get(key) is not None}
     if here not in pointers:
         files.make_folder(run_folder)
-        records.write_json(marker_path, {**marker, "recorded": [*pointers, here]})
+        files.write_json(marker_path, {**marker, "recorded": [*pointers, here]})
 
 
 def _pointers(run_folder: str) -> list:  # type: ignore[type-arg]

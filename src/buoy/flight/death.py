@@ -158,7 +158,7 @@ def _cgroup(sampler: Sampler, now: float) -> dict[str, object] | None:
             "pid": pid,
             "name": mask_text(procfs.process_name(pid)),
             "role": process.ROLE if process.is_helper(pid) else None,
-            "rss": procfs.process_memory([pid]) or None,
+            "rss": procfs.process_memory(pid) or None,
         }
         for pid in sampler.foreign[:_HOLDERS_MOST]
     ]
@@ -224,7 +224,7 @@ class Parent:
 
 
 def _parent_of(pid: int) -> int | None:
-    found = procfs.parse_stat(procfs.read_bytes(f"/proc/{pid}/stat"))
+    found = procfs.stat_of(pid)
     return found.ppid if found is not None and found.ppid > 1 else None
 
 

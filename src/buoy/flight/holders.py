@@ -22,19 +22,9 @@ from typing import Any
 from buoy.errors import trouble
 from buoy.flight.imports import after_import
 from buoy.flight.privacy import mask_text
-from buoy.machine import procfs
-from buoy.machine.files import read_json, write_json
+from buoy.flight.stacks import ANSWER, HOLDERS_SIGNAL
+from buoy.machine.files import high_number, write_json
 
-HOLDERS_SIGNAL = getattr(signal, "SIGRTMIN", 0) + 6
-"""Beside that of `stacks`. Without a handler it would kill, so it is sent only to who is seen to handle it."""
-_ANSWER = "holders.json"
-"""The file in a process's folder with its last answer."""
-_LEVELS, _BACK = (0.85, 0.92, 0.97), 0.1
-_ASKS_MOST = 40
-_HOLDERS_PAUSE, _FRESH, _PATIENCE = 2.0, 10.0, 10.0
-"""Seconds: between two requests, for which an answer is good, and until it is given up."""
-_AFTER_STACKS, _SENT_AGAIN = 0.05, 2.5
-"""Seconds: `faulthandler` drops a signal that comes while it still writes for another one."""
 _THREADED = ("numpy", "torch")
 """Whoever imports one of these has further threads from then on."""
 _HIGH_DESCRIPTORS = 48
@@ -47,73 +37,6 @@ _LEAST_SHARE = 0.03
 """Of the process's memory: a variable that holds less is not named."""
 _OUTSIDE_SHARE = 0.2
 _SHOWN = 3
-
-
-class HolderAsker:
-    """Asks which variables hold memory: when a warning is given, and before that as memory runs short."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._pid: int | None = None
-        """Whose answer is awaited."""
-        self._asks = 0
-        self.asked = self._answered = -_HOLDERS_PAUSE
-        """When it was last asked, and when it last answered."""
-        self._next = 0.0
-        self._answer: dict | None = None  # type: ignore[type-arg]
-        self._level = 0.0
-        self._alarm: str | None = None
-
-    def warned(self, alarm: str, pid: int, now: float) -> None:
-        """A warning was given: the holders are to be named in another, at once if they are known."""
-        self._alarm = alarm
-        if now - self._answered > _FRESH:
-            self._answer = None
-            self._ask(pid, now)
-
-    def near_exhaustion(self, pressure: float, pid: int, now: float) -> None:
-        """Ask at each level once, for the verdict alone: what grows fast kills before any warning."""
-        level = max((mark for mark in _LEVELS if pressure >= mark), default=0.0)
-        if level > self._level and now - self.asked >= _HOLDERS_PAUSE:
-            self._level = level
-            self._ask(pid, now)
-        elif pressure < self._level - _BACK:
-            self._level = level
-
-    def _ask(self, pid: int, now: float) -> None:
-        if self._pid is None and self._asks < _ASKS_MOST and procfs.handles_signal(pid, HOLDERS_SIGNAL):
-            self._asks += 1
-            self._pid, self.asked, self._next = pid, now, now + _AFTER_STACKS
-
-    def hear(self, now: float) -> dict | None:  # type: ignore[type-arg]
-        """A new answer, or after a while that there is none; else None. Asks, until there is one."""
-        if self._pid is None:
-            return None
-        found = read_json(os.path.join(self._folder, f"process-{self._pid}", _ANSWER))
-        if found is None or not found.get("t", 0.0) >= self.asked:
-            if now - self.asked < _PATIENCE:
-                self._send(self._pid, now)
-                return None
-            found = {"error": f"Python did not answer for {_PATIENCE:.0f} s; a call into C may keep it busy"}
-        found["pid"], self._pid = self._pid, None
-        self._answer, self._answered = found, now
-        return found
-
-    def _send(self, pid: int, now: float) -> None:
-        if now >= self._next and procfs.handles_signal(pid, HOLDERS_SIGNAL):
-            self._next = now + _SENT_AGAIN
-            try:
-                os.kill(pid, HOLDERS_SIGNAL)
-            except OSError:
-                pass  # it has just died
-
-    def to_tell(self) -> tuple[str, str] | None:
-        """The alarm whose warning still lacks the names, and the line that has them; None: nothing to tell."""
-        if self._alarm is None or self._answer is None or self._pid is not None:
-            return None
-        alarm, self._alarm = self._alarm, None
-        text = sentence(self._answer, on_device=alarm == "vram")
-        return (alarm, text) if text is not None else None
 
 
 class Attendant:
@@ -194,7 +117,7 @@ class Attendant:
         if os.getpid() != self._pid or now - self._answered < _LEAST_PAUSE or not self._work.acquire(False):
             return
         try:
-            write_json(os.path.join(self.folder, _ANSWER), {"t": now, "wall": time.time(), **_survey()})
+            write_json(os.path.join(self.folder, ANSWER), {"t": now, "wall": time.time(), **_survey()})
         except OSError:
             pass  # a full disk, a folder that is gone
         except Exception as error:  # noqa: BLE001 - whatever fails here, the training does not
@@ -236,21 +159,8 @@ def _survey() -> dict[str, object]:
 
 
 def _pipe() -> tuple[int, int]:
-    """Both ends with high numbers: a script that closes all and opens its own is given low ones."""
-    import fcntl
-    import resource
-
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    low = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        first, second = (
-            fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, max(3, min(most, 4096) - _HIGH_DESCRIPTORS))
-            for end in low
-        )
-        return first, second
-    finally:
-        for end in low:
-            os.close(end)
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    return high_number(reading, _HIGH_DESCRIPTORS), high_number(writing, _HIGH_DESCRIPTORS)
 
 
 def _inode(descriptor: int) -> int | None:

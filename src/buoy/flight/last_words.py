@@ -15,7 +15,6 @@ from __future__ import annotations
 import atexit
 import errno
 import faulthandler
-import fcntl
 import mmap
 import os
 import resource
@@ -31,7 +30,7 @@ from buoy.errors import trouble
 from buoy.flight.beacon import FATAL_AT, SIZE, Beacon
 from buoy.flight.privacy import mask_text
 from buoy.flight.stacks import STACKS_SIGNAL
-from buoy.machine.files import open_new, open_old
+from buoy.machine.files import high_number, open_new, open_old
 
 SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 """Those that faulthandler handles."""
@@ -174,13 +173,7 @@ class LastWords:
                 faulthandler.register(number, self._files[number], all_threads=True, chain=True)
 
     def _open(self, name: str) -> int:
-        """A descriptor with a high number: a script that closes all and opens its own is given low ones."""
-        low = open_new(os.path.join(self._folder, name), again=self._again)
-        try:
-            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, max(3, min(most, 4096) - _HIGH_DESCRIPTORS))
-        finally:
-            os.close(low)
+        return high_number(open_new(os.path.join(self._folder, name), again=self._again), _HIGH_DESCRIPTORS)
 
     def _on_exception(
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None

@@ -216,25 +216,32 @@ def read_samples(folder: str, most: int = SAMPLES_MOST_BYTES, every: int = 1) ->
 
 
 def _rows(path: str, most: int, every: int) -> Iterator[dict]:  # type: ignore[type-arg]
-    try:
-        header = read_bounded(path, _MOST_HEADER).partition(b"\n")[0]
-        data, _ = read_end(path, most)
-        fields = parse_json(header)
-    except (OSError, ValueError):
-        return
-    names = fields_of(fields)
-    lines = data.split(b"\n")
+    names, lines = read_table(path, most)
     for number, line in enumerate(lines):
         if number % every and number < len(lines) - 3:  # the last line may be torn
             if (place := _place_of(line, names)) is not None:
                 yield place
-            continue
-        try:
-            row = parse_json(line)
-        except ValueError:
-            continue
-        if isinstance(row, list) and len(row) == len(names):
-            yield {name: measured(name, value) for name, value in zip(names, row, strict=True)}
+        elif (row := parse_row(line, names)) is not None:
+            yield {name: measured(name, value) for name, value in row.items()}
+
+
+def read_table(path: str, most: int) -> tuple[list[str], list[bytes]]:
+    """The names of a file's columns, and its last lines, so many bytes of them; nothing where it cannot be read."""
+    try:
+        header = parse_json(read_bounded(path, _MOST_HEADER).partition(b"\n")[0])
+        data, _ = read_end(path, most)
+    except (OSError, ValueError):
+        return [], []
+    return fields_of(header), data.split(b"\n")
+
+
+def parse_row(line: bytes, names: list[str]) -> dict | None:  # type: ignore[type-arg]
+    """A line as a dict by the columns' names; None when it is torn or something else."""
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    return dict(zip(names, row, strict=True)) if isinstance(row, list) and len(row) == len(names) else None
 
 
 def fields_of(header: object) -> list[str]:

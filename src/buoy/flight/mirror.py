@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from buoy.flight.attempt import new_marker
 from buoy.machine import disk
+from buoy.machine.disk import SharedFolder
 from buoy.machine.files import read_bounded, read_end, read_json, write_json
-from buoy.machine.shared_folder import SharedFolder
 
 PERIOD = 45.0
 _TAIL_BYTES = 512 << 10

@@ -62,7 +62,7 @@ def _steps(number: int) -> str:
 
 
 def _resident() -> int:
-    return procfs.process_memory([os.getpid()])
+    return procfs.process_memory(os.getpid()) or 0
 
 
 def _short(seconds: float) -> str:

@@ -11,17 +11,24 @@ import signal
 
 from buoy.flight.log import EventLog
 from buoy.machine import procfs
+from buoy.machine.files import read_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from buoy.flight.holders import HolderAsker
     from buoy.flight.sampler import Sampler
 
 STACKS_SIGNAL = getattr(signal, "SIGRTMIN", 0) + 5  # elsewhere than on Linux it is never sent
 """Not SIGUSR1: Lightning and SLURM use that one."""
-_DUMPS_MOST = 40
+HOLDERS_SIGNAL = STACKS_SIGNAL + 1
+ANSWER = "holders.json"
+"""The file in a process's folder with its last answer about what holds its memory."""
+_DUMPS_MOST = _ASKS_MOST = 40
 _AGAIN_SECONDS = 10.0
-_NEAR = (0.85, 0.92, 0.97)
+_NEAR, _BACK = (0.85, 0.92, 0.97), 0.1
+_HOLDERS_PAUSE, _FRESH, _PATIENCE = 2.0, 10.0, 10.0
+"""Seconds: between two requests, for which an answer is good, and until it is given up."""
+_AFTER_STACKS, _SENT_AGAIN = 0.05, 2.5
+"""Seconds: `faulthandler` drops a signal that comes while it still writes for another one."""
 _MEMORY = ("ram", "ram-level", "vram")
 """Alarms after which the variables that hold memory are named."""
 
@@ -53,43 +60,105 @@ class StackAsker:
             self.ask(pid, f"memory at {100 * pressure:.0f} % of its limit")
 
 
+class HolderAsker:
+    """Asks which variables hold memory: when a warning is given, and before that as memory runs short."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._pid: int | None = None
+        """Whose answer is awaited."""
+        self._asks = 0
+        self.asked = self._answered = -_HOLDERS_PAUSE
+        """When it was last asked, and when it last answered."""
+        self._next = 0.0
+        self._answer: dict | None = None  # type: ignore[type-arg]
+        self._level = 0.0
+        self._alarm: str | None = None
+
+    def warned(self, alarm: str, pid: int, now: float) -> None:
+        """A warning was given: the holders are to be named in another, at once if they are known."""
+        self._alarm = alarm
+        if now - self._answered > _FRESH:
+            self._answer = None
+            self._ask(pid, now)
+
+    def near_exhaustion(self, pressure: float, pid: int, now: float) -> None:
+        """Ask at each level once, for the verdict alone: what grows fast kills before any warning."""
+        level = max((mark for mark in _NEAR if pressure >= mark), default=0.0)
+        if level > self._level and now - self.asked >= _HOLDERS_PAUSE:
+            self._level = level
+            self._ask(pid, now)
+        elif pressure < self._level - _BACK:
+            self._level = level
+
+    def _ask(self, pid: int, now: float) -> None:
+        if self._pid is None and self._asks < _ASKS_MOST and procfs.handles_signal(pid, HOLDERS_SIGNAL):
+            self._asks += 1
+            self._pid, self.asked, self._next = pid, now, now + _AFTER_STACKS
+
+    def hear(self, now: float) -> dict | None:  # type: ignore[type-arg]
+        """A new answer, or after a while that there is none; else None. Asks, until there is one."""
+        if self._pid is None:
+            return None
+        found = read_json(os.path.join(self._folder, f"process-{self._pid}", ANSWER))
+        if found is None or not found.get("t", 0.0) >= self.asked:
+            if now - self.asked < _PATIENCE:
+                self._send(self._pid, now)
+                return None
+            found = {"error": f"Python did not answer for {_PATIENCE:.0f} s; a call into C may keep it busy"}
+        found["pid"], self._pid = self._pid, None
+        self._answer, self._answered = found, now
+        return found
+
+    def _send(self, pid: int, now: float) -> None:
+        if now >= self._next and procfs.handles_signal(pid, HOLDERS_SIGNAL):
+            self._next = now + _SENT_AGAIN
+            try:
+                os.kill(pid, HOLDERS_SIGNAL)
+            except OSError:
+                pass  # it has just died
+
+    def to_tell(self) -> tuple[str, str] | None:
+        """The alarm whose warning still lacks the names, and the line that has them; None: nothing to tell."""
+        if self._alarm is None or self._answer is None or self._pid is not None:
+            return None
+        alarm, self._alarm = self._alarm, None
+        from buoy.flight.holders import sentence  # most sidecars never need it
+
+        text = sentence(self._answer, on_device=alarm == "vram")
+        return (alarm, text) if text is not None else None
+
+
 class Holders:
     """Which variables hold the training's memory: written down when that runs short, and named after a warning."""
 
     def __init__(self, folder: str, events: EventLog, sampler: Sampler) -> None:
-        self._folder, self._events, self._sampler = folder, events, sampler
-        self._asker: HolderAsker | None = None
+        self._events, self._sampler = events, sampler
+        self._asker = HolderAsker(folder)
 
     def tick(self, now: float, alarms: list[str]) -> str | None:
         """Ask if it is time, after these alarms; the line that names the variables, once there is one to be said."""
-        alarms = [alarm for alarm in alarms if alarm in _MEMORY]
-        if self._asker is None:
-            if not alarms and self._sampler.pressure < _NEAR[0]:
-                return None
-            from buoy.flight.holders import HolderAsker  # only now: most sidecars never need it
-
-            self._asker = HolderAsker(self._folder)
         for alarm in alarms:
-            self._asker.warned(alarm, self._largest(), now)
+            if alarm in _MEMORY:
+                self._asker.warned(alarm, self._largest(), now)
         self._asker.near_exhaustion(self._sampler.pressure, self._largest(), now)
-        return self._hear(self._asker, now)
+        return self._hear(now)
 
     def hear_last(self) -> None:
         """It has died: an answer may have come with its last breath."""
         try:
-            if self._asker is not None:
-                self._hear(self._asker, self._asker.asked)
+            self._hear(self._asker.asked)
         except Exception:  # noqa: BLE001 - the death itself is what must be written down
             pass
 
-    def _hear(self, asker: HolderAsker, now: float) -> str | None:
-        answer = asker.hear(now)
+    def _hear(self, now: float) -> str | None:
+        answer = self._asker.hear(now)
         if answer is not None:
             spared = {answer["pid"], *self._sampler.helpers}
             others = [size for pid, size in self._sampler.rss.items() if pid not in spared]
             answer |= {"children": len(others), "children_bytes": sum(others)}
             self._events.add("holders", **{key: answer[key] for key in answer if key not in ("t", "wall")})
-        told = asker.to_tell()
+        told = self._asker.to_tell()
         if told is None:
             return None
         self._events.add("warning", alarm="holders", text=told[1], values={"of": told[0]})

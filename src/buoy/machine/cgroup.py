@@ -12,7 +12,7 @@ import os
 
 from buoy.machine.files import READ
 from buoy.machine.host import parse_pressure
-from buoy.machine.procfs import FileReader, field, read_bytes, to_int
+from buoy.machine.procfs import FileReader, field, mounts, read_bytes, to_int
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def groups_of(pid: int, controller: str, root: str = "/") -> Groups | None:
         top = root.rstrip("/") + mount_point.rstrip("/")
         sign = _SIGNS[controller, version]
         way_up = _way_up(top, _below_mount(group, mounted))
-        folders = [folder for folder in way_up if _exists(f"{folder}/{sign}")]
+        folders = [folder for folder in way_up if os.path.exists(f"{folder}/{sign}")]
         if folders:
             return Groups(version, folders, root)
     return None
@@ -84,14 +84,14 @@ def descend(folder: str) -> list[int] | None:
 
 def _candidates(pid: int, controller: str, root: str) -> list[tuple[int, str, str, str]]:
     """(version, group, root of the mount, mount point); version 1 first: what is bound there is not in 2."""
-    mounts = _mounts(root)
+    mounted_here = _mounts(root)
     ones, twos = [], []
     for line in read_bytes(f"{root.rstrip('/')}/proc/{pid}/cgroup").decode("utf-8", "replace").split("\n"):
         number, _, rest = line.partition(":")
         controllers, separator, group = rest.partition(":")
         if not separator or not group.startswith("/"):
             continue
-        for version, options, mounted, mount_point in mounts:
+        for version, options, mounted, mount_point in mounted_here:
             if version == 1 and controller in controllers.split(",") and controller in options:
                 ones.append((1, group, mounted, mount_point))
             elif version == 2 and number == "0" and not controllers:
@@ -101,15 +101,11 @@ def _candidates(pid: int, controller: str, root: str) -> list[tuple[int, str, st
 
 def _mounts(root: str) -> list[tuple[int, list[str], str, str]]:
     """(version, controllers, root of the mount, mount point) of every cgroup file system we see."""
-    found = []
-    data = read_bytes(root.rstrip("/") + "/proc/self/mountinfo", 1 << 20)
-    for line in data.decode("utf-8", "replace").split("\n"):
-        before, _, after = line.partition(" - ")
-        left, right = before.split(" "), after.split(" ")
-        if len(left) >= 5 and right[0] in ("cgroup", "cgroup2"):
-            version = 2 if right[0] == "cgroup2" else 1
-            found.append((version, right[-1].split(","), _unescape(left[3]), _unescape(left[4])))
-    return found
+    return [
+        (2 if kind == "cgroup2" else 1, options.split(","), folder, point)
+        for folder, point, kind, options in mounts(root)
+        if kind in ("cgroup", "cgroup2")
+    ]
 
 
 def _below_mount(group: str, mounted: str) -> str:
@@ -128,17 +124,9 @@ def _way_up(top: str, below: str) -> list[str]:
     for part in below.split("/") if below else ():
         folders.append(f"{folders[-1]}/{part}")
     # The path belongs to another namespace's view: only the mount itself is sure.
-    if not _exists(folders[-1]):
+    if not os.path.exists(folders[-1]):
         return [top]
     return folders[::-1]
-
-
-def _exists(path: str) -> bool:
-    try:
-        os.stat(path)
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def _readable(path: str) -> bool:
@@ -149,13 +137,6 @@ def _readable(path: str) -> bool:
     return True
 
 
-def _unescape(text: str) -> str:
-    """Mount points write blanks as octal."""
-    for octal, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        text = text.replace(octal, char)
-    return text
-
-
 _NO_LIMIT = 1 << 60  # version 1 writes the largest page-aligned number for "unlimited"
 
 # What the kernel holds for a group and cannot give back. `kernel` (Linux 5.18) includes the others.
@@ -164,11 +145,10 @@ _KERNEL_PARTS = (b"kernel_stack", b"pagetables", b"percpu", b"slab_unreclaimable
 _FILES = {
     1: {
         "limit": "memory.limit_in_bytes",
-        "usage": "memory.usage_in_bytes",
         "peak": "memory.max_usage_in_bytes",
         "kills": "memory.oom_control",
     },
-    2: {"limit": "memory.max", "usage": "memory.current", "peak": "memory.peak", "kills": "memory.events"},
+    2: {"limit": "memory.max", "peak": "memory.peak", "kills": "memory.events"},
 }
 
 
@@ -185,7 +165,7 @@ class Cgroup:
         self._limits = [FileReader(f"{folder}/{self._names['limit']}") for folder in memory.folders]
         kills = [f"{folder}/{self._names['kills']}" for folder in memory.folders]
         self._kills = [FileReader(path) for path in [*kills, *others]]
-        self._usage = self._peak = self._stat = FileReader("")
+        self._peak = self._stat = FileReader("")
         self._limited = 0
         self._limit_path: str | None = None
         self._open_limited(0)
@@ -225,10 +205,6 @@ class Cgroup:
         if index != self._limited:
             self._open_limited(index)
         return smallest
-
-    def usage(self) -> int | None:
-        """Bytes charged to the group that sets the limit, caches included."""
-        return to_int(self._usage.read(32))
 
     def used(self) -> int | None:
         """Bytes of that group that the kernel cannot take back: anonymous and shared memory, and its own."""
@@ -319,15 +295,14 @@ class Cgroup:
 
     def close(self) -> None:
         """Let go of the files."""
-        for reader in [*self._limits, *self._kills, self._usage, self._peak, self._stat]:
+        for reader in [*self._limits, *self._kills, self._peak, self._stat]:
             reader.close()
 
     def _open_limited(self, index: int) -> None:
-        for reader in (self._usage, self._peak, self._stat):
+        for reader in (self._peak, self._stat):
             reader.close()
         self._limited = index
         folder = self._memory.folders[index]
-        self._usage = FileReader(f"{folder}/{self._names['usage']}")
         self._peak = FileReader(f"{folder}/{self._names['peak']}")
         self._stat = FileReader(f"{folder}/memory.stat")
 

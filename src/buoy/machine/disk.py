@@ -1,10 +1,22 @@
-"""Room on disk, also where the file system reports the wrong numbers, and what kind of file system it is."""
+"""A file system: its room, also where it reports the wrong numbers, its kind, and a folder of ours on a shared one."""
 
 from __future__ import annotations
 
+import errno
 import os
 
-from buoy.machine.procfs import read_bytes
+from buoy.machine.files import (
+    FOLDER_MODE,
+    Folder,
+    Opened,
+    at,
+    close_folder,
+    open_folder,
+    other_owner,
+    read_bounded,
+    write_whole,
+)
+from buoy.machine.procfs import mounts
 
 KAGGLE_QUOTA = 20 * 10**9
 """What /kaggle/working may hold by Kaggle's pages (third-party reading, see platforms.csv): not measured."""
@@ -12,8 +24,6 @@ KAGGLE_QUOTA = 20 * 10**9
 _KAGGLE = "/kaggle/working"
 _COLAB_DRIVE = "/content/drive"
 _MOST_FILES = 20_000
-_ESCAPED = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
-"""How the kernel writes what would end a field."""
 
 _REMOTE = ("9p", "afs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "smb", "virtiofs", "beegfs")
 # FUSE carries local file systems too; these do not leave the machine.
@@ -112,7 +122,7 @@ def mount_apart(path: str, other: str) -> str | None:
 
 def is_mounted(mount: str) -> bool:
     """Whether a file system is mounted at this very folder."""
-    return any(point == mount for point, _ in _mounts())
+    return any(point == mount for _, point, _, _ in mounts())
 
 
 def is_missing_drive(path: str) -> bool:
@@ -123,27 +133,12 @@ def is_missing_drive(path: str) -> bool:
 def _mount_of(path: str, root: str = "/") -> tuple[str, str] | None:
     """The mount point that this path is below, and the type of what is mounted there."""
     best = None
-    for point, kind in _mounts(root):
+    for _, point, kind, _ in mounts(root):
         inside = path == point or path.startswith(point.rstrip("/") + "/")
         # A later mount on the same point hides the earlier one.
         if inside and (best is None or len(point) >= len(best[0])):
             best = point, kind
     return best
-
-
-def _mounts(root: str = "/") -> list[tuple[str, str]]:
-    found = []
-    data = read_bytes(root.rstrip("/") + "/proc/self/mountinfo", 1 << 20)
-    for line in data.decode("utf-8", "surrogateescape").split("\n"):
-        before, _, after = line.partition(" - ")
-        left, right = before.split(" "), after.split(" ")
-        if len(left) < 5 or not right[0]:
-            continue
-        point = left[4]
-        for octal, char in _ESCAPED:
-            point = point.replace(octal, char)
-        found.append((point, right[0]))
-    return found
 
 
 def is_remote(path: str, root: str = "/") -> bool | None:
@@ -196,3 +191,92 @@ def folders_to_make(path: str) -> list[str]:
         missing.append(path)
         path = os.path.dirname(path)
     return missing
+
+
+_LINK = (errno.ELOOP, errno.EMLINK)
+
+
+class SharedFolder:
+    """A folder of ours in a place that others may write to, such as a mirror, and all that is below it.
+
+    Each step down is taken from the folder above it, which is open: no link is followed on the way, nothing that
+    another user made is used, and no drive that is unmounted meanwhile leaves its files on the machine's own disk.
+    """
+
+    def __init__(self, where: str, name: str, mount: str | None = None, *, anyones: bool = False) -> None:
+        """`mount`: where the place's file system was mounted when the training began, and must still be.
+
+        `anyones`: for who only looks, or was told to take what another user has made.
+        """
+        self._where = where
+        self._name = name
+        self._mount = mount
+        self._anyones = anyones
+
+    def open(self, *names: str, make: bool = False) -> Opened:
+        """The folder, or the one of these names below it; OSError says what is wrong with it."""
+        folder = self._open_place(make)
+        for name in (self._name, *names):
+            with Opened(folder) as above:
+                folder = _step_down(above, name, make)
+            if not self._anyones:
+                _refuse_foreign(folder, name)
+        return Opened(folder)
+
+    def write(self, path: str, data: bytes, *, sync: bool = False) -> None:
+        """A file below it, whole or not at all; folders on the way are made."""
+        *names, file = path.split("/")
+        with self.open(*names, make=True) as folder:
+            write_whole(file, data, sync=sync, folder=folder)
+
+    def read(self, path: str, most: int) -> bytes | None:
+        """The first bytes of a file below it; None when it is not there."""
+        *names, file = path.split("/")
+        try:
+            with self.open(*names) as folder:
+                return read_bounded(file, most, folder=folder)
+        except FileNotFoundError:
+            return None
+
+    def _open_place(self, make: bool) -> Folder:
+        self._expect_mounted()
+        if make:
+            os.makedirs(self._where, exist_ok=True)
+        folder = open_folder(self._where, follow=True)
+        try:
+            self._expect_mounted()  # once more: it is this very folder that was on the drive
+        except OSError:
+            close_folder(folder)
+            raise
+        return folder
+
+    def _expect_mounted(self) -> None:
+        """A drive that was unmounted leaves an empty folder: writing there would fill the machine's own disk."""
+        if self._mount is not None and not is_mounted(self._mount):
+            raise OSError(errno.ENOTCONN, "it is no longer mounted")
+        if is_missing_drive(self._where):
+            raise OSError(errno.ENOTCONN, "Google Drive is not mounted")
+
+
+def _step_down(above: Folder, name: str, make: bool) -> Folder:
+    if make:
+        path, where = at(name, above)
+        try:
+            os.mkdir(path, FOLDER_MODE, dir_fd=where)
+        except FileExistsError:
+            pass
+    try:
+        return open_folder(name, folder=above)
+    except OSError as error:
+        # Asked for a folder that is no link, systems say either of a link.
+        if isinstance(error, NotADirectoryError) or error.errno in _LINK:
+            words = f"{name} there is a link or a file, not a folder"
+            raise NotADirectoryError(errno.ENOTDIR, words) from None
+        raise
+
+
+def _refuse_foreign(folder: Folder, name: str) -> None:
+    owner = other_owner(folder)
+    if owner is not None:
+        close_folder(folder)
+        raise OSError(errno.EPERM, f"{name} there is owned by user {owner}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,9 +19,6 @@ _FOLDERS = (
     "/usr/lib/wsl/lib/",
 )
 _NAME = "libnvidia-ml.so.1"
-_MOST_PROCESSES = 256
-_NOT_AVAILABLE = (1 << 64) - 1
-_PROCESS = struct.Struct("<I4xQ8x")  # nvmlProcessInfo_t: pid, bytes, two instance ids
 
 
 class Nvml:
@@ -45,24 +41,6 @@ class Nvml:
             util = self._utilisation(index)
             found.append({"index": index, "name": name, "total": total, "used": used, "util": util})
         return found
-
-    def processes(self, index: int) -> dict[int, int | None] | None:
-        """Bytes each process holds on one device; a size is None where the driver keeps it to itself.
-
-        The pids are the machine's: inside a container they are not ours, and the list is often empty.
-        """
-        import ctypes
-
-        if not 0 <= index < len(self._handles):
-            return None
-        count = ctypes.c_uint(_MOST_PROCESSES)
-        infos = ctypes.create_string_buffer(_PROCESS.size * _MOST_PROCESSES)
-        for name in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
-            if self._call(name, self._handles[index], ctypes.byref(count), infos) is not None:
-                listed = infos.raw[: _PROCESS.size * min(count.value, _MOST_PROCESSES)]
-                pairs = _PROCESS.iter_unpack(listed)
-                return {pid: None if used == _NOT_AVAILABLE else used for pid, used in pairs}
-        return None
 
     def close(self) -> None:
         """Let the driver go."""

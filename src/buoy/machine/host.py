@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from buoy.machine.files import PAGE, TICKS
-from buoy.machine.procfs import FileReader, field, parse_stat, read_bytes, to_int
+from buoy.machine.procfs import FileReader, field, read_bytes, stat_of, to_int
 
 _INITIAL_PID_NAMESPACE = 4026531836  # PROC_PID_INIT_INO: the same number on every Linux
 _VMSTAT_SIZE = 32768
@@ -14,13 +14,12 @@ _VMSTAT_SIZE = 32768
 class Memory:
     """Bytes; each field None when /proc/meminfo does not give it."""
 
-    __slots__ = ("available", "swap_free", "swap_total", "total")
+    __slots__ = ("available", "swap_total", "total")
 
     def __init__(self, meminfo: bytes) -> None:
         self.total = _kib(meminfo, b"MemTotal:")
         self.available = _kib(meminfo, b"MemAvailable:")
         self.swap_total = _kib(meminfo, b"SwapTotal:")
-        self.swap_free = _kib(meminfo, b"SwapFree:")
 
 
 def memory(root: str = "/") -> Memory:
@@ -46,18 +45,9 @@ class MemoryReader:
         """Bytes that can be had without swapping."""
         return _kib(self._file.read(256), b"MemAvailable:")
 
-    def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
-
-
-def oom_kills(root: str = "/") -> int | None:
-    """How many processes the kernel has killed for lack of memory since boot, in every cgroup."""
-    return field(read_bytes(_path(root, "proc/vmstat")), b"oom_kill")
-
 
 class OomReader:
-    """`oom_kills` through a file kept open."""
+    """How many processes the kernel has killed for lack of memory, in every cgroup, through a file kept open."""
 
     def __init__(self, root: str = "/") -> None:
         self._file = FileReader(_path(root, "proc/vmstat"))
@@ -65,10 +55,6 @@ class OomReader:
     def oom_kills(self) -> int | None:
         """Kills since boot; only a difference says something."""
         return field(self._file.read(_VMSTAT_SIZE), b"oom_kill")
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
 
 
 def parse_pressure(data: bytes) -> dict[str, int] | None:
@@ -98,26 +84,14 @@ def steal_seconds(root: str = "/") -> float | None:
     return None if ticks is None else ticks / TICKS
 
 
-class CpuCount:
-    """Cores of the machine, and cores a process may run on; a cgroup's quota is `Cgroup.cpu_quota`."""
-
-    __slots__ = ("allowed", "machine")
-
-    def __init__(self, machine: int | None, allowed: int | None) -> None:
-        self.machine = machine
-        self.allowed = allowed
-
-
-def cpu_count(root: str = "/", pid: int | None = None) -> CpuCount:
-    """Cores, each value None when not known."""
-    lines = read_bytes(_path(root, "proc/stat")).split(b"\n")
-    machine = sum(line[:3] == b"cpu" and line[3:4].isdigit() for line in lines) or None
+def cpu_count(root: str = "/", pid: int | None = None) -> int | None:
+    """Cores that a process may run on, else all of the machine's; a cgroup's quota is `Cgroup.cpu_quota`."""
     status = read_bytes(_path(root, f"proc/{'self' if pid is None else pid}/status"))
-    allowed = None
     for line in status.split(b"\n"):
-        if line.startswith(b"Cpus_allowed_list:"):
-            allowed = _count_ranges(line.partition(b":")[2])
-    return CpuCount(machine, allowed)
+        if line.startswith(b"Cpus_allowed_list:") and (allowed := _count_ranges(line.partition(b":")[2])):
+            return allowed
+    lines = read_bytes(_path(root, "proc/stat")).split(b"\n")
+    return sum(line[:3] == b"cpu" and line[3:4].isdigit() for line in lines) or None
 
 
 def boot_id(root: str = "/") -> str | None:
@@ -138,7 +112,7 @@ def kernel_release() -> str:
 
 def pid1_start(root: str = "/") -> int | None:
     """When PID 1 started, in clock ticks since boot: another number means another container or machine."""
-    stat = parse_stat(read_bytes(_path(root, "proc/1/stat"), 1024))
+    stat = stat_of(1, root)
     return None if stat is None else stat.start_ticks
 
 

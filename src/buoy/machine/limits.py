@@ -6,14 +6,13 @@ Sessions die of old age, so their age is a reading like memory.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from buoy.machine import cgroup, disk, gpu, host, platforms
 from buoy.machine.files import TICKS
-from buoy.machine.procfs import parse_stat, read_bytes
+from buoy.machine.procfs import stat_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +62,7 @@ def read(
         ram_source = "sysconf"
     if ram is None and row is not None and row.ram is not None:
         ram, ram_source = int(row.ram.value), row.cite(row.ram)
-    cores = host.cpu_count(root, pid)
-    cpus = cores.allowed if cores.allowed is not None else cores.machine
+    cpus = host.cpu_count(root, pid)
     if cpus is None and row is not None and row.vcpus is not None:
         cpus = int(row.vcpus.value)
     room, shm = disk.space(folder, root), disk.space("/dev/shm", root)  # noqa: S108 - asked about, not written to
@@ -128,8 +126,6 @@ def session_started(root: str = "/", environ: Mapping[str, str] | None = None) -
     Under SLURM the job says so. On a platform that gives each session its own machine or container PID 1
     began with it. Elsewhere a session is this process.
     """
-    from buoy.machine import platforms
-
     surroundings = os.environ if environ is None else environ
     platform = platforms.detect(surroundings, root)
     if platform is not None and platform.platform == "slurm":
@@ -137,13 +133,7 @@ def session_started(root: str = "/", environ: Mapping[str, str] | None = None) -
     return _process_started("self" if platform is None else "1", root)
 
 
-def elapsed(root: str = "/", environ: Mapping[str, str] | None = None) -> float | None:
-    """Seconds since the session began."""
-    started = session_started(root, environ)
-    return None if started is None else max(0.0, time.time() - started)
-
-
 def _process_started(pid: str, root: str) -> float | None:
-    stat = parse_stat(read_bytes(f"{root.rstrip('/')}/proc/{pid}/stat", 1024))
+    stat = stat_of(pid, root)
     boot = host.boot_time(root)
     return None if stat is None or boot is None else boot + stat.start_ticks / TICKS

@@ -187,8 +187,6 @@ def set_cap(cap: str | int, say: Callable[[str], object], *, gpu: bool) -> None:
 
     The kernel counts private writable memory, touched or not, so the limit is set by what is resident now.
     """
-    import resource
-
     size = parse_bytes(cap) if isinstance(cap, str) else cap
     if gpu:
         raise UsageError("memory_cap is for processes without a GPU", received=format_bytes(size),

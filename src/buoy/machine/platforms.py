@@ -105,16 +105,29 @@ def detect(environ: Mapping[str, str], root: str = "/", gpus: list[str] | None =
     if name == "colab-enterprise":
         return by_id("colab-enterprise")
     found = _gpu_names(root) if gpus is None else gpus
-    choose = {
-        "colab": _colab,
-        "kaggle": _kaggle,
-        "spaces": _spaces,
-        "studiolab": _studiolab,
-        "lightning": _lightning,
-        "paperspace": _paperspace,
-    }
-    chosen = choose[name](environ, root, found)
+    if name == "colab":
+        chosen = _colab(environ, root, found)
+    elif (
+        name == "kaggle"
+        and not found
+        and (environ.get("TPU_ACCELERATOR_TYPE") or environ.get("TPU_WORKER_ID"))
+    ):
+        chosen = "kaggle-tpu-v5e8"
+    else:
+        words = _words(found)
+        by_gpu = next((row for word, row in _BY_GPU[name].items() if word in words), None)
+        chosen = by_gpu or (None if found else _BY_GPU[name].get(""))
     return None if chosen is None else by_id(chosen)
+
+
+_BY_GPU = {
+    "kaggle": {"T4": "kaggle-t4x2", "P100": "kaggle-p100", "": "kaggle-cpu"},
+    "spaces": {"T4": "spaces-t4", "A10G": "spaces-a10g", "": "spaces-cpu"},
+    "studiolab": {"T4": "studiolab-t4", "": "studiolab-cpu"},
+    "lightning": {"": "lightning-cpu"},
+    "paperspace": {"M4000": "paperspace-free", "P5000": "paperspace-free"},
+}
+"""The row of a platform by a word in its GPU's name, and without a GPU."""
 
 
 def epoch(environ: Mapping[str, str], name: str) -> float | None:
@@ -158,40 +171,6 @@ def _colab(environ: Mapping[str, str], root: str, gpus: list[str]) -> str | None
             return name
     # COLAB_GPU is the empty string, not absent, on a machine without one.
     return None if gpus or environ.get("COLAB_GPU") else "colab-cpu"
-
-
-def _kaggle(environ: Mapping[str, str], root: str, gpus: list[str]) -> str | None:
-    words = _words(gpus)
-    if "T4" in words:
-        return "kaggle-t4x2"
-    if "P100" in words:
-        return "kaggle-p100"
-    if environ.get("TPU_ACCELERATOR_TYPE") or environ.get("TPU_WORKER_ID"):
-        return "kaggle-tpu-v5e8"
-    return None if gpus else "kaggle-cpu"
-
-
-def _spaces(environ: Mapping[str, str], root: str, gpus: list[str]) -> str | None:
-    words = _words(gpus)
-    if "T4" in words:
-        return "spaces-t4"
-    if "A10G" in words:
-        return "spaces-a10g"
-    return None if gpus else "spaces-cpu"
-
-
-def _studiolab(environ: Mapping[str, str], root: str, gpus: list[str]) -> str | None:
-    if "T4" in _words(gpus):
-        return "studiolab-t4"
-    return None if gpus else "studiolab-cpu"
-
-
-def _lightning(environ: Mapping[str, str], root: str, gpus: list[str]) -> str | None:
-    return None if gpus else "lightning-cpu"
-
-
-def _paperspace(environ: Mapping[str, str], root: str, gpus: list[str]) -> str | None:
-    return "paperspace-free" if _words(gpus) & {"M4000", "P5000"} else None
 
 
 def _slurm(environ: Mapping[str, str]) -> Platform:

@@ -1,29 +1,16 @@
-"""Where the kernel puts processes beside a training: ours behind it, its own workers out of the way of its signals.
+"""Processes beside a training, and what this one is: out of the way of others, buoy's own, a cell, a rehearsal.
 
-Which processes below a training are buoy's own: they trace a plan or answer a question, and train nothing.
-
-Three marks, since they differ in what can be seen of them: a variable of the environment for a program that was
-started, the name of the process for a fork, and for what lives beside the training the file that Python was given.
 The sidecar imports this file.
-
-Which notebook cell runs now.
-
-Whether this process only rehearses a training for `buoy plan`: then nothing of a run is recorded or saved.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from _thread import start_new_thread
 
 from buoy.machine import procfs
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 _PATIENCE_SECONDS = 60.0
 _PAUSE_SECONDS = 0.03
@@ -93,8 +80,10 @@ def leave_group(*, end_with_parent: bool) -> None:
             pass
 
 
+# Which processes are buoy's own is seen by three marks: a variable of the environment for a program that was started,
+# the name of the process for a fork, and the file that Python was given for what lives beside the training.
 VARIABLE = "BUOY_TRACING"
-"""Set for the programs in which a plan is traced, and with them for whatever these start."""
+"""Set for the programs in which a plan is traced, and what these start: to 1, or to a folder that is removed later."""
 ROLE = "buoy's own"
 """What they are called in the log."""
 _NAME = "buoy-helper"
@@ -129,12 +118,10 @@ def is_helper(pid: int) -> bool:
 
 def running() -> int | None:
     """The number of the notebook's cell that runs; None in a script."""
-    ipython: Any = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    from buoy.errors import notebook_shell  # the writer and the sidecar need none of it
+
+    shell = notebook_shell()
     return None if shell is None else len(shell.user_ns.get("In") or ())
-
-
-"""Set in every process that runs a user's code for a plan; the stage puts the folder that is removed after it."""
 
 
 def is_rehearsal() -> bool:

@@ -136,6 +136,11 @@ def parse_stat(data: bytes) -> ProcessStat | None:
         return None
 
 
+def stat_of(pid: int | str, root: str = "/") -> ProcessStat | None:
+    """What /proc says of a process just now (`self` is this one); None when it is gone."""
+    return parse_stat(read_bytes(f"{_folder(pid, root)}/stat", 1024))
+
+
 class ProcessReader:
     """One process, through files kept open; readings are None once it is gone."""
 
@@ -255,7 +260,7 @@ def zombie_status(pid: int, root: str = "/") -> int | None:
     is not over. Without the right to inspect the process the kernel writes 0 for the status: a 0 counts only
     where a link under the same protection can be read. (No file: those of a zombie belong to root.)
     """
-    stat = parse_stat(read_bytes(_folder(pid, root) + "/stat", 1024))
+    stat = stat_of(pid, root)
     if stat is None or stat.state not in ("Z", "X") or stat.threads > 1:
         return None
     if stat.exit_code == 0 and not _may_inspect(_folder(pid, root)):
@@ -285,12 +290,31 @@ def pidfd_exit_status(pidfd: int) -> int | None:
     return int(struct.unpack_from("<i", info, 60)[0])
 
 
-def process_memory(pids: list[int], root: str = "/") -> int:
-    """Resident bytes of several processes together; shared pages count once for each."""
-    return sum(_resident(read_bytes(_folder(pid, root) + "/statm", 256)) or 0 for pid in pids)
+def mounts(root: str = "/") -> list[tuple[str, str, str, str]]:
+    """(folder of the file system, mount point, type, options of the file system) of everything that is mounted."""
+    found = []
+    data = read_bytes(root.rstrip("/") + "/proc/self/mountinfo", 1 << 20)
+    for line in data.decode("utf-8", "surrogateescape").split("\n"):
+        before, _, after = line.partition(" - ")
+        left, right = before.split(" "), after.split(" ")
+        if len(left) >= 5 and right[0]:
+            found.append((_unescaped(left[3]), _unescaped(left[4]), right[0], right[-1]))
+    return found
 
 
-def _folder(pid: int, root: str) -> str:
+def _unescaped(field: str) -> str:
+    """The kernel writes as octal what would end a field."""
+    for octal, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        field = field.replace(octal, char)
+    return field
+
+
+def process_memory(pid: int, root: str = "/") -> int | None:
+    """Resident bytes of a process, pages shared with others included; None when it is gone."""
+    return _resident(read_bytes(_folder(pid, root) + "/statm", 256))
+
+
+def _folder(pid: int | str, root: str) -> str:
     return f"{root.rstrip('/')}/proc/{pid}"
 
 
@@ -308,7 +332,7 @@ def _descendants_by_parent(pid: int, root: str) -> list[int]:
     children: dict[int, list[int]] = {}
     for name in names:
         if name.isdigit():
-            stat = parse_stat(read_bytes(_folder(int(name), root) + "/stat", 1024))
+            stat = stat_of(name, root)
             if stat is not None:
                 children.setdefault(stat.ppid, []).append(int(name))
     found = [pid]

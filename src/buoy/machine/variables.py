@@ -2,7 +2,7 @@
 
 It runs when memory is nearly used up, in a thread beside the training. So no code of the user's is called (no property,
 no `__len__` of a class of theirs), nothing large is copied, and a value is held no longer than it takes to look at it.
-`heap.by_owner` is the exact and slow answer to the same question, for a profile.
+A profile asks the same, after the parts of a model have been counted (`by_owner`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import sys
 import threading
 import time
 import types
+import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
@@ -25,7 +26,7 @@ from buoy.machine import heap
 from buoy.machine.heap import OURS, frame_items, is_function, is_library, is_module_of_person
 from buoy.machine.procfs import read_bytes, to_int
 
-_SECONDS = 0.2
+_SECONDS, _PROFILE_SECONDS = 0.2, 2.0
 _ROOT_SHARE = 0.25
 """Of the time, for one variable: what takes longer is estimated from what was seen of it."""
 _SAMPLES = (200, 40, 12, 6, 4, 3)
@@ -70,6 +71,10 @@ class Variable:
     device: str = ""
     """`cuda:0` where its memory is there and not in RAM."""
 
+    def __str__(self) -> str:
+        device = f" on {self.device}" if self.device else ""
+        return f"{self.name} ({self.what}{device}){f' in {self.place}' if self.place else ''}"
+
 
 @dataclass
 class Survey:
@@ -100,14 +105,44 @@ class Survey:
         return {**asdict(self), "outside": self.outside}
 
 
-def survey(seconds: float = _SECONDS) -> Survey:
+@dataclass(frozen=True)
+class Held:
+    """Bytes by owner, largest first."""
+
+    sizes: dict[str, int]
+    is_partial: bool = False
+    """There was more to look through than there was time."""
+
+
+def by_owner(owners: dict[str, Iterable[Any]]) -> Held:
+    """Bytes by owner, then by variable; each block of memory is counted once, for the first that has it."""
+    sizes: dict[str, int] = {}
+    counted: set[int] = set()
+    for owner, things in owners.items():
+        for thing in things:
+            address, size, _ = heap.block(thing, type(thing)) or (0, 0, "")
+            if size and address not in counted:
+                counted.add(address)
+                sizes[owner] = sizes.get(owner, 0) + size
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # asking a deprecated object for its class is enough to be warned
+        found = survey(_PROFILE_SECONDS, counted)
+    sizes |= {str(variable): variable.bytes for variable in found.variables}
+    return Held(dict(sorted(sizes.items(), key=lambda item: -item[1])), found.is_partial)
+
+
+def survey(seconds: float = _SECONDS, counted: Iterable[int] = ()) -> Survey:
     """Look at the variables of the script or notebook, of its functions under way and of its modules, at outputs and an
-    old traceback, and at large containers that have no name."""
+    old traceback, and at large containers that have no name.
+
+    `counted`: addresses of memory that is known already.
+    """
     began = time.perf_counter()
-    look = _Look(seconds)
+    look = _Look(seconds, counted)
     look.script()
     look.frames()
     look.modules()
+    look.ours()
     look.leftovers()
     look.unnamed()
     return look.result(time.perf_counter() - began)
@@ -116,7 +151,7 @@ def survey(seconds: float = _SECONDS) -> Survey:
 class _Look:
     """One look through the process."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, counted: Iterable[int]) -> None:
         self._seconds = seconds
         self._until = time.thread_time() + seconds
         self._root, self._root_until = "", self._until
@@ -124,8 +159,9 @@ class _Look:
         self._is_root_over = self._is_partial = False
         self._seen = set(map(id, heap.of_ipython()))
         """Things that were counted, by id. A notebook's shell leads to everything."""
-        self._blocks: set[int] = set()
+        self._blocks = set(counted)
         """Blocks of memory that were counted, by address."""
+        self._of_ours: list[Any] = []
         self._visits = 0
         self._found = 0.0
         self._variables: dict[tuple[str, str, str], Variable] = {}
@@ -143,14 +179,10 @@ class _Look:
         )  # fmt: skip
 
     def script(self) -> None:
-        """Variables of the script or notebook; buoy's own come last, since they refer to all that is trained."""
-        space = vars(sys.modules["__main__"])
-        names = [name for name in list(space) if not heap.OF_IPYTHON.fullmatch(name)]
-        for is_ours in (False, True):
-            for name in names:
-                value = space.get(name)
-                if _is_ours(type(value)) is is_ours:
-                    self._variable(value, name)
+        """Variables of the script or notebook."""
+        for name, value in list(vars(sys.modules["__main__"]).items()):
+            if not heap.OF_IPYTHON.fullmatch(name):
+                self._variable(value, name)
 
     def frames(self) -> None:
         """Local variables of all functions under way: the user's own before those of libraries."""
@@ -172,6 +204,23 @@ class _Look:
                 for name, value in list(vars(module).items()):
                     if not name.startswith("__"):
                         self._variable(value, f"{module.__name__}.{name}")
+
+    def ours(self) -> None:
+        """What only objects of buoy's lead to, such as the data set in `run.batches(DataLoader(Images()))`."""
+        waiting, met = deque(self._of_ours), set(map(id, self._of_ours))
+        while waiting and not self._is_over():
+            holder = waiting.popleft()
+            for thing in _items(holder, type(holder), _SAMPLES[0])[0]:
+                kind = type(thing)
+                if id(thing) in met or issubclass(kind, (*_CLOSED, *_ATOMS)):
+                    continue
+                met.add(id(thing))
+                if heap.block(thing, kind) is not None:
+                    self._variable(thing, f"a {kind.__name__} without a name")
+                elif _is_of_user(_module(kind)):
+                    self._variable(thing, kind.__name__)
+                else:
+                    waiting.append(thing)
 
     def leftovers(self) -> None:
         """A notebook's outputs, and what only the last traceback still holds."""
@@ -203,6 +252,9 @@ class _Look:
         """Add what this variable holds, or its parts where it is a name for several things."""
         kind = type(value)
         if issubclass(kind, _NUMBERS) or self._is_over():
+            return
+        if heap.package(kind) == "buoy":  # it leads to all that is trained, which may have a name
+            self._of_ours.append(value)
             return
         parts = _parts(value, kind, name) if depth < _NAMED_DEPTH and not what else None
         if parts is not None:
@@ -245,7 +297,7 @@ class _Look:
             self._is_root_over = self._is_partial = True
         if issubclass(kind, _ATOMS):
             return float(_own_size(thing, kind))
-        block = _block(thing, kind)
+        block = heap.block(thing, kind)
         if block is not None:
             return self._block_size(thing, kind, block, depth, weight)
         self._note_pipeline(thing, kind)
@@ -272,7 +324,7 @@ class _Look:
                 total += size
             if heap.is_object_array(thing):
                 total += self._inside(_of_object_array(thing, _samples(depth)), depth, weight)
-        if _measures[kind] == "torch":
+        if heap.measure_of(kind) == "torch":
             total += self._size(_gradient(thing, kind), depth, weight)
             if _keeps_graph(thing):
                 self._graphs[self._root] = self._graphs.get(self._root, 0.0) + weight
@@ -280,7 +332,7 @@ class _Look:
 
     def _note_pipeline(self, thing: Any, kind: type) -> None:
         """What a tf.data pipeline keeps lies outside of Python; that it keeps something can be seen."""
-        if _package(kind) != "tensorflow" or not kind.__module__.startswith(_PIPELINES):
+        if heap.package(kind) != "tensorflow" or not kind.__module__.startswith(_PIPELINES):
             return
         try:
             if kind.__name__ == "CacheDataset" and not bytes(thing._filename.numpy()):
@@ -298,15 +350,6 @@ def resident_bytes() -> int | None:
         return None
     sizes = [words[words.index(name) + 1] for name in (b"RssAnon:", b"RssShmem:") if name in words]
     return sum(to_int(size) or 0 for size in sizes) * 1024
-
-
-def _is_ours(kind: type) -> bool:
-    return _package(kind) == "buoy"
-
-
-def _package(kind: type) -> str:
-    """`torch` of `torch.nn.Linear`; empty where a class has something else by the name of its module."""
-    return kind.__module__.partition(".")[0] if isinstance(kind.__module__, str) else ""
 
 
 def _stack(frame: types.FrameType | None) -> Iterator[types.FrameType]:
@@ -444,7 +487,7 @@ def _distinct(items: list[Any], count: int) -> tuple[list[Any], float]:
 
 
 def _identity(thing: Any) -> int:
-    block = _block(thing, type(thing))
+    block = heap.block(thing, type(thing))
     return block[0] if block is not None else id(thing)
 
 
@@ -460,63 +503,6 @@ def _own_size(thing: Any, kind: type) -> int:
         return int(base.__sizeof__(thing))
     except TypeError:
         return int(object.__sizeof__(thing))
-
-
-_measures: dict[type, str] = {}
-"""What a class's memory is measured as; empty: it has none of its own."""
-
-
-def _block(thing: Any, kind: type) -> tuple[int, int, str] | None:
-    """(address, bytes, device) of a thing that has memory of its own which Python does not see; else None."""
-    measure = _measures.get(kind)
-    if measure is None:
-        measure = _measures[kind] = _measure_of(kind)
-    if not measure:
-        return None
-    try:
-        if measure == "torch":
-            return _of_torch(thing)
-        if measure == "tensorflow":
-            return _of_tensorflow(thing)
-        if measure == "jax":
-            return id(thing), int(thing.nbytes), ""
-        found = heap.array(thing) if measure == "array" else heap.data_frame(thing)
-        return (*found, "") if found is not None else (id(thing), 0, "")
-    except Exception:  # noqa: BLE001 - odd objects (fake, sparse, half-built) are of no interest here
-        return id(thing), 0, ""
-
-
-def _measure_of(kind: type) -> str:
-    root = _package(kind)
-    names = {base.__name__ for base in kind.__mro__}
-    if "ndarray" in names:
-        return "array"
-    if root == "torch" and "Tensor" in names:  # a class of the user's own may compute when it is asked
-        return "torch"
-    if root == "tensorflow" and names & {"EagerTensor", "BaseResourceVariable"}:
-        return "tensorflow"
-    if root == "jaxlib" and "ArrayImpl" in names:
-        return "jax"
-    return "data frame" if "ArrowExtensionArray" in names or root == "polars" else ""
-
-
-def _of_torch(thing: Any) -> tuple[int, int, str]:
-    storage, device = thing.untyped_storage(), thing.device
-    size = int(storage.nbytes())
-    if device.type == "cpu":
-        return storage.data_ptr() or id(thing), size, ""
-    try:
-        return storage.data_ptr() or id(thing), size, str(device)
-    except RuntimeError:  # a device without addresses
-        return id(thing), size, str(device)
-
-
-def _of_tensorflow(thing: Any) -> tuple[int, int, str]:
-    # Two Python objects can stand for one variable: its handle tells.
-    address = id(thing.handle) if hasattr(type(thing), "handle") else id(thing)
-    device = str(thing.device).rpartition("device:")[2].lower()
-    size = int(thing.shape.num_elements() or 0) * int(thing.dtype.size)
-    return address, size, device if device.startswith(("gpu", "tpu")) else ""
 
 
 def _gradient(thing: Any, kind: type) -> Any:
@@ -536,7 +522,7 @@ def _samples(depth: int) -> int:
 def _first_guess(thing: Any) -> float:
     """What a container may hold, by three of its items."""
     items, _ = _items(thing, type(thing), 3)
-    sizes = [(_block(item, type(item)) or (0, _own_size(item, type(item))))[1] for item in items]
+    sizes = [(heap.block(item, type(item)) or (0, _own_size(item, type(item))))[1] for item in items]
     return len(thing) * sum(sizes) / max(1, len(sizes))
 
 
@@ -549,7 +535,7 @@ def _what(value: Any, kind: type) -> str:
             each = kinds.pop() if len(kinds) == 1 else ""
             plural = _PLURALS.get(each) or (f"{each}s" if each else "items")
             return f"{word if kind is base else kind.__name__} of {base.__len__(value):,} {plural}"
-    measure = _measures.get(kind)
+    measure = heap.measure_of(kind)
     if measure in ("array", "torch", "tensorflow", "jax"):
         try:
             shape = " x ".join(map(str, value.shape)) or "one number"
@@ -557,5 +543,5 @@ def _what(value: Any, kind: type) -> str:
             return f"{'NumPy array' if measure == 'array' else 'tensor'}, {dtype}, {shape}"
         except Exception:  # noqa: BLE001 - as above
             return kind.__name__
-    is_pipeline = _package(kind) == "tensorflow" and kind.__module__.startswith(_PIPELINES)
+    is_pipeline = heap.package(kind) == "tensorflow" and kind.__module__.startswith(_PIPELINES)
     return "tf.data pipeline" if is_pipeline else kind.__name__

@@ -35,15 +35,6 @@ def is_refused(attempt: Attempt) -> bool:
     return REFUSED in kinds and not kinds.intersection(_WORK)
 
 
-def forget(attempt: Attempt) -> bool:
-    """Remove the attempt, as of a process that was refused without `buoy run` none is made; whether it is gone."""
-    try:
-        discard(attempt)
-    except OSError:
-        return False  # the recorder still writes: then it is one attempt more
-    return True
-
-
 _FORWARDED = {
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM,
     signal.SIGWINCH,
@@ -113,7 +104,7 @@ def _look_back(
     if outcome.status == 0:
         return False
     order.say("")  # the command may have left a progress bar without the end of its line
-    if not outcome.asked_to_stop and is_refused(attempt) and forget(attempt):
+    if not outcome.asked_to_stop and is_refused(attempt) and discard(attempt):
         order.say("buoy: this start is not recorded: another process is already training that run")
         return False
     step, saved = _last_step(outcome), saved_something(attempt)

@@ -77,9 +77,7 @@ def describe_attempt(
     session_started = session_start() if seconds is not None else None
     if time_limit is not None:
         seconds, source, session_started = time_limit, "given", None
-    started = procfs.ProcessReader(pid)
-    found = started.stat()
-    started.close()
+    found = procfs.stat_of(pid)
     return {
         "schema": ATTEMPT_SCHEMA,
         "number": attempt.number,

@@ -12,9 +12,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
-from buoy.errors import RunFolderError, trouble
+from buoy.errors import RunFolderError, notebook_shell, trouble
 from buoy.flight.attempt import Attempt, attempt_numbers, discard
 from buoy.flight.recorder import ATTEMPT_VARIABLE, Recorder
 from buoy.machine import procfs
@@ -113,8 +112,7 @@ class Upkeep:
         else:
             self._fail(trouble)
         self._recorder.beacon.step = self._stepped  # type: ignore[method-assign]
-        ipython: Any = sys.modules.get("IPython")
-        shell = ipython.get_ipython() if ipython is not None else None
+        shell = notebook_shell()
         if shell is not None:
             shell.events.register("pre_run_cell", lambda info: self.look())
 
@@ -149,7 +147,7 @@ class Upkeep:
             self._move(self._new_attempt(folder))
             self._start()
             if not self._has_failed:
-                self._say(f"a new recording starts in {self._recorder.folder}")
+                say(f"a new recording starts in {self._recorder.folder}")
         elif self._born is None or _born(self._sidecar) != self._born:
             self._start_again()
 
@@ -157,7 +155,7 @@ class Upkeep:
         try:
             self._recorder.move(attempt)
         except OSError:
-            forget(attempt)
+            discard(attempt)
             raise
 
     def _leave(self, attempt: Attempt) -> None:
@@ -169,23 +167,23 @@ class Upkeep:
         # Where all around it went with it, making it there again would only litter.
         self._given_up = is_gone(os.path.dirname(os.path.dirname(attempt.run_folder)))
         rest = f"; {_NOT_RECORDED}" if self._given_up else ""
-        self._say(f"the folder of the recording is gone: {attempt.run_folder}{rest}")
+        say(f"the folder of the recording is gone: {attempt.run_folder}{rest}")
 
     def _start_again(self) -> None:
         if self._restarts >= MOST_RESTARTS:
             self._given_up = True
-            self._say(f"the recorder crashed again and will not be restarted: {_NOT_RECORDED}")
+            say(f"the recorder crashed again and will not be restarted: {_NOT_RECORDED}")
             return
         had_failed = self._has_failed
         self._start()
         if self._has_failed:
             return
         if had_failed:
-            self._say("the recorder is running now; what happened before is not recorded")
+            say("the recorder is running now; what happened before is not recorded")
             return
         self._restarts += 1
         self._recorder.event("sidecar", what="restarted", times=self._restarts)
-        self._say("the recorder crashed and was restarted; what happened in between is not recorded")
+        say("the recorder crashed and was restarted; what happened in between is not recorded")
 
     def _start(self) -> None:
         assert self._recorder.attempt is not None
@@ -200,26 +198,19 @@ class Upkeep:
         """Told once; tried again later, since a disk that is full now may have room then."""
         self._next = time.monotonic() + RETRY_SECONDS
         if not self._has_failed and not self._given_up:
-            self._say(text)
+            say(text)
         self._has_failed = True
 
-    @staticmethod
-    def _say(text: str) -> None:
-        try:
-            sys.stderr.write(f"buoy: {visible(text)}\n")
-        except (OSError, AttributeError):
-            pass  # stderr is closed
 
-
-def forget(attempt: Attempt) -> None:
-    """Remove an attempt that could not begin."""
+def say(text: str) -> None:
+    """A line on the training's stderr."""
     try:
-        discard(attempt)
-    except OSError:
-        pass
+        sys.stderr.write(f"buoy: {visible(text)}\n")
+    except (OSError, AttributeError):
+        pass  # stderr is closed
 
 
 def _born(pid: int | None) -> int | None:
     """When this process began, by which it is known from a later one of the same number; None when it is gone."""
-    stat = procfs.parse_stat(procfs.read_bytes(f"/proc/{pid}/stat")) if pid is not None else None
+    stat = procfs.stat_of(pid) if pid is not None else None
     return stat.start_ticks if stat is not None and stat.state not in ("Z", "X") else None

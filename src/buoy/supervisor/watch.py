@@ -7,17 +7,16 @@ import sys
 import time
 from typing import Any
 
-from buoy.errors import RunFolderError, this_system, trouble
+from buoy.errors import RunFolderError, notebook_shell, this_system, trouble
 from buoy.flight import recorder
-from buoy.flight.attempt import Attempt, new_attempt
+from buoy.flight.attempt import Attempt, discard, new_attempt
 from buoy.flight.beacon import Beacon
 from buoy.flight.privacy import mask_code
 from buoy.flight.recorder import Recorder
 from buoy.machine.files import append
 from buoy.machine.process import is_rehearsal
 from buoy.supervisor.start import default_run_folder, describe_attempt, log_home, write_attempt
-from buoy.supervisor.upkeep import Upkeep, forget
-from buoy.text import visible
+from buoy.supervisor.upkeep import Upkeep, say
 from buoy.units import parse_time_limit
 
 _upkeep: Upkeep | None = None
@@ -42,7 +41,7 @@ def watch(
         return _join(None)
     if sys.platform != "linux":
         if recorder.current() is None:  # once
-            _say(
+            say(
                 f"recording needs Linux, and this is {this_system()}: nothing is recorded, the training continues"
             )
         return _join(None)
@@ -59,7 +58,7 @@ def watch(
         if folder is not None and not is_here and not was_nowhere:
             from buoy.text import printable
 
-            _say(f"already recording into {printable(attempt.run_folder)}; {printable(folder)} is not used")
+            say(f"already recording into {printable(attempt.run_folder)}; {printable(folder)} is not used")
         return _join(attempt)
     return _begin(folder, home, seconds) if there is None or _upkeep is None else there
 
@@ -79,7 +78,7 @@ def _begin(folder: str | None, mirror: str | None, seconds: float | None) -> Rec
             about["session_started"] = min(began, known) if isinstance(known, float) else began
             write_attempt(about, attempt)
         except OSError as error:
-            forget(attempt)
+            discard(attempt)
             raise OSError(error.errno, error.strerror, attempt.run_folder) from error
         os.environ[recorder.WATCHED_VARIABLE] = attempt.folder
         return attempt
@@ -102,15 +101,8 @@ def _begin_in(attempt: Attempt) -> Recorder:
             joined.move(attempt)
         return joined
     except OSError:
-        forget(attempt)
+        discard(attempt)
         raise
-
-
-def _say(text: str) -> None:
-    try:
-        sys.stderr.write(f"buoy: {visible(text)}\n")
-    except (OSError, AttributeError):
-        pass  # stderr is closed
 
 
 def _join(attempt: Attempt | None) -> Recorder:
@@ -131,8 +123,7 @@ CELLS = "cells"
 
 def mark_cells(beacon: Beacon) -> None:
     """Follow this process's notebook cells, if it is a notebook."""
-    ipython: Any = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    shell = notebook_shell()
     if shell is None:
         return
 

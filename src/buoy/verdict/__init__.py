@@ -48,7 +48,6 @@ def verdict_on(asked: Asked, evidence: Evidence | None = None, judged: Verdict |
     listed.
     `judged`: what was found of the process already, by this evidence.
     """
-    from buoy.flight.attempt import is_kernel
     from buoy.verdict.advice import NOT_BEGUN
     from buoy.verdict.evidence import load
     from buoy.verdict.judge import judge
@@ -60,7 +59,7 @@ def verdict_on(asked: Asked, evidence: Evidence | None = None, judged: Verdict |
     if not asked.of_process or not evidence.is_dead:
         return of_run(judged, evidence, asked.run)
     run = concerned(asked.attempt)
-    if is_kernel(evidence.attempt.get("command")):
+    if evidence.is_kernel:
         own, story = part_in(evidence, run)
         if story not in (None, NOT_BEGUN) or not (own.opened or own.began):
             return of_kernel(judged, evidence)

@@ -54,8 +54,7 @@ def newest_checkpoint(run_folder: str) -> Entry | None:
 
 def step_at_opening(evidence: Evidence, run_folder: str) -> int | None:
     """The step of the checkpoint that this run found when it was made in this process; None where it found none."""
-    recording = os.path.dirname(os.path.dirname(evidence.folder))
-    name = os.path.relpath(os.path.abspath(run_folder), recording)
+    name = os.path.relpath(os.path.abspath(run_folder), evidence.run_folder)
     made = [event for event in evidence.events_of("opened") if event.get("run") == name]
     newest = text(made[-1].get("newest")) if made else None
     return step_in_name(newest) if newest else None
@@ -132,8 +131,7 @@ def loop_without_a_run(evidence: Evidence) -> dict[str, Any] | None:
 
 def _is_saved_by(evidence: Evidence, save: dict[str, object], run: object) -> bool:
     """Whether a checkpoint lies in the folder of this run, given as seen from the recording's."""
-    recording = os.path.dirname(os.path.dirname(evidence.folder))
-    name = os.path.basename(os.path.normpath(os.path.join(recording, str(run))))
+    name = os.path.basename(os.path.normpath(os.path.join(evidence.run_folder, str(run))))
     return os.path.basename(os.path.dirname(os.path.dirname(str(save.get("path"))))) == name
 
 
@@ -259,7 +257,7 @@ def with_its_checkpoints(verdict: Verdict, evidence: Evidence, own: Training) ->
         since = finished_since(evidence, verdict.run)
         better = since or resume_from(evidence, saved_of(verdict.run, evidence, own))
     steps = [better if step == told else step for step in verdict.cause.next]
-    in_kernel = is_kernel(evidence.attempt.get("command"))
+    in_kernel = evidence.is_kernel
     died = evidence.is_dead and verdict.cause.id != "clean-exit"
     if found is not None and in_kernel and died and better not in steps:
         # A kernel that had trained nothing is not advised to resume, but this run had been trained before.

@@ -1,19 +1,24 @@
-"""Everything an attempt left behind, read once. Any file may be missing, torn or foreign: then it says nothing."""
+"""Everything an attempt left behind, read once, and what can be seen of its machine and its process now.
+
+Any file may be missing, torn or foreign: then it says nothing.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 from typing import Any, Literal, NamedTuple
 
 from buoy.fields import count, integer, mapping, number, text
+from buoy.flight.attempt import is_kernel
 from buoy.flight.beacon import FatalSignal, read_beacon
 from buoy.flight.log import read_events, read_samples
+from buoy.machine import host, procfs
 from buoy.machine.files import read_end, read_json
 from buoy.machine.process import ROLE
 from buoy.text import whole_number
 from buoy.units import format_duration
 from buoy.verdict.exceptions import lost_child
-from buoy.verdict.liveness import Now, observe
 from buoy.verdict.stacks import headline, signal_of
 from buoy.verdict.status import Status, make_status
 
@@ -22,6 +27,8 @@ Mode = Literal["no-kernel-log", "old-kernel", "notes-only"]
 
 SIGNAL_FILES = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGXCPU")
 _TEXT_MOST = 256 << 10
+_SLACK = 5.0
+"""Seconds by which the age of a process and of its attempt may differ."""
 _SAMPLES_SLACK = 0.05
 """Seconds: more than the rounding of times."""
 _MANY_PROCESSES = 16
@@ -123,6 +130,29 @@ class ParentDeath(NamedTuple):
     """Whether both ends were seen in one look: then their order is not known."""
 
 
+class Now(NamedTuple):
+    """The present, compared with what attempt.json says. None: cannot be compared."""
+
+    wall: float
+    same_boot: bool | None
+    same_host: bool | None
+    same_container: bool | None
+    """Whether PID 1 is still the one that was there: a restarted container has another on the same boot."""
+    alive: bool
+    sees_inside: bool
+    """Whether it ran in a container that we look into from outside: then we would see it."""
+    stopped: bool = False
+    """Whether it lives but is stopped (state T): by Ctrl-Z, SIGSTOP or a debugger."""
+
+    @property
+    def same_machine(self) -> bool | None:
+        """False if anything shows that this is another machine or another life of it; None if nothing can be said."""
+        answers = (self.same_boot, self.same_host, self.same_container)
+        if False in answers:
+            return False
+        return True if self.same_boot else None
+
+
 class Evidence(NamedTuple):
     """The files of an attempt as values, and what can be seen of its process now."""
 
@@ -163,6 +193,16 @@ class Evidence(NamedTuple):
     def pid(self) -> int | None:
         """The training process."""
         return count(self.attempt.get("pid")) or count(self.death.get("pid")) or count(self.exit.get("pid"))
+
+    @property
+    def run_folder(self) -> str:
+        """The run that the recording belongs to."""
+        return os.path.dirname(os.path.dirname(self.folder))
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it was a notebook's kernel: a shell's command is no answer to the user in front of it."""
+        return is_kernel(self.attempt.get("command"))
 
     @property
     def command(self) -> str:
@@ -212,7 +252,7 @@ class Evidence(NamedTuple):
 
         A process may take its time to leave, and what happens meanwhile did not end it.
         """
-        note = (self.speaker.exception if self.speaker else None) or {}
+        note = self.exception
         raised, died = number(note.get("t")), self.died_t
         is_signal = self.status.signal is not None and not self.crashed_at_exit
         if raised is None or note.get("uncaught") is False or is_signal:
@@ -271,6 +311,11 @@ class Evidence(NamedTuple):
         if self.main is not None:
             return self.main
         return next(iter(self.processes.values())) if len(self.processes) == 1 else None
+
+    @property
+    def exception(self) -> dict[str, Any]:
+        """The exception that nobody caught, as its process noted it; empty where there is none."""
+        return (self.speaker.exception if self.speaker else None) or {}
 
     @property
     def unfinished(self) -> list[ProcessNotes]:
@@ -443,3 +488,61 @@ def _lines(value: object) -> tuple[dict[str, Any], ...]:
 
 def _first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)
+
+
+def observe(attempt: dict[str, Any]) -> Now:
+    """Look at this machine in the light of attempt.json."""
+    same_boot = _same(text(attempt.get("boot_id")), host.boot_id())
+    same_host = _same(text(attempt.get("hostname")), host.hostname())
+    start, start_now = count(attempt.get("pid1_start")), host.pid1_start()
+    same_container = None if start is None or start_now is None else start == start_now
+    here = same_boot is not False and same_host is not False and same_container is not False
+    if here or not same_boot or not host.initial_pid_namespace():
+        alive = here and _lives(attempt)
+        stopped = alive and _state(attempt) in ("T", "t")
+        return Now(time.time(), same_boot, same_host, same_container, alive, False, stopped)
+    # From outside a container its processes can be seen, under other pids.
+    return Now(time.time(), same_boot, same_host, same_container, _lives_in_container(attempt), True)
+
+
+def _lives(attempt: dict[str, Any]) -> bool:
+    """Whether this pid is still the same process: running, and at least as old as the attempt."""
+    pid, began = count(attempt.get("pid")), number(attempt.get("t"))
+    if not pid:
+        return False
+    stat = procfs.stat_of(pid)
+    if stat is None or stat.state in ("Z", "X"):
+        return False
+    start = count(attempt.get("start_ticks"))
+    if start is not None:
+        return bool(stat.start_ticks == start)
+    if began is None:
+        return False
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / os.sysconf("SC_CLK_TCK")
+    return bool(age >= time.monotonic() - began - _SLACK)
+
+
+def _state(attempt: dict[str, Any]) -> str | None:
+    stat = procfs.stat_of(count(attempt.get("pid")) or 0)
+    return stat.state if stat is not None else None
+
+
+def _lives_in_container(attempt: dict[str, Any]) -> bool:
+    """Whether a process of the same inner pid and the same start exists in a PID namespace below ours."""
+    pid, start = count(attempt.get("pid")), count(attempt.get("start_ticks"))
+    if not pid or start is None:
+        return False
+    if not os.path.isdir("/proc"):
+        return False  # a Mac, Windows: nothing of that run is here
+    for name in os.listdir("/proc"):
+        stat = procfs.stat_of(name) if name.isdigit() else None
+        if stat is None or stat.start_ticks != start or stat.state in ("Z", "X"):
+            continue
+        for line in procfs.read_bytes(f"/proc/{name}/status").split(b"\n"):
+            if line.startswith(b"NSpid:") and line.split()[-1] == b"%d" % pid:
+                return True
+    return False
+
+
+def _same(then: str | None, now: str | None) -> bool | None:
+    return None if then is None or now is None else then == now

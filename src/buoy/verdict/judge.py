@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from buoy.fields import count, integer, mapping, mappings, number, text
-from buoy.flight.attempt import is_kernel
 from buoy.text import printable, whole_number
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.advice import how_to_resume
@@ -48,9 +47,8 @@ def judge(evidence: Evidence) -> Verdict:
     cause = with_memory(_with_history(evidence, cause or exits.judge_unknown(evidence)), evidence)
     if _trained_nothing(evidence):
         cause = replace(cause, next=tuple(step for step in cause.next if step != how_to_resume(evidence)))
-    run_folder = os.path.dirname(os.path.dirname(evidence.folder))
     return Verdict(
-        run=run_folder,
+        run=evidence.run_folder,
         attempt=count(evidence.attempt.get("number")) or _number_of(evidence.folder),
         mechanism=_mechanism(evidence),
         cause=cause,
@@ -67,7 +65,7 @@ def _trained_nothing(evidence: Evidence) -> bool:
     """Whether no step was counted and no training announced in this notebook's kernel: there is nothing to resume."""
     stepped = evidence.main is None or bool(evidence.main.step) or bool(evidence.last_sample.get("step"))
     return (
-        is_kernel(evidence.attempt.get("command"))
+        evidence.is_kernel
         and not stepped
         and not any(event.get("kind") in ("training", "loop") for event in evidence.events)
     )
@@ -135,8 +133,8 @@ def _with_history(evidence: Evidence, cause: Cause) -> Cause:
                     (term.reading,),
                 )
             )
-    exception = evidence.speaker.exception if evidence.speaker else None
-    if exception is not None and evidence.status.signal is not None and cause.id != "interrupted":
+    exception = evidence.exception
+    if exception and evidence.status.signal is not None and cause.id != "interrupted":
         words = f"an exception had been reported earlier: {printable(classify(exception).short, 80)}"
         before.append(Claim(words, "possible"))
     after = _troubles(evidence) if cause.id != "clean-exit" else []
@@ -235,7 +233,7 @@ def _from_stacks(evidence: Evidence, speaker: ProcessNotes, where: Where, cause:
 
 def _holders(evidence: Evidence, cause: str) -> tuple[Holder, ...]:
     found = variables(evidence, on_device=cause == "gpu-oom")
-    exception = evidence.speaker.exception if evidence.speaker else None
+    exception = evidence.exception
     asked = classify(exception).asked if exception and evidence.status.signal is None else None
     if asked is not None:
         found.append(

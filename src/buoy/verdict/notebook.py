@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from buoy.fields import number
 from buoy.flight.attempt import is_kernel
 from buoy.flight.trainings import Training, training_of
+from buoy.machine import procfs
 from buoy.text import printable
 from buoy.units import format_duration
 from buoy.verdict.advice import (
@@ -25,7 +27,6 @@ from buoy.verdict.advice import (
     what_to_do,
     with_its_checkpoints,
 )
-from buoy.verdict.liveness import is_asked_by_itself, waits_for_us
 from buoy.verdict.model import Cause, Claim, Grade, Reading, Verdict, Where
 
 if TYPE_CHECKING:
@@ -77,9 +78,9 @@ def part_of(
 
 def part_in(evidence: Evidence, run: str) -> tuple[Training, str | None]:
     """The same, of a recording that was read as evidence."""
-    main, recording = evidence.main, os.path.dirname(os.path.dirname(evidence.folder))
+    main = evidence.main
     step, phase = (main.step, main.phase) if main is not None else (None, None)
-    return part_of(run, recording, evidence.events, evidence.attempt, step, phase, evidence.is_dead)
+    return part_of(run, evidence.run_folder, evidence.events, evidence.attempt, step, phase, evidence.is_dead)
 
 
 def of_run(verdict: Verdict, evidence: Evidence, run: str, whole: bool = False) -> Verdict:
@@ -105,7 +106,7 @@ def of_run(verdict: Verdict, evidence: Evidence, run: str, whole: bool = False) 
         named = replace(verdict, run=run) if is_other else verdict
         return _with_progress(with_its_checkpoints(named, evidence, own), evidence, own)
     hint = finished_since(evidence, run) if story in (LEFT, UNSAVED) else None
-    in_kernel = is_kernel(evidence.attempt.get("command"))
+    in_kernel = evidence.is_kernel
     reading = _reading_of_idle(evidence) if lives_idle and own.ended is None else _reading(story, own)
     claim = Claim(_sentence(story, own, evidence, run, lives_idle), _grade(story, own), (reading,))
     return replace(
@@ -125,10 +126,28 @@ def of_run(verdict: Verdict, evidence: Evidence, run: str, whole: bool = False) 
 
 def _lives_idle(verdict: Verdict, evidence: Evidence, own: Training) -> bool:
     """Whether it is a kernel that lives and trains nothing now: no cell runs, or only the one that asks."""
-    if verdict.cause.id != "still-running" or not is_kernel(evidence.attempt.get("command")):
+    if verdict.cause.id != "still-running" or not evidence.is_kernel:
         return False
     is_asking = waits_for_us(evidence.pid) or (own.is_last and is_asked_by_itself(evidence.pid))
     return is_asking or (evidence.main is not None and evidence.main.phase == IDLE)
+
+
+def waits_for_us(pid: int | None) -> bool:
+    """Whether this process is asked from within that one: a notebook's `!buoy why` about its own kernel."""
+    above = os.getppid()
+    while pid and above > 1:
+        if above == pid:
+            return True
+        stat = procfs.stat_of(above)
+        above = stat.ppid if stat is not None else 0
+    return False
+
+
+def is_asked_by_itself(pid: int | None) -> bool:
+    """Whether this very process is asked about while no loop of a run is under way in it: by a cell of its own."""
+    there = sys.modules.get("buoy.flight.recorder")
+    recorder = there.current() if there is not None and pid == os.getpid() else None
+    return recorder is not None and not recorder.is_training
 
 
 def _reading_of_idle(evidence: Evidence) -> Reading:
@@ -232,16 +251,15 @@ def _with_progress(verdict: Verdict, evidence: Evidence, own: Training) -> Verdi
 def was_between_cells(evidence: Evidence) -> bool:
     """Whether it was a notebook's kernel that ran no cell when it ended."""
     idle = evidence.main is not None and evidence.main.phase == IDLE
-    return idle and is_kernel(evidence.attempt.get("command"))
+    return idle and evidence.is_kernel
 
 
 def stories(evidence: Evidence) -> list[tuple[str, str, Training]]:
     """The runs that had trained in this process and had ended before it did, the latest first: folder and story."""
-    recording = os.path.dirname(os.path.dirname(evidence.folder))
     names = [event.get("run") for event in evidence.events if event.get("kind") == "training"]
     found = []
     for name in dict.fromkeys(str(name) for name in reversed(names)):
-        folder = os.path.normpath(os.path.join(recording, name))
+        folder = os.path.normpath(os.path.join(evidence.run_folder, name))
         own, story = part_in(evidence, folder)
         if story is not None and story != NOT_BEGUN:
             found.append((folder, story, own))

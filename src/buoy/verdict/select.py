@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from buoy.errors import RunFolderError
 from buoy.fields import mapping, number, text
@@ -18,7 +18,7 @@ from buoy.flight.attempt import (
     is_run,
     lost_recording,
 )
-from buoy.flight.beacon import read_beacon
+from buoy.flight.beacon import Reading, read_beacon
 from buoy.flight.log import read_events
 from buoy.flight.trainings import training_of
 from buoy.machine.files import read_json
@@ -73,9 +73,8 @@ def concerned(attempt: Attempt) -> str:
     That is the run that was made or trained last, unless that one had ended before the process did. Steps that were
     counted after the last training are those of a loop without a run: then it is the recording's own folder.
     """
-    about = read_json(os.path.join(attempt.folder, "attempt.json")) or {}
+    about, beacon = _main_process(attempt)
     events = read_events(attempt.folder)
-    beacon = read_beacon(os.path.join(attempt.folder, f"process-{about.get('pid')}", "beacon"))
     step, phase = (beacon.step, beacon.phase) if beacon is not None else (None, None)
     is_over = any(os.path.exists(os.path.join(attempt.folder, name)) for name in ("death.json", "exit.json"))
     made = [str(event.get("run")) for event in events if event.get("kind") in ("opened", "training")]
@@ -95,10 +94,15 @@ def trained_last(attempt: Attempt) -> str | None:
     if told and told[-1].get("kind") == "training":
         folder = os.path.normpath(os.path.join(attempt.run_folder, str(told[-1].get("run"))))
         return folder if os.path.isdir(folder) else None
-    about = read_json(os.path.join(attempt.folder, "attempt.json")) or {}
-    beacon = read_beacon(os.path.join(attempt.folder, f"process-{about.get('pid')}", "beacon"))
+    _, beacon = _main_process(attempt)
     has_stepped = bool(told) or (beacon is not None and bool(beacon.step))
     return str(attempt.run_folder) if has_stepped else None
+
+
+def _main_process(attempt: Attempt) -> tuple[dict[str, Any], Reading | None]:
+    """attempt.json, and the beacon of the process that it speaks of."""
+    about = read_json(os.path.join(attempt.folder, "attempt.json")) or {}
+    return about, read_beacon(os.path.join(attempt.folder, f"process-{about.get('pid')}", "beacon"))
 
 
 def _names_one(run: str | None) -> bool:

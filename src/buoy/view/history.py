@@ -21,11 +21,10 @@ from buoy.flight.log import SAMPLES_MOST_BYTES, fields_of, measured, read_events
 from buoy.flight.trainings import training_of
 from buoy.machine.files import read_json, read_lines
 from buoy.text import printable
-from buoy.verdict.liveness import observe
+from buoy.verdict.evidence import Evidence, observe
 from buoy.verdict.notebook import IDLE, part_of
 
 if TYPE_CHECKING:
-    from buoy.verdict.evidence import Evidence
     from buoy.verdict.model import Cause
 
 RUNNING, STOPPED = "running", "stopped"
@@ -72,7 +71,7 @@ def recorder_lives(about: dict[str, Any], events: list[dict[str, Any]]) -> bool 
     now = observe(about)
     if not isinstance(pid, int) or now.sees_inside or now.same_machine is not True:
         return None
-    stat = procfs.parse_stat(procfs.read_bytes(f"/proc/{pid}/stat"))
+    stat = procfs.stat_of(pid)
     is_there = stat is not None and stat.state not in ("Z", "X")
     return is_there and b"sidecar.py" in procfs.read_bytes(f"/proc/{pid}/cmdline")
 

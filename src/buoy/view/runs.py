@@ -18,8 +18,7 @@ from buoy.units import format_bytes, format_duration
 from buoy.verdict.advice import FINISHED, NOT_BEGUN
 from buoy.verdict.evidence import load
 from buoy.verdict.judge import judge
-from buoy.verdict.liveness import waits_for_us
-from buoy.verdict.notebook import IDLE, STORIES, part_of
+from buoy.verdict.notebook import IDLE, STORIES, part_of, waits_for_us
 from buoy.view.history import NOT_SEEN, is_alive, is_out_of_sight, state_of_living
 
 SCHEMA = "buoy.runs/1"

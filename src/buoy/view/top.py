@@ -17,8 +17,7 @@ from buoy.machine.files import read_json
 from buoy.text import printable, typed, visible
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.advice import NOT_BEGUN
-from buoy.verdict.liveness import waits_for_us
-from buoy.verdict.notebook import IDLE, STORIES
+from buoy.verdict.notebook import IDLE, STORIES, waits_for_us
 from buoy.verdict.select import Asked, concerned
 from buoy.view.history import (
     MAY_HANG,

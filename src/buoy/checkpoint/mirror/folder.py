@@ -11,7 +11,7 @@ from typing import IO
 from buoy.checkpoint.manifest import MANIFEST
 from buoy.checkpoint.mirror.storage import IS_CHECKPOINT, Pieces, Progress, as_written, expect_size, pour
 from buoy.machine import disk, files
-from buoy.machine.shared_folder import SharedFolder
+from buoy.machine.disk import SharedFolder
 
 _CHECKPOINTS = "checkpoints"
 

@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from buoy.machine import heap
+from buoy.machine import variables
 from buoy.microbatch.errors import OutOfMemory
 from buoy.torch.memory.device import HostMemory, memory_of
 from buoy.torch.step.optimizer import expected_state
 from buoy.units import format_bytes
 
 
-def holders(modules: Iterable[nn.Module] = (), optimizers: Iterable[torch.optim.Optimizer] = ()) -> heap.Held:
+def holders(
+    modules: Iterable[nn.Module] = (), optimizers: Iterable[torch.optim.Optimizer] = ()
+) -> variables.Held:
     """Bytes by owner, largest first. Each storage is counted once, for the first owner that fits.
 
     >>> import torch
@@ -36,19 +38,7 @@ def holders(modules: Iterable[nn.Module] = (), optimizers: Iterable[torch.optim.
         "buffers": (b for module in modules for b in module.buffers()),
         "optimizer state": (v for o in optimizers for state in o.state.values() for v in state.values()),
     }
-    kinds: dict[str, heap.Size] = {
-        "tensor": _tensor,
-        "NumPy array": heap.array,
-        "data frame": heap.data_frame,
-    }
-    return heap.by_owner(owners, _tensor, kinds)
-
-
-def _tensor(thing: Any) -> tuple[int, int] | None:
-    if not isinstance(thing, torch.Tensor):
-        return None
-    storage = thing.untyped_storage()
-    return storage.data_ptr(), int(storage.nbytes())
+    return variables.by_owner(owners)
 
 
 _COMPARE = "`buoy plan` says what each would save"

@@ -1,4 +1,4 @@
-"""What several causes need: the status as a reading, a signal shortly before, the exception, a child that died."""
+"""What several causes need: the status as a reading, a recent signal, the exception, a child that died, a full disk."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import NamedTuple
 
 from buoy.fields import count, integer, mapping, number, text
 from buoy.flight.alarms import stall
-from buoy.flight.attempt import is_kernel
 from buoy.text import printable
-from buoy.units import format_duration
-from buoy.verdict.disk import NO_FILE, full_disk
+from buoy.units import format_bytes, format_duration
 from buoy.verdict.evidence import Evidence, ProcessDeath, ProcessNotes
 from buoy.verdict.exceptions import ExceptionFinding, LostChild, classify, lost_child
 from buoy.verdict.model import Claim, Grade, Reading
@@ -34,6 +32,11 @@ def weaker(*grades: Grade) -> Grade:
 def status_reading(evidence: Evidence) -> Reading:
     """How the process ended, as evidence."""
     return Reading(str(evidence.status), evidence.status.source or "death.json", evidence.died_wall)
+
+
+def end_readings(evidence: Evidence) -> tuple[Reading, ...]:
+    """The same; nothing where nobody could read it."""
+    return (status_reading(evidence),) if evidence.status.known else ()
 
 
 class SignalSeen(NamedTuple):
@@ -240,16 +243,11 @@ def how_to_continue(evidence: Evidence) -> str:
     return f"`kill -CONT {evidence.pid}` resumes it; so does `fg` in the shell where Ctrl-Z stopped it"
 
 
-def was_notebook(evidence: Evidence) -> bool:
-    """Whether it was a notebook's kernel: a shell's command is no answer to the user in front of it."""
-    return is_kernel(evidence.attempt.get("command"))
-
-
 def left_in_a_cell(evidence: Evidence) -> bool:
     """Whether a notebook's kernel ended itself with code 0 while a cell ran: `exit()` lets the cell come to its end."""
     main = evidence.main
     return (
-        was_notebook(evidence)
+        evidence.is_kernel
         and evidence.status.exit_code == 0
         and main is not None
         and not main.left_in_order
@@ -289,5 +287,88 @@ def step_of(event: dict[str, object]) -> str:
 
 def memory_ceiling(evidence: Evidence) -> tuple[bool, int | None]:
     """Whether the limits on this process's own memory were read, and the least of them if there is one."""
-    note = (evidence.speaker.exception if evidence.speaker else None) or {}
-    return "memory_limit" in note, count(note.get("memory_limit"))
+    return "memory_limit" in evidence.exception, count(evidence.exception.get("memory_limit"))
+
+
+# Which disk was full, by what was read before the end and not after: what fills a disk is often gone with the process,
+# and the recorder's own reserve is given back at the death.
+
+NO_PAGE = 1 << 20
+"""A file system with less than this free takes no further page of a mapped file."""
+NO_FILE = 16 << 20
+"""Less than this is no room for a file whose write has just failed."""
+_LATELY = 10.0
+"""Seconds before the end in which a reading is about the end."""
+
+
+class FullDisk(NamedTuple):
+    """A folder on the disk that is full, and what shows that."""
+
+    path: str
+    reading: Reading
+
+
+def full_disk(evidence: Evidence, below: int = NO_PAGE) -> FullDisk | None:
+    """A disk of this attempt that had less than this many bytes free at the end, if any; never /dev/shm."""
+    return (
+        _by_its_last_words(evidence, below)
+        or _by_samples(evidence, below)
+        or _by_warning(evidence)
+        or _by_death_record(evidence, below)
+    )
+
+
+def _by_its_last_words(evidence: Evidence, below: int) -> FullDisk | None:
+    speaker = evidence.speaker
+    free = count(evidence.exception.get("run_disk_free"))
+    if speaker is None or free is None or free >= below:
+        return None
+    folder = evidence.run_folder
+    return FullDisk(folder, Reading(f"{format_bytes(free)} free where {folder} lies", speaker.source))
+
+
+def _by_samples(evidence: Evidence, below: int) -> FullDisk | None:
+    end = evidence.last_t
+    for row in reversed(evidence.samples[-100:]):
+        free, t = count(row.get("disk_free")), number(row.get("t"))
+        if free is None or t is None or end is None or end - t > _LATELY:
+            continue
+        if free >= below:
+            return None  # it is the newest reading that counts
+        moved = next((text(event.get("path")) for event in reversed(evidence.events_of("disk"))), None)
+        path = moved or evidence.run_folder
+        reading = Reading(f"{format_bytes(free)} free where {path} lies", "samples", number(row.get("wall")))
+        return FullDisk(path, reading)
+    return None
+
+
+def _by_warning(evidence: Evidence) -> FullDisk | None:
+    """The recorder's own warning: a full disk may have taken no sample any more."""
+    end = evidence.last_t
+    for event in reversed(evidence.events_of("warning")):
+        t, path = number(event.get("t")), text(mapping(event.get("values")).get("path"))
+        if event.get("alarm") == "disk-full" and path and t is not None and end is not None:
+            reading = Reading(f"the disk of {path} was full", "events.jsonl", number(event.get("wall")))
+            return FullDisk(path, reading) if end - t <= _LATELY else None
+    return None
+
+
+def _by_death_record(evidence: Evidence, below: int) -> FullDisk | None:
+    for disk in mapping(evidence.death.get("disks")).values():
+        free, path = count(mapping(disk).get("free")), text(mapping(disk).get("path"))
+        if free is not None and path and free < below and not path.startswith("/dev/shm"):  # noqa: S108
+            return FullDisk(path, Reading(f"no room left on {path}", "death.json", evidence.died_wall))
+    return None
+
+
+def mount_of(folder: str) -> str:
+    """The folder in which this one's disk begins; the same folder where that cannot be seen, or is the whole system."""
+    try:
+        device, found = os.stat(folder).st_dev, os.path.realpath(folder)
+        while os.stat(os.path.dirname(found)).st_dev == device:
+            if found == "/":
+                return folder
+            found = os.path.dirname(found)
+    except OSError:
+        return folder
+    return found

@@ -13,11 +13,11 @@ from buoy.verdict.causes.common import (
     Raised,
     advice_about,
     died_before,
+    end_readings,
     left_in_a_cell,
     raised,
     status_reading,
     violent_deaths,
-    was_notebook,
     weaker,
 )
 from buoy.verdict.evidence import Evidence, ProcessDeath
@@ -121,6 +121,12 @@ def judge_exit_code(evidence: Evidence) -> Cause | None:
     )
 
 
+def timeout_that_killed(evidence: Evidence) -> TimeCommand | None:
+    """The `timeout` around the command, if it sends SIGKILL and its time was over."""
+    timer = time_command(evidence.attempt.get("command"))
+    return timer if timer is not None and timer.kills and (evidence.ran_for or 0.0) >= timer.seconds else None
+
+
 def after_timeout(evidence: Evidence, limit: TimeCommand | None) -> tuple[str, ...]:
     """What to do about a time that `timeout` had set."""
     time = f" than {format_duration(limit.seconds)}" if limit else " time"
@@ -188,7 +194,7 @@ def _recorded_child(evidence: Evidence, ended: Raised) -> ProcessDeath | None:
 
 def _next(evidence: Evidence, code: int, silent: bool = False) -> tuple[str, ...]:
     steps = ["read the last lines of its output: a program that exits by itself usually says why there"]
-    if code > 128 and evidence.main is None and not was_notebook(evidence):
+    if code > 128 and evidence.main is None and not evidence.is_kernel:
         steps.append(
             "if a shell or launcher passes on a child's death, start the Python program itself under `buoy run`"
         )
@@ -222,7 +228,7 @@ def judge_python_exception(evidence: Evidence) -> Cause | None:
     if found is None or found.finding.id == "terminated":
         return None
     name = found.finding.type.rpartition(".")[2]
-    place = mapping((evidence.speaker.exception or {}).get("where")) if evidence.speaker else {}
+    place = mapping(evidence.exception.get("where"))
     where = ""
     if text(place.get("file")):
         where = f" at {printable(str(place['file']), 70)}:{count(place.get('line')) or '?'}"
@@ -233,7 +239,7 @@ def judge_python_exception(evidence: Evidence) -> Cause | None:
             who = printable(child.name, 50)
             cascade.append(Claim(f"{who} (pid {child.pid}) had ended: {child.status}", "certain", (reading,)))
     violent, grade = violent_deaths(evidence), found.grade
-    line = broken_line((evidence.speaker.exception if evidence.speaker else None) or {})
+    line = broken_line(evidence.exception)
     if line == "to a child" or (line and violent):  # what broke it is not known, and not the line that raised
         grade = weaker(grade, "likely")
     hint = _HINTS.get(name, "fix that line; the traceback on stderr shows how it got there")
@@ -265,7 +271,7 @@ def judge_damaged(evidence: Evidence) -> Cause | None:
     cause = mapping((read_json(os.path.join(evidence.folder, "verdict.json")) or {}).get("cause"))
     kind, words = text(cause.get("id")), text(mapping(cause.get("claim")).get("text"))
     if kind is None or words is None:
-        readings = (damage, status_reading(evidence)) if evidence.status.known else (damage,)
+        readings = (damage, *end_readings(evidence))
         claim = Claim("Unknown: it ended, and the death record is damaged", "possible", readings)
         return Cause("unknown", claim, next=(how_to_resume(evidence),), survivable=True)
     then = Reading("so it was judged while the record was whole", "verdict.json")
@@ -285,7 +291,7 @@ def judge_unknown(evidence: Evidence) -> Cause:
     if not evidence.death and not evidence.exit:
         words = "Unknown: it was recorded on another machine, and may still be running there"
         return Cause("unknown", Claim(words, "possible"), next=("ask on the machine where it runs",))
-    readings = [status_reading(evidence)] if evidence.status.known else []
+    readings = [*end_readings(evidence)]
     oom = examine(evidence, evidence.own_death) if evidence.death else None
     if evidence.status.signal == 9:
         words = (
@@ -307,7 +313,7 @@ def judge_unknown(evidence: Evidence) -> Cause:
 
 
 def _advice_without_record(evidence: Evidence) -> tuple[str, ...]:
-    if evidence.status.known or was_notebook(evidence):
+    if evidence.status.known or evidence.is_kernel:
         return (how_to_resume(evidence),)
     return (
         "start it with `buoy run -- COMMAND`: the parent process always learns the exact status",

@@ -8,14 +8,19 @@ from buoy.units import format_bytes, format_duration
 from buoy.verdict.advice import how_to_resume
 from buoy.verdict.causes import signals
 from buoy.verdict.causes.common import (
+    NO_FILE,
+    NO_PAGE,
+    FullDisk,
+    end_readings,
+    full_disk,
     memory_ceiling,
+    mount_of,
     raised,
     raised_as,
     recent_signal,
     shm_free,
     status_reading,
 )
-from buoy.verdict.disk import NO_FILE, NO_PAGE, FullDisk, full_disk, mount_of
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.exceptions import EDQUOT, ENFILE, ExceptionFinding
 from buoy.verdict.model import Cause, Claim, Grade, Reading
@@ -41,7 +46,7 @@ def judge_time_limit(evidence: Evidence) -> Cause | None:
     reading = Reading(
         f"{format_duration(elapsed)} of {format_duration(limit)} had passed ({source})", "attempt.json"
     )
-    readings = (reading, status_reading(evidence)) if evidence.status.known else (reading,)
+    readings = (reading, *end_readings(evidence))
     return Cause(
         id="time-limit",
         claim=Claim(f"The time limit of {format_duration(limit)} was reached", "likely", readings),

@@ -6,7 +6,7 @@ from buoy.fields import number, text
 from buoy.text import printable
 from buoy.units import format_duration, format_share
 from buoy.verdict.advice import how_to_resume
-from buoy.verdict.causes.common import status_reading, was_notebook
+from buoy.verdict.causes.common import end_readings
 from buoy.verdict.evidence import Evidence, ParentDeath
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.oom import describe_limit, examine
@@ -54,7 +54,7 @@ def judge_machine_lost(evidence: Evidence) -> Cause | None:
         next=(
             how_to_resume(evidence),
             "keep a copy on a mounted drive: `buoy.Run(..., mirror=DIR)`"
-            if was_notebook(evidence)
+            if evidence.is_kernel
             else "keep checkpoints on a mounted drive; `--mirror DIR` keeps the flight log there too",
         ),
         survivable=True,
@@ -76,7 +76,7 @@ def judge_parent_lost(evidence: Evidence) -> Cause | None:
     age = evidence.parent_age
     if parent is None or age is None or age > _POLL_SECONDS:
         return None
-    if not (parent.is_awaited or was_notebook(evidence)):
+    if not (parent.is_awaited or evidence.is_kernel):
         return None
     if evidence.status.known and evidence.status.exit_code != 1:
         return None
@@ -84,15 +84,13 @@ def judge_parent_lost(evidence: Evidence) -> Cause | None:
         return None
     grade: Grade = "likely" if evidence.status.known and not parent.is_together else "possible"
     who = parent_name(parent)
-    readings = [Reading(f"{who} ended {_when(parent, age)}", "events.jsonl", parent.death.wall)]
-    if evidence.status.known:
-        readings.append(status_reading(evidence))
+    ended = Reading(f"{who} ended {_when(parent, age)}", "events.jsonl", parent.death.wall)
     return Cause(
         id="parent-lost",
         claim=Claim(
             f"Its notebook server, {who}, was gone: a kernel then exits with code 1",
             grade,
-            tuple(readings),
+            (ended, *end_readings(evidence)),
         ),
         cascade=(parent_end(evidence, parent),),
         next=(
@@ -139,11 +137,7 @@ def judge_recorder_lost(evidence: Evidence) -> Cause | None:
     if evidence.death or evidence.now.same_machine is False or not evidence.attempt or evidence.never_started:
         return None
     by = " with signal 9" if evidence.status.signal == 9 else ""
-    readings = [
-        Reading("no death record, though this is the same boot", "attempt folder", evidence.last_wall)
-    ]
-    if evidence.status.known:
-        readings.append(status_reading(evidence))
+    gone = Reading("no death record, though this is the same boot", "attempt folder", evidence.last_wall)
     silence = _seconds_unrecorded(evidence)
     is_together = silence is not None and abs(silence) <= _TOGETHER
     limit, used = describe_limit(evidence)
@@ -161,7 +155,9 @@ def judge_recorder_lost(evidence: Evidence) -> Cause | None:
     return Cause(
         id="recorder-lost",
         claim=Claim(
-            f"It is gone{by}, and no recorder saw its end: the cause is unknown", "certain", tuple(readings)
+            f"It is gone{by}, and no recorder saw its end: the cause is unknown",
+            "certain",
+            (gone, *end_readings(evidence)),
         ),
         actor=actor,
         cascade=_when_the_recorder_stopped(silence),

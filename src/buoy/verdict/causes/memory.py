@@ -7,14 +7,13 @@ from buoy.machine.kernel_log import parse_oom_kill, parse_xid
 from buoy.text import printable
 from buoy.units import format_bytes, format_share
 from buoy.verdict.advice import how_to_resume
-from buoy.verdict.causes.common import gpu_grade, memory_ceiling, raised_as, status_reading
+from buoy.verdict.causes.common import end_readings, gpu_grade, memory_ceiling, raised_as
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.exceptions import is_in_a_worker
-from buoy.verdict.memory import named_advice
+from buoy.verdict.memory import Growth, foretold, growth_before_the_end, growth_of_others, named_advice
 from buoy.verdict.model import Cause, Claim, Reading
 from buoy.verdict.oom import describe_limit, examine, memory_reading
 from buoy.verdict.stacks import headline
-from buoy.verdict.trend import Growth, foretold, growth_before_the_end, growth_of_others
 
 
 def judge_kernel_oom(evidence: Evidence) -> Cause | None:
@@ -38,8 +37,7 @@ def judge_kernel_oom(evidence: Evidence) -> Cause | None:
     growth = growth_before_the_end(evidence, limit)
     if growth is not None and growth.warned is not None:
         readings.append(growth.warned)
-    if evidence.status.known:
-        readings.append(status_reading(evidence))
+    readings += end_readings(evidence)
     seen = memory_reading(evidence)
     if seen is not None and seen not in readings:
         readings.append(seen)

@@ -10,20 +10,20 @@ from buoy.text import printable, typed
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.advice import how_to_resume
 from buoy.verdict.causes.common import (
+    end_readings,
     is_relay,
     raised_as,
     recent_signal,
     signal_sender,
     status_reading,
-    was_notebook,
     weaker,
 )
-from buoy.verdict.causes.exits import after_timeout
+from buoy.verdict.causes.exits import after_timeout, timeout_that_killed
 from buoy.verdict.evidence import Evidence, ProcessNotes
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.oom import describe_limit, examine
 from buoy.verdict.stacks import headline, is_recursion, last_stack, signal_of, user_frame
-from buoy.verdict.status import signal_name, time_command
+from buoy.verdict.status import signal_name
 
 SIGXCPU, SIGKILL = 24, 9
 _SAMPLED = 0.5
@@ -59,15 +59,13 @@ def judge_cpu_limit(evidence: Evidence) -> Cause | None:
         return None
     grade = grade if known else weaker(grade, "likely")
     words = f"CPU time used, last seen: {format_duration(used)} of {format_duration(limit)}"
-    readings = [Reading(words, "death.json", evidence.died_wall)]
-    if known:
-        readings.append(status_reading(evidence))
+    readings = (Reading(words, "death.json", evidence.died_wall), *end_readings(evidence))
     return Cause(
         id="cpu-limit",
         claim=Claim(
             f"It used up its limit of {format_duration(limit)} of CPU time (RLIMIT_CPU)",
             grade,
-            tuple(readings),
+            readings,
         ),
         actor=Claim("the Linux kernel, by a limit that the shell or the batch system had set", grade),
         next=(ADVICE, how_to_resume(evidence)),
@@ -145,7 +143,7 @@ def judge_terminated(evidence: Evidence) -> Cause | None:
     seen = recent_signal(evidence, "SIGTERM", 60.0 if status.signal == SIGKILL else _TO_STOP)
     if seen is None:
         return None
-    readings = (seen.reading, status_reading(evidence)) if status.known else (seen.reading,)
+    readings = (seen.reading, *end_readings(evidence))
     after = format_duration(seen.age)
     if status.signal == SIGKILL:
         # Both signals are certain; that the second followed from the first is, once the kernel is ruled out.
@@ -172,7 +170,7 @@ def judge_terminated(evidence: Evidence) -> Cause | None:
 
 def _cause(evidence: Evidence, claim: Claim) -> Cause:
     actor = signal_sender(evidence, "SIGTERM")
-    in_notebook = was_notebook(evidence)
+    in_notebook = evidence.is_kernel
     senders = "a notebook's restart or shutdown, " if in_notebook else ""
     ask = "look at the platform's notices"
     if not in_notebook:
@@ -215,8 +213,8 @@ def judge_killed(evidence: Evidence) -> Cause | None:
         weaker(finding.grade, "likely") if _may_be_its_own(evidence) else finding.grade,
         (status_reading(evidence), *finding.evidence),
     )
-    timer = time_command(evidence.attempt.get("command"))
-    if timer is not None and timer.kills and (evidence.ran_for or 0.0) >= timer.seconds:
+    timer = timeout_that_killed(evidence)
+    if timer is not None:
         actor = Claim(f"`timeout {timer.word}` itself: its time was over", "likely")
         return Cause("killed", claim, actor, next=after_timeout(evidence, timer), survivable=True)
     return Cause(
@@ -247,8 +245,7 @@ def judge_interrupted(evidence: Evidence) -> Cause | None:
     Certain from the status or the KeyboardInterrupt that nobody caught.
     """
     signal = evidence.status.signal
-    note = evidence.speaker.exception if evidence.speaker else None
-    is_note = bool(note and str(note.get("type", "")).endswith(".KeyboardInterrupt"))
+    is_note = str(evidence.exception.get("type", "")).endswith(".KeyboardInterrupt")
     readings: list[Reading] = []
     if signal == SIGINT:
         grade = "certain"
@@ -288,7 +285,7 @@ def judge_hangup(evidence: Evidence) -> Cause | None:
         return None
     if seen:
         readings.append(seen.reading)
-    words = "jupyter lab" if was_notebook(evidence) else printable_command(evidence)
+    words = "jupyter lab" if evidence.is_kernel else printable_command(evidence)
     return Cause(
         id="hangup",
         claim=Claim("Its terminal or connection was closed (SIGHUP)", grade, tuple(readings)),  # type: ignore[arg-type]
@@ -303,8 +300,6 @@ def judge_hangup(evidence: Evidence) -> Cause | None:
 
 def printable_command(evidence: Evidence) -> str:
     """The command to paste, under `buoy run`."""
-    from buoy.text import printable
-
     return f"buoy run -- {printable(evidence.command, 70)}"
 
 
@@ -331,7 +326,7 @@ def judge_native_crash(evidence: Evidence) -> Cause | None:
         signal = last_word(speaker)
     if signal not in WORDS or (speaker and speaker.sent_by(signal) is not None) or evidence.crashed_at_exit:
         return None
-    readings = [status_reading(evidence)] if evidence.status.known else []
+    readings = [*end_readings(evidence)]
     grade: Grade = "likely"
     logged, told = _logged(evidence), _told(speaker, signal)
     proof = logged or told
@@ -517,7 +512,7 @@ def is_bus_error(evidence: Evidence) -> bool:
 
 def readings(evidence: Evidence) -> tuple[Reading, ...]:
     """The status and the place."""
-    found = [status_reading(evidence)] if evidence.status.known else []
+    found = [*end_readings(evidence)]
     speaker = evidence.speaker
     if speaker and speaker.fault.text:
         place = user_frame(speaker.fault.text)

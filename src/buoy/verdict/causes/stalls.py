@@ -7,7 +7,7 @@ from buoy.flight.alarms.stall import state_of
 from buoy.text import printable, typed
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.advice import how_to_resume
-from buoy.verdict.causes.common import how_to_continue, standing_hang, step_of, was_notebook
+from buoy.verdict.causes.common import how_to_continue, standing_hang, step_of
 from buoy.verdict.evidence import Evidence
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.stacks import last_stack, user_frame
@@ -188,7 +188,7 @@ def _next(evidence: Evidence, state: str) -> tuple[str, ...]:
     if evidence.speaker and evidence.speaker.stacks.text:
         path = f"{evidence.folder}/process-{evidence.speaker.pid}/stacks.txt"
         steps.append(f"read where every thread stands: `cat {typed(path)}`")
-    if was_notebook(evidence):
+    if evidence.is_kernel:
         steps.append("interrupt the cell (the stop button, or Kernel > Interrupt): the variables stay")
         steps.append(
             f"if that does not help, restart the kernel, or `kill -TERM {pid}`: its variables are lost then"

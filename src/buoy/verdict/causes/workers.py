@@ -24,13 +24,13 @@ from buoy.verdict.causes.common import (
     violent_deaths,
     weaker,
 )
-from buoy.verdict.causes.exits import after_timeout
+from buoy.verdict.causes.exits import after_timeout, timeout_that_killed
 from buoy.verdict.evidence import Evidence, ProcessDeath
 from buoy.verdict.exceptions import BrokenLine, ExceptionFinding, LostChild, broken_line, pids_in
 from buoy.verdict.model import Cause, Claim, Grade, Reading
 from buoy.verdict.oom import SIGKILL, OomFinding, describe_limit, examine, unrecorded_victim
 from buoy.verdict.stacks import headline, signal_of
-from buoy.verdict.status import make_status, time_command
+from buoy.verdict.status import make_status
 
 # Words with which a parent reports that a child of its own is gone.
 _REPORTS = (
@@ -79,10 +79,10 @@ def judge_relayed(evidence: Evidence) -> Cause | None:
     signal = evidence.status.signal
     if signal is None or is_relay(evidence) is False or signal in AT_SHUTDOWN:
         return None
-    own, timer = examine(evidence, evidence.own_death), time_command(evidence.attempt.get("command"))
+    own = examine(evidence, evidence.own_death)
     if own.answer == "oom" and own.grade == "certain":
         return None
-    if timer is not None and timer.kills and (evidence.ran_for or 0.0) >= timer.seconds:
+    if timeout_that_killed(evidence) is not None:
         return None  # it killed both
     for child in reversed(evidence.child_deaths):
         if died_before(evidence, child, _AT_ONCE) is None or child.is_ours:
@@ -251,7 +251,7 @@ def _link_by_words(
 
 
 def _broken_line(evidence: Evidence) -> BrokenLine | None:
-    return broken_line((evidence.speaker.exception if evidence.speaker else None) or {})
+    return broken_line(evidence.exception)
 
 
 def _reports_loss(finding: ExceptionFinding) -> bool:
@@ -331,8 +331,8 @@ def _next_of_itself(evidence: Evidence, child: ProcessDeath, oom: OomFinding | N
     signal = child.status.signal
     if signal in signals.WORDS:
         return signals.advice(evidence, evidence.processes.get(child.pid or 0), signal)
-    timer = time_command(evidence.attempt.get("command"))
-    if timer is not None and timer.kills and signal == 9 and (evidence.ran_for or 0.0) >= timer.seconds:
+    timer = timeout_that_killed(evidence)
+    if timer is not None and signal == SIGKILL:
         return after_timeout(evidence, timer)
     if signal == signals.SIGXCPU:
         return (signals.ADVICE, how_to_resume(evidence))
