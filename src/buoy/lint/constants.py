@@ -7,7 +7,7 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
-from buoy.lint.facts import Block, Call, Facts
+from buoy.lint.facts import Block, Call, Facts, once
 
 _OPERATORS: dict[type, Any] = {
     ast.Add: operator.add,
@@ -247,11 +247,9 @@ class Allocation:
         return total
 
 
+@once
 def allocations(facts: Facts) -> list[Allocation]:
     """Every call that makes an array of a stated shape, with its element size; those of unknown dtype are left out."""
-    if "allocations" in facts.memo:
-        kept: list[Allocation] = facts.memo["allocations"]
-        return kept
     found = []
     for name, (style, default) in ALLOCATORS.items():
         for call in facts.called(name):
@@ -263,7 +261,6 @@ def allocations(facts: Facts) -> list[Allocation]:
             itemsize = dtype_bytes(dtype, facts, default)
             if dims and itemsize is not None and not call.has_unknown_keywords:
                 found.append(Allocation(call, name, dims, itemsize, dtype is not None))
-    facts.memo["allocations"] = found
     return found
 
 

@@ -85,7 +85,7 @@ class Magic:
         """What left this kernel's training; then the card of the first cell again, else the kernel that ended last."""
         from dataclasses import replace
 
-        from buoy.notebook.kernels import last_ended, lives, show_error_of_this_kernel
+        from buoy.notebook.extension import last_ended, lives, show_error_of_this_kernel
         from buoy.verdict import why
         from buoy.view.cards import verdict_card
 

@@ -17,7 +17,7 @@ from buoy.errors import UsageError, in_notebook
 from buoy.machine.files import write_whole
 from buoy.text import json_text, printable
 from buoy.units import format_bytes, format_duration
-from buoy.view import cards, chart, outcome, timeline
+from buoy.view import cards, chart, outcome
 from buoy.view import history as changes
 from buoy.view.history import LEAST_SECONDS, History, Life, without_places
 
@@ -118,15 +118,15 @@ def write(target: str, text: str) -> int:
     return len(data)
 
 
-def _groups(history: History) -> dict[str, tuple[str, timeline.Axis]]:
-    groups = {"whole": ("The whole run", timeline.whole(history))} if history.lives else {}
-    end = timeline.tail(history)
+def _groups(history: History) -> dict[str, tuple[str, chart.Axis]]:
+    groups = {"whole": ("The whole run", chart.whole(history))} if history.lives else {}
+    end = chart.tail(history)
     if end is not None:
         groups["tail"] = ("The last ten minutes", end)
     return groups
 
 
-def _numbers(axis: timeline.Axis) -> dict[str, Any]:
+def _numbers(axis: chart.Axis) -> dict[str, Any]:
     return {
         "buckets": axis.buckets,
         "lives": [
@@ -140,7 +140,7 @@ def _numbers(axis: timeline.Axis) -> dict[str, Any]:
             for stretch in axis.stretches
         ],
         "charts": [chart.numbers(item) for item in chart.charts(axis)],
-        "marks": timeline.marks(axis),
+        "marks": chart.marks(axis),
     }
 
 
@@ -166,8 +166,8 @@ def _verdict(history: History, life: Life) -> dict[str, Any]:
     return told
 
 
-def _group(key: str, title: str, axis: timeline.Axis) -> str:
-    marks = timeline.marks(axis)
+def _group(key: str, title: str, axis: chart.Axis) -> str:
+    marks = chart.marks(axis)
     pictures = chart.charts(axis)
     if not pictures:
         return (
@@ -193,7 +193,7 @@ def _tone(kind: str) -> str:
     return {"death": "limit", "end": "save"}.get(kind, kind)
 
 
-def _figure(item: chart.Chart, axis: timeline.Axis, marks: list[dict[str, Any]]) -> str:
+def _figure(item: chart.Chart, axis: chart.Axis, marks: list[dict[str, Any]]) -> str:
     tell = chart.words(item.unit)
     highest = max(high for value in item.values if value for high in value)
     lowest = min(low for value in item.values if value for low in value)
@@ -208,7 +208,7 @@ def _figure(item: chart.Chart, axis: timeline.Axis, marks: list[dict[str, Any]])
     )
 
 
-def _untimed(axis: timeline.Axis) -> str:
+def _untimed(axis: chart.Axis) -> str:
     """Which attempts have no curve beside those that have one, and why."""
     numbers = [str(stretch.life.number) for stretch in axis.stretches if stretch.life.is_untimed]
     if not numbers:
@@ -220,7 +220,7 @@ def _untimed(axis: timeline.Axis) -> str:
     )
 
 
-def _lives(axis: timeline.Axis) -> str:
+def _lives(axis: chart.Axis) -> str:
     labels = []
     for stretch in axis.stretches:
         left, wide = 100 * stretch.first / axis.buckets, 100 * stretch.count / axis.buckets
@@ -366,8 +366,8 @@ def _missing(history: History) -> str:
     notes += [f"attempt {life.number}: {note}" for life in history.lives for note in life.missing]
     if not history.lives:
         notes.append("this run has no attempt")
-    if len(history.lives) > timeline.MOST_LIVES:
-        notes.append(f"only the newest {timeline.MOST_LIVES} of {len(history.lives)} attempts are drawn")
+    if len(history.lives) > chart.MOST_LIVES:
+        notes.append(f"only the newest {chart.MOST_LIVES} of {len(history.lives)} attempts are drawn")
     if not notes:
         return ""
     return "<h2>What is missing</h2>" + "".join(

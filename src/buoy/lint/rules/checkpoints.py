@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from buoy.lint.constants import ending, range_length
-from buoy.lint.facts import Block, Call, Facts
-from buoy.lint.frameworks import is_guarded, is_keras_model, uses_torch
+from buoy.lint.facts import Block, Call, Facts, once
 from buoy.lint.model import Edit, Finding, Fix, Rule, Span
 from buoy.lint.rules.removed import strike
 from buoy.lint.target import Target, removed
-from buoy.lint.timing import timing_of
+from buoy.lint.training import is_guarded, is_keras_model, timing_of, uses_torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +23,9 @@ class Save:
     path: ast.expr
 
 
+@once
 def saves(facts: Facts) -> list[Save]:
     """`torch.save`, Keras `save` and `save_weights`, and ModelCheckpoint paths."""
-    if "saves" in facts.memo:
-        kept: list[Save] = facts.memo["saves"]
-        return kept
     found = []
     if uses_torch(facts):
         for call in facts.called("torch.save"):
@@ -40,7 +37,6 @@ def saves(facts: Facts) -> list[Save]:
             path = call.argument(0, "filepath")
             if path is not None and is_keras_model(call.receiver, call.block, facts):
                 found.append(Save(call, call.receiver, path))
-    facts.memo["saves"] = found
     return found
 
 
@@ -62,7 +58,7 @@ def find_checkpoint_callback(facts: Facts, target: Target) -> Iterator[Finding]:
         for keyword in call.node.keywords:
             if keyword.arg in gone:
                 yield Finding(
-                    facts.document.span(keyword),
+                    facts.span(keyword),
                     "error",
                     f"`ModelCheckpoint` has no `{keyword.arg}` any more: TypeError before training starts",
                     "`save_freq` counts batches, not epochs: `save_freq=N * steps_per_epoch`, or save every epoch",
@@ -87,7 +83,7 @@ def _suffix(call: Call, facts: Facts) -> Iterator[Finding]:
         return
     what = "with `save_weights_only=True` " if weights else ""
     yield Finding(
-        facts.document.span(path),
+        facts.span(path),
         "error",
         f"`ModelCheckpoint` {what}refuses {text[-40:]!r}: the path must end in "
         f"`{allowed[0]}`; ValueError before training starts",
@@ -152,12 +148,12 @@ def _finding(call: Call, path: ast.expr, text: str, method: str, suffix: str, fa
     hint = f"end the name in `{suffix}`"
     if method == "save" and "." not in text:
         hint += ", or use `model.export(path)` for a SavedModel"
-    return Finding(facts.document.span(path), "error", message, hint, _fix(path, text, suffix, facts))
+    return Finding(facts.span(path), "error", message, hint, _fix(path, text, suffix, facts))
 
 
 def _fix(path: ast.expr, text: str, suffix: str, facts: Facts) -> Fix | None:
     """Only where the text stands in the call: elsewhere the same path may be read again under its old name."""
-    span = facts.document.span(path)
+    span = facts.span(path)
     source = facts.document.text(span)
     if (
         not isinstance(path, ast.Constant)
@@ -237,7 +233,7 @@ def find_ephemeral_checkpoint(facts: Facts, target: Target) -> Iterator[Finding]
             "crash) the checkpoint is gone"
         )
         yield Finding(
-            facts.document.span(save.path),
+            facts.span(save.path),
             "warning",
             message,
             "`from google.colab import drive; drive.mount('/content/drive')` and save below /content/drive/MyDrive",
@@ -356,7 +352,7 @@ def _every_epoch(path: ast.expr, rhythm: str, count: int | None, facts: Facts) -
     total = f"{count} files of the model's size" if count else "the disk grows by one model each time"
     message = f"a new checkpoint file {rhythm} and none is removed: {total}"
     return Finding(
-        facts.document.span(path),
+        facts.span(path),
         "warning",
         message,
         "keep the last two: save to a temporary name, rename it, and remove the one before",
@@ -391,7 +387,7 @@ def find_weights_only(facts: Facts, target: Target) -> Iterator[Finding]:
             "the random state start over"
         )
         yield Finding(
-            facts.document.span(save.call.node),
+            facts.span(save.call.node),
             "note",
             message,
             "save `{'model': ..., 'optimizer': optimizer.state_dict(), 'epoch': epoch}`",

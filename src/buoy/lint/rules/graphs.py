@@ -6,11 +6,10 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from buoy.lint.facts import Block, Call, Facts, Seen, dotted_name
-from buoy.lint.frameworks import scope_key, uses_torch, without_gradients
+from buoy.lint.facts import Block, Call, Facts, Seen, dotted_name, once
 from buoy.lint.model import Edit, Finding, Fix, Rule, Severity, Span
 from buoy.lint.target import Target
-from buoy.lint.timing import timing_of
+from buoy.lint.training import scope_key, timing_of, uses_torch, without_gradients
 
 _BACKWARD = ("backward", "grad", "requires_grad_", "manual_backward", "attack", "perturb")
 
@@ -24,16 +23,10 @@ class EvalLoop:
     call: Call
 
 
+@once
 def eval_loops(facts: Facts) -> list[EvalLoop]:
     """Every such loop; nothing where gradients are off, needed or frozen."""
-    if "eval_loops" not in facts.memo:
-        facts.memo["eval_loops"] = _find(facts) if uses_torch(facts) and "eval" in facts.calls else []
-    found: list[EvalLoop] = facts.memo["eval_loops"]
-    return found
-
-
-def _find(facts: Facts) -> list[EvalLoop]:
-    if _gradients_off_everywhere(facts):
+    if not uses_torch(facts) or "eval" not in facts.calls or _gradients_off_everywhere(facts):
         return []
     found: list[EvalLoop] = []
     seen: set[int] = set()
@@ -273,7 +266,7 @@ def _finding(
         f"`{name}` {verb} the loss with its autograd graph, {kept}: host RAM grows by about 456 bytes per graph node "
         f"and step (500 nodes: 11 GiB in 50,000 steps)"
     )
-    span = facts.document.span(where.node)
+    span = facts.span(where.node)
     return Finding(
         span,
         severity,
@@ -289,7 +282,7 @@ def _fix(value: ast.expr, keeper: str, facts: Facts) -> Fix | None:
         inner = inner.left if _root(inner.left) else inner.right
     if not isinstance(inner, ast.Name):
         return None
-    span = facts.document.span(inner)
+    span = facts.span(inner)
     # `.detach()` and not `.item()`: it stays a tensor, so later uses of the sum still work (a backward apart).
     return Fix(
         "add `.detach()`",
@@ -311,7 +304,7 @@ def find_kept_outputs(facts: Facts, target: Target) -> Iterator[Finding]:
     """Appends of the model's output, in an evaluation loop that runs with gradients."""
     for loop in eval_loops(facts):
         for kept in keeping(loop, facts):
-            span = facts.document.span(kept.node.args[0])
+            span = facts.span(kept.node.args[0])
             end = Span(span.end_line, span.end_column, span.end_line, span.end_column)
             message = (
                 "each output kept here holds the activations of its whole batch (measured 14 "
@@ -372,12 +365,12 @@ def find_eval_with_gradients(facts: Facts, target: Target) -> Iterator[Finding]:
     for loop in eval_loops(facts):
         if keeping(loop, facts):
             continue
-        name = facts.document.text(facts.document.span(loop.call.node.func))
+        name = facts.text(loop.call.node.func)
         message = (
             f"`{name}.eval()` does not turn gradients off: each batch here stores the activations "
             "for a backward that never comes"
         )
-        line = facts.document.span(loop.call.node)
+        line = facts.span(loop.call.node)
         yield Finding(
             Span(line.line, line.column, line.end_line, line.end_column),
             "warning",
@@ -423,7 +416,7 @@ def find_stepped_graph(facts: Facts, target: Target) -> Iterator[Finding]:
                     f"call both `backward` first and step afterwards, or compute `{shared}` again; "
                     f"`{shared}.detach()` if its gradient is not wanted"
                 )
-                yield Finding(facts.document.span(second.node), "error", message, hint)
+                yield Finding(facts.span(second.node), "error", message, hint)
 
 
 def _step_between(first: Call, second: Call, facts: Facts) -> Call | None:

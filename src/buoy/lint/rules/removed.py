@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from buoy.lint.facts import Block, Call, Facts, Seen
-from buoy.lint.frameworks import is_guarded, is_keras_model, uses_keras
 from buoy.lint.model import Edit, Finding, Fix, Rule, Safety, Span
 from buoy.lint.target import Target, removed
-from buoy.lint.timing import timing_of
+from buoy.lint.training import is_guarded, is_keras_model, timing_of, uses_keras
 
 
 @cache
@@ -107,7 +106,7 @@ def _through_import(node: ast.expr, facts: Facts) -> bool:
 
 def drop_argument(keyword: ast.keyword, facts: Facts, safety: Safety) -> Fix | None:
     """Take an argument out with the comma in front of it; only on one line, where that comma is easy to see."""
-    span = facts.document.span(keyword)
+    span = facts.span(keyword)
     before = facts.document.line(span.line)[: span.column].rstrip()
     if span.line != span.end_line or not before.endswith(","):
         return None
@@ -190,7 +189,7 @@ def find_removed_api(facts: Facts, target: Target) -> Iterator[Finding]:
             continue
         for use in (use for use in uses if use.hide(REMOVED_API.code, facts)):
             hint = _HINTS.get(use.name) or _compat_hint(use.name)
-            yield Finding(facts.document.span(use.node), "error", use.message(facts), hint)
+            yield Finding(facts.span(use.node), "error", use.message(facts), hint)
     methods = removed()["keras"]["methods"]["keras.Sequential"]
     for method in methods.keys() & facts.calls.keys():
         for call in facts.calls[method]:
@@ -219,7 +218,7 @@ def _together(group: str, uses: list[Use], facts: Facts) -> Finding:
         f"{what}: {len(uses)} names it uses are gone ({shown}, ...; tried in {first.library} "
         f"{tried}); it fails here{when}"
     )
-    return Finding(facts.document.span(first.node), "error", message, hint)
+    return Finding(facts.span(first.node), "error", message, hint)
 
 
 def _is_model_method(call: Call, facts: Facts) -> bool:
@@ -244,7 +243,7 @@ def _is_something_else(call: Call, facts: Facts) -> bool:
 def _method(call: Call, facts: Facts) -> Finding:
     function = call.node.func
     assert isinstance(function, ast.Attribute)
-    span = facts.document.span(function)
+    span = facts.span(function)
     name = Span(span.end_line, span.end_column - len(call.tail), span.end_line, span.end_column)
     fix = None
     if call.tail in _RENAMED:
@@ -307,7 +306,7 @@ def _calls(owner: str, facts: Facts) -> list[Call]:
 
 def _finding(call: Call, keyword: ast.keyword, owner: str, facts: Facts) -> Finding:
     name = keyword.arg or ""
-    span = facts.document.span(keyword)
+    span = facts.span(keyword)
     shown = owner.removeprefix("keras.")
     right = _NEW_ARGUMENT_NAMES.get(name)
     message = (
@@ -383,7 +382,7 @@ def find_removed_data_api(facts: Facts, target: Target) -> Iterator[Finding]:
     if facts.packages & {"numpy", "PIL", "pandas"}:
         for use in removed_uses(facts, target, ("numpy", "pandas", "pillow")):
             if use.hide(REMOVED_DATA_API.code, facts):
-                span = facts.document.span(use.node)
+                span = facts.span(use.node)
                 yield Finding(span, "error", use.message(facts), _hint(use.name), _fix(use, facts))
     if "pandas" in facts.packages:
         methods = removed()["pandas"]["methods"]["pandas.DataFrame"]
@@ -399,7 +398,7 @@ def find_removed_data_api(facts: Facts, target: Target) -> Iterator[Finding]:
                         f"AttributeError{strike(facts, call.block, call.node.lineno)}"
                     )
                     yield Finding(
-                        facts.document.span(call.node.func),
+                        facts.span(call.node.func),
                         "error",
                         message,
                         _DATA_REPLACEMENTS.get(method, "see the pandas release notes"),
@@ -455,9 +454,9 @@ def _fix(use: Use, facts: Facts) -> Fix | None:
     for node, _ in use.places:
         if not isinstance(node, ast.Attribute):
             return None
-        module = facts.document.text(facts.document.span(node.value))
+        module = facts.text(node.value)
         text = _SAFE.get(use.name) or f"{module}.{_MEMBERS[use.name]}"
-        edits.append(Edit(facts.document.span(node), text))
+        edits.append(Edit(facts.span(node), text))
     return Fix(f"write `{edits[0].text}`", tuple(edits), "safe")
 
 
@@ -483,7 +482,7 @@ def find_removed_torch_api(facts: Facts, target: Target) -> Iterator[Finding]:
     for use in removed_uses(facts, target, ("torch",)):
         if use.hide(REMOVED_TORCH_API.code, facts):
             hint = _TORCH_REPLACEMENTS.get(use.name, "PyTorch's release notes name the successor")
-            yield Finding(facts.document.span(use.node), "error", use.message(facts), hint)
+            yield Finding(facts.span(use.node), "error", use.message(facts), hint)
     table = removed()["torch"]
     for owner, keywords in table["keywords"].items():
         for call in facts.called(owner):
@@ -498,7 +497,7 @@ def find_removed_torch_api(facts: Facts, target: Target) -> Iterator[Finding]:
                     f"nor later (tried in {table['version']}); TypeError{strike(facts, call.block, call.node.lineno)}"
                 )
                 fix = drop_argument(keyword, facts, "safe")
-                yield Finding(facts.document.span(keyword), "error", message, _torch_replacement(name), fix)
+                yield Finding(facts.span(keyword), "error", message, _torch_replacement(name), fix)
 
 
 def _torch_replacement(keyword: str) -> str:
@@ -571,7 +570,7 @@ def _reached_never(seen: Seen, facts: Facts) -> bool:
 
 
 def _history_key_finding(seen: Seen, key: str, right: str, facts: Facts) -> Finding:
-    span = facts.document.span(seen.node.slice)
+    span = facts.span(seen.node.slice)
     quoted = facts.document.text(span)
     validated = _validated(facts) if key.startswith("val_") else "always"
     fix = None
