@@ -32,9 +32,9 @@ def execute(arguments: list[str]) -> int:
     if options.rules:
         return _list_rules(codes)
     target = target_for(options.on or settings.on)
-    mending = options.fix or options.unsafe_fixes or options.diff
+    fixing = options.fix or options.unsafe_fixes or options.diff
     if "-" in options.paths:
-        _refuse_with_stdin(options, mending)
+        _refuse_with_stdin(options, fixing)
         data = sys.stdin.buffer.read(MAX_FILE + 1)
         name = options.stdin_name or ("-" if not data.lstrip().startswith(b"{") else "stdin.ipynb")
         report = engine.Report(engine.check_source(name, data, target, codes), files=1)
@@ -46,14 +46,13 @@ def execute(arguments: list[str]) -> int:
         if not report.files:
             sys.stderr.write(f"buoy: no script and no notebook to check in {visible(', '.join(paths))}\n")
     unwritten = False
-    if mending:
-        from buoy.lint.fixer import Mender
+    if fixing:
+        from buoy.lint.fixer import fix
 
-        mender = Mender(target, codes, unsafe=options.unsafe_fixes, diff=options.diff)
-        report = mender.mend(report)
+        report, outcome = fix(report, target, codes, unsafe=options.unsafe_fixes, diff=options.diff)
         if options.diff:
-            return int(ExitCode.FOUND if mender.mended and not options.exit_zero else ExitCode.OK)
-        unwritten = mender.unwritten
+            return int(ExitCode.FOUND if outcome.fixed and not options.exit_zero else ExitCode.OK)
+        unwritten = outcome.unwritten
     _print(report, options.format)
     if report.broken or unwritten:
         return int(ExitCode.ERROR)
@@ -142,7 +141,7 @@ def _is_place(word: str) -> bool:
     return word == "this" or word in {row.id for row in platforms.all_platforms()}
 
 
-def _refuse_with_stdin(options: argparse.Namespace, mending: bool) -> None:
+def _refuse_with_stdin(options: argparse.Namespace, fixing: bool) -> None:
     asked = [
         word
         for word, given in (
@@ -152,7 +151,7 @@ def _refuse_with_stdin(options: argparse.Namespace, mending: bool) -> None:
         )
         if given
     ]
-    if mending:
+    if fixing:
         raise UsageError(
             "standard input cannot be fixed",
             received=f"`-` with {' '.join(asked)}",
