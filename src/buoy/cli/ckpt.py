@@ -14,7 +14,7 @@ from buoy.checkpoint.mirror.storage import is_url, place_of
 from buoy.checkpoint.reader import Checkpoint
 from buoy.checkpoint.retention import Keep, best_of, last_finite, metrics_of, surplus
 from buoy.checkpoint.store import DamagedCheckpoint, Entry, Store, restore_command
-from buoy.cli.parser import Parser
+from buoy.cli.parser import Parser, agreed
 from buoy.errors import BuoyError, ExitCode, RunFolderError, UsageError
 from buoy.machine.disk import folders_to_make
 from buoy.machine.files import make_folder
@@ -265,9 +265,7 @@ def _confirmed(what: str) -> bool:
     if not sys.stdin.isatty():
         raise UsageError("no terminal to ask on", received=f"standard input is not a terminal; {what}",
                          expected="a yes", hint="add `--yes` to remove them")  # fmt: skip
-    sys.stderr.write(f"{visible(what)}\nremove them? [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return agreed(f"{visible(what)}\nremove them?")
 
 
 def _open(store: Store, entry: Entry) -> Checkpoint:
