@@ -303,6 +303,19 @@ def test_the_size_of_the_target_decides() -> None:
         ] == expected
 
 
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        ("np.eye(1_000_000)", ["BY301"]),
+        ("np.identity(1_000_000, 'int8')", ["BY301"]),
+        ("np.eye(1_000_000, 10)", []),
+        ("np.eye(1_000_000, M=10)", []),
+    ],
+)
+def test_a_matrix_with_columns_of_its_own_is_no_square(made: str, found: list[str]) -> None:
+    assert check(f"import numpy as np\nx = {made}\n") == found
+
+
 def test_several_targets_mean_the_tightest() -> None:
     from buoy.lint.target import target_for
 

@@ -136,12 +136,8 @@ class Call:
     def argument(self, position: int, name: str) -> ast.expr | None:
         """An argument given by position or by keyword; None when it is absent or hidden in `*args`."""
         if position < len(self.node.args):
-            found = self.node.args[position]
-            return (
-                None
-                if any(isinstance(item, ast.Starred) for item in self.node.args[: position + 1])
-                else found
-            )
+            is_starred = any(isinstance(item, ast.Starred) for item in self.node.args[: position + 1])
+            return None if is_starred else self.node.args[position]
         return self.keyword(name)
 
     @property
@@ -262,6 +258,11 @@ def once(find: Callable[[Facts], Answer]) -> Callable[[Facts], Answer]:
         return found
 
     return answer
+
+
+def literal(node: ast.AST | None) -> Any:
+    """The constant that is written there; None for everything else."""
+    return node.value if isinstance(node, ast.Constant) else None
 
 
 def dotted_name(node: ast.AST) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from buoy.lint.constants import epochs_of, range_length
-from buoy.lint.facts import Block, Call, Facts, Scope, once
+from buoy.lint.facts import Block, Call, Facts, Scope, literal, once
 
 _KERAS = frozenset({"keras", "tensorflow", "tf_keras"})
 _NO_GRAD = frozenset({"no_grad", "inference_mode", "set_grad_enabled", "enable_grad"})
@@ -55,7 +55,7 @@ def is_guarded(block: Block) -> bool:
             and any(_catches(handler) for handler in walk.node.handlers)
         ):
             return True
-        if walk.kind in ("except",) and isinstance(walk.node, ast.ExceptHandler) and _catches(walk.node):
+        if walk.kind == "except" and isinstance(walk.node, ast.ExceptHandler) and _catches(walk.node):
             return True  # the old way, kept for old releases
         if walk.kind in ("if", "else") and isinstance(walk.node, ast.If) and _tests_presence(walk.node.test):
             return True
@@ -79,7 +79,7 @@ def _tests_presence(test: ast.expr) -> bool:
             or node.id in ("hasattr", "TYPE_CHECKING", "globals", "locals", "dir")
         ):
             return True
-        if isinstance(node, ast.Constant) and node.value == "__version__":
+        if literal(node) == "__version__":
             return True
     return isinstance(test, ast.Constant) and not test.value
 
@@ -435,7 +435,7 @@ def _modulo(test: ast.expr) -> tuple[ast.Name, ast.expr, int, bool] | None:
         left: ast.expr = test.operand
     elif isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
         left, right = test.left, test.comparators[0]
-        if not (isinstance(right, ast.Constant) and right.value == 0):
+        if literal(right) != 0:
             return None
     else:
         return None
@@ -447,9 +447,7 @@ def _modulo(test: ast.expr) -> tuple[ast.Name, ast.expr, int, bool] | None:
     if isinstance(counter, ast.BinOp) and isinstance(counter.op, ast.Add):
         parts = (counter.left, counter.right)
         names = [part for part in parts if isinstance(part, ast.Name)]
-        numbers = [
-            part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, int)
-        ]
+        numbers = [number for part in parts if isinstance(number := literal(part), int)]
         if len(names) == 1 and len(numbers) == 1:
             return names[0], left.right, numbers[0], alone
     return None

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from buoy.lint.constants import ending, range_length
-from buoy.lint.facts import Block, Call, Facts, once
+from buoy.lint.constants import ending, epochs_of, range_length
+from buoy.lint.facts import Block, Call, Facts, literal, once
 from buoy.lint.model import Edit, Finding, Fix, Rule, Span
 from buoy.lint.rules.removed import strike
 from buoy.lint.target import Target, removed
@@ -76,7 +76,7 @@ def _suffix(call: Call, facts: Facts) -> Iterator[Finding]:
         return
     if only_weights is not None and not isinstance(only_weights, ast.Constant):
         return
-    weights = isinstance(only_weights, ast.Constant) and bool(only_weights.value)
+    weights = bool(literal(only_weights))
     allowed = (".weights.h5",) if weights else (".keras", ".h5")
     text, whole = found
     if text.endswith(allowed) or (not whole and "." not in text and "/" not in text):
@@ -223,10 +223,8 @@ def find_ephemeral_checkpoint(facts: Facts, target: Target) -> Iterator[Finding]
     if any(word in cell.text.lower() for cell in facts.document.cells for word in _CARRYING_WORDS):
         return
     for save in saves(facts):
-        if not isinstance(save.path, ast.Constant) or not isinstance(save.path.value, str):
-            continue
-        path = save.path.value
-        if path.startswith("/") and not path.startswith("/content"):
+        path = literal(save.path)
+        if not isinstance(path, str) or (path.startswith("/") and not path.startswith("/content")):
             continue
         message = (
             f"{path!r} is on the session's own disk: when Colab ends the session (idle, 12 h, a "
@@ -321,13 +319,10 @@ def _every(block: Block, loop: Block, variables: set[str]) -> int | None:
             )
             if modulo is None or around.kind == "else":
                 return None
-            every *= (
-                modulo.value
-                if isinstance(modulo, ast.Constant) and isinstance(modulo.value, int) and modulo.value > 0
-                else 1
-            )
-            if not isinstance(modulo, ast.Constant):
+            number = literal(modulo)
+            if not isinstance(number, int) or number < 1:
                 return None
+            every *= number
         elif around.kind in ("for", "while", "except"):
             return None
     return None
@@ -335,14 +330,10 @@ def _every(block: Block, loop: Block, variables: set[str]) -> int | None:
 
 def _best_only(call: Call) -> bool:
     value = call.keyword("save_best_only") or (call.node.args[3] if len(call.node.args) > 3 else None)
-    return call.has_unknown_keywords or (
-        value is not None and not (isinstance(value, ast.Constant) and value.value is False)
-    )
+    return call.has_unknown_keywords or (value is not None and literal(value) is not False)
 
 
 def _fit_epochs(facts: Facts) -> int | None:
-    from buoy.lint.constants import epochs_of
-
     counts = [epochs_of(call, facts) for call in facts.calls.get("fit", ())]
     known = [count for count in counts if count is not None]
     return max(known) if known and len(known) == len(counts) else None

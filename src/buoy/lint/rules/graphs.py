@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from buoy.lint.facts import Block, Call, Facts, Seen, dotted_name, once
-from buoy.lint.model import Edit, Finding, Fix, Rule, Severity, Span
+from buoy.lint.facts import Block, Call, Facts, Seen, dotted_name, literal, once
+from buoy.lint.model import Edit, Finding, Fix, Rule, Severity
 from buoy.lint.target import Target
 from buoy.lint.training import scope_key, timing_of, uses_torch, without_gradients
 
@@ -69,9 +69,7 @@ def _loop_after(switch: Call, call: Call, name: str, facts: Facts) -> Block | No
 
 
 def _false(call: Call) -> bool:
-    return (
-        bool(call.node.args) and isinstance(call.node.args[0], ast.Constant) and not call.node.args[0].value
-    )
+    return bool(call.node.args) and literal(call.node.args[0]) is False
 
 
 def _judged(loop: Block, call: Call, facts: Facts) -> bool:
@@ -102,7 +100,7 @@ def _has_break(loop: Block) -> bool:
 
 def _gradients_off_everywhere(facts: Facts) -> bool:
     if any(
-        binding.value is not None and isinstance(binding.value, ast.Constant) and binding.value.value is False
+        literal(binding.value) is False
         for name, bindings in facts.fields.items()
         if name.endswith("requires_grad")
         for binding in bindings
@@ -188,16 +186,10 @@ def _judge(
     if how == "+=" and bindings and any(binding.how == "argument" for binding in bindings):
         return  # the caller's number: `total += loss` rebinds a local name and is gone with it
     across = (
-        len(block.loops()) > 1
-        and bool(bindings)
-        and not any(_in_any_loop(binding.block) for binding in bindings)
+        len(block.loops()) > 1 and bool(bindings) and not any(binding.block.loops() for binding in bindings)
     )
     severity: Severity = "error" if across and timing_of(facts).is_training_loop(loop) else "warning"
     yield _finding(value, keeper, keeper_name, severity, facts, where, how, across)
-
-
-def _in_any_loop(block: Block) -> bool:
-    return bool(block.loops())
 
 
 def _cut_before(loss: str, block: Block, loop: Block, facts: Facts) -> bool:
@@ -286,7 +278,7 @@ def _fix(value: ast.expr, keeper: str, facts: Facts) -> Fix | None:
     # `.detach()` and not `.item()`: it stays a tensor, so later uses of the sum still work (a backward apart).
     return Fix(
         "add `.detach()`",
-        (Edit(Span(span.end_line, span.end_column, span.end_line, span.end_column), ".detach()"),),
+        (Edit(span.end(), ".detach()"),),
         "unsafe" if any(_root(call.receiver) == keeper for call in facts.calls["backward"]) else "safe",
     )
 
@@ -305,7 +297,6 @@ def find_kept_outputs(facts: Facts, target: Target) -> Iterator[Finding]:
     for loop in eval_loops(facts):
         for kept in keeping(loop, facts):
             span = facts.span(kept.node.args[0])
-            end = Span(span.end_line, span.end_column, span.end_line, span.end_column)
             message = (
                 "each output kept here holds the activations of its whole batch (measured 14 "
                 "MiB a batch for a ResNet-18 at "
@@ -317,7 +308,7 @@ def find_kept_outputs(facts: Facts, target: Target) -> Iterator[Finding]:
                 "error",
                 message,
                 hint,
-                Fix("add `.detach().cpu()`", (Edit(end, ".detach().cpu()"),), "unsafe"),
+                Fix("add `.detach().cpu()`", (Edit(span.end(), ".detach().cpu()"),), "unsafe"),
             )
 
 
@@ -370,9 +361,8 @@ def find_eval_with_gradients(facts: Facts, target: Target) -> Iterator[Finding]:
             f"`{name}.eval()` does not turn gradients off: each batch here stores the activations "
             "for a backward that never comes"
         )
-        line = facts.span(loop.call.node)
         yield Finding(
-            Span(line.line, line.column, line.end_line, line.end_column),
+            facts.span(loop.call.node),
             "warning",
             message,
             "put `with torch.no_grad():` (or `torch.inference_mode()`) around this loop",
@@ -393,8 +383,7 @@ def find_stepped_graph(facts: Facts, target: Target) -> Iterator[Finding]:
     if not uses_torch(facts):
         return
     for first in facts.calls.get("backward", ()):
-        retain = first.keyword("retain_graph")
-        if not (isinstance(retain, ast.Constant) and retain.value is True) or not first.block.loops():
+        if literal(first.keyword("retain_graph")) is not True or not first.block.loops():
             continue
         body = [
             call

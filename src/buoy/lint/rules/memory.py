@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from buoy.lint.constants import Allocation, allocations, number
-from buoy.lint.facts import Block, Call, Facts, dotted_name
-from buoy.lint.model import Edit, Finding, Fix, Rule, Severity, Span
+from buoy.lint.facts import Block, Call, Facts, dotted_name, literal
+from buoy.lint.model import Edit, Finding, Fix, Rule, Severity
 from buoy.lint.rules.removed import strike
 from buoy.lint.target import Target
 from buoy.lint.training import is_keras_model
@@ -119,10 +119,7 @@ def _finding(item: Allocation, per_image: int, ram: int, target: Target, facts: 
     module = facts.text(item.call.node.func).rpartition(".")[0]
     fix = None
     if module:
-        edit = Edit(
-            Span(span.end_line, span.end_column - 1, span.end_line, span.end_column - 1),
-            f", dtype={module}.float32",
-        )
+        edit = Edit(span.end(before=1), f", dtype={module}.float32")
         fix = Fix("add `dtype=np.float32`", (edit,), "unsafe")
     return Finding(
         span,
@@ -270,20 +267,22 @@ def find_file_over_memory(facts: Facts, target: Target) -> Iterator[Finding]:
     folder = os.path.dirname(os.path.abspath(facts.document.path))
     for name in _FILE_READERS:
         for call in facts.called(name):
-            path = call.node.args[0] if call.node.args else None
-            if not isinstance(path, ast.Constant) or not isinstance(path.value, str) or _in_pieces(call):
+            path = literal(call.node.args[0]) if call.node.args else None
+            # An .npz is opened only; its arrays are read one by one.
+            if not isinstance(path, str) or path.endswith(".npz") or _in_pieces(call):
                 continue
-            if path.value.endswith(".npz"):  # opened only; its arrays are read one by one
-                continue
-            size = _size(os.path.join(folder, path.value))
+            size = _size(os.path.join(folder, path))
             limit = target.ram
             if size is None or limit is None or size < limit:
                 continue
             message = (
-                f"{path.value} has {format_bytes(size)}; read whole it takes at least "
+                f"{path} has {format_bytes(size)}; read whole it takes at least "
                 f"{format_share(size, limit)} of {target.words}"
             )
-            yield Finding(facts.span(call.node), "error", message, _reading_hint(name))
+            hint = "`chunksize=100_000`, or `usecols=` and `dtype=` for what you need"
+            if name == "numpy.load":
+                hint = "`np.load(path, mmap_mode='r')`"
+            yield Finding(facts.span(call.node), "error", message, hint)
 
 
 def _in_pieces(call: Call) -> bool:
@@ -298,14 +297,6 @@ def _size(path: str) -> int | None:
         return os.stat(path).st_size if os.path.isfile(path) else None
     except (OSError, ValueError):
         return None
-
-
-def _reading_hint(name: str) -> str:
-    return (
-        "`np.load(path, mmap_mode='r')`"
-        if name == "numpy.load"
-        else "`chunksize=100_000`, or `usecols=` and `dtype=` for what you need"
-    )
 
 
 IMAGE_CACHE = Rule("BY601", "image-cache", "decoded images are cached in RAM", default=False)
@@ -411,13 +402,7 @@ _PIPELINE = frozenset(
         "ragged_batch",
     }
 )
-_RANDOM = (
-    "tf.image.random",
-    "tf.random.",
-    "tensorflow.image.random",
-    "tensorflow.random.",
-    "tf.image.stateless_random",
-)
+_RANDOM = ("tensorflow.image.random", "tensorflow.random.")
 
 
 def find_cache_order(facts: Facts, target: Target) -> Iterator[Finding]:
@@ -460,9 +445,7 @@ def _before(call: Call, facts: Facts) -> ast.Call | None:
 
 def _keeps_order(node: ast.Call) -> bool:
     return any(
-        keyword.arg == "reshuffle_each_iteration"
-        and isinstance(keyword.value, ast.Constant)
-        and keyword.value.value is False
+        keyword.arg == "reshuffle_each_iteration" and literal(keyword.value) is False
         for keyword in node.keywords
     )
 
@@ -533,8 +516,6 @@ def find_shuffle_buffer(facts: Facts, target: Target) -> Iterator[Finding]:
 
 
 SLICES_COPY = Rule("BY604", "slices-copy", "from_tensor_slices copies an array that is large already")
-
-_LARGE_SHARE = 0.25
 
 
 def find_slices_copy(facts: Facts, target: Target) -> Iterator[Finding]:
@@ -608,11 +589,7 @@ def _endless(function: ast.AST | None) -> bool:
     if not isinstance(function, ast.FunctionDef):
         return False
     for statement in function.body:
-        if (
-            isinstance(statement, ast.While)
-            and isinstance(statement.test, ast.Constant)
-            and statement.test.value
-        ):
+        if isinstance(statement, ast.While) and literal(statement.test):
             inside = list(ast.walk(statement))
             ways_out = any(isinstance(node, ast.Break | ast.Return | ast.Raise) for node in inside)
             return not ways_out and any(isinstance(node, ast.Yield | ast.YieldFrom) for node in inside)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from buoy.lint.facts import Block, Call, Facts, Seen
+from buoy.lint.facts import Block, Call, Facts, Seen, literal
 from buoy.lint.model import Edit, Finding, Fix, Rule, Safety, Span
 from buoy.lint.target import Target, removed
 from buoy.lint.training import is_guarded, is_keras_model, timing_of, uses_keras
@@ -548,11 +548,7 @@ def _compiled_metrics(facts: Facts) -> set[str]:
             isinstance(item, ast.Constant) for item in metrics.elts
         ):
             return set()
-        found |= {
-            str(item.value)
-            for item in metrics.elts
-            if isinstance(item, ast.Constant) and item.value in ("acc", "accuracy")
-        }
+        found |= {literal(item) for item in metrics.elts} & {"acc", "accuracy"}
     return found
 
 

@@ -7,8 +7,8 @@ import ast
 from collections.abc import Iterator
 
 from buoy.lint.constants import number, range_length
-from buoy.lint.facts import Block, Call, Facts, dotted_name
-from buoy.lint.model import Edit, Finding, Fix, Rule, Span
+from buoy.lint.facts import Block, Call, Facts, dotted_name, literal
+from buoy.lint.model import Edit, Finding, Fix, Rule
 from buoy.lint.rules.names import undefined_names
 from buoy.lint.target import Target
 from buoy.lint.training import Guard, find_guards, makes_keras_model, uses_keras, uses_torch
@@ -53,12 +53,7 @@ def _about_memory(handler: ast.ExceptHandler, facts: Facts) -> bool:
         return True
     if not any(name in ("RuntimeError", "Exception") for name in names):
         return False
-    texts = (
-        node.value
-        for statement in handler.body
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Constant)
-    )
+    texts = (literal(node) for statement in handler.body for node in ast.walk(statement))
     return any(isinstance(text, str) and "out of memory" in text.lower() for text in texts)
 
 
@@ -142,17 +137,14 @@ def find_half_precision(facts: Facts, target: Target) -> Iterator[Finding]:
                 )
                 break
     for call in facts.calls.get("Dense", ()):
-        activation = call.keyword("activation")
         if (
-            isinstance(activation, ast.Constant)
-            and activation.value == "softmax"
+            literal(call.keyword("activation")) == "softmax"
             and call.keyword("dtype") is None
             and _is_output(call, facts)
             and _in_force(setters, call.block, call.node.lineno, facts)
         ):
             span = facts.span(call.node)
-            end = Span(span.end_line, span.end_column - 1, span.end_line, span.end_column - 1)
-            fix = Fix("add `dtype='float32'`", (Edit(end, ", dtype='float32'"),), "unsafe")
+            fix = Fix("add `dtype='float32'`", (Edit(span.end(before=1), ", dtype='float32'"),), "unsafe")
             yield Finding(
                 span,
                 "warning",
@@ -182,7 +174,7 @@ def _sets_half(call: Call, facts: Facts) -> bool:
         value = facts.single_value(value, call.block)
     if isinstance(value, ast.Call) and value.args:
         value = value.args[0]
-    return isinstance(value, ast.Constant) and value.value == "mixed_float16"
+    return bool(literal(value) == "mixed_float16")
 
 
 def _is_output(call: Call, facts: Facts) -> bool:
@@ -310,8 +302,8 @@ def _enumerate(index: str, loop: ast.AST | None, facts: Facts) -> Fix | None:
         names = f"({names})"
     edits = (
         Edit(target, f"{index}, {names}"),
-        Edit(Span(source.line, source.column, source.line, source.column), "enumerate("),
-        Edit(Span(source.end_line, source.end_column, source.end_line, source.end_column), ")"),
+        Edit(source.start(), "enumerate("),
+        Edit(source.end(), ")"),
     )
     return Fix(f"count with `enumerate` as `{index}`", edits, "unsafe")
 
@@ -366,13 +358,8 @@ def _length_counts(guard: Guard, facts: Facts) -> bool:
 
 
 def _divides(guard: Guard, facts: Facts) -> bool:
-    words = {
-        keyword.value.value
-        for call in facts.calls.get("CrossEntropyLoss", ())
-        for keyword in call.node.keywords
-        if keyword.arg == "reduction" and isinstance(keyword.value, ast.Constant)
-    }
-    if "sum" in words or any(
+    losses = facts.calls.get("CrossEntropyLoss", ())
+    if any(literal(call.keyword("reduction")) == "sum" for call in losses) or any(
         call.dotted.startswith(("accelerator.", "self.accelerator", "fabric.", "model_engine", "engine."))
         for call in facts.calls.get("backward", ())
     ):
