@@ -15,7 +15,7 @@ from buoy.flight.attempt import Attempt, attempt_numbers, find_attempt, is_kerne
 from buoy.flight.imports import after_import
 from buoy.flight.recorder import Recorder
 from buoy.machine.files import read_json
-from buoy.notebook.cards import LiveCard, show, show_text
+from buoy.notebook.cards import LiveCard, show_text, show_verdict
 from buoy.notebook.magics import Magic
 from buoy.supervisor.watch import watch
 from buoy.text import printable
@@ -27,7 +27,6 @@ from buoy.verdict.evidence import load as load_evidence
 from buoy.verdict.model import Verdict
 from buoy.verdict.notebook import error_name, in_a_line, stories
 from buoy.verdict.select import part_in
-from buoy.view.cards import verdict_card
 
 # A kernel that ended in order, or still lives, needs no word.
 _NO_NEWS = ("clean-exit", "still-running")
@@ -121,7 +120,7 @@ def _show_death(verdict: Verdict, folder: str) -> None:
     if line is not None:
         show_text(f"buoy: {line}")
     else:
-        show(verdict_card(verdict.to_json()), str(verdict))
+        show_verdict(verdict)
 
 
 def death(folder: str, life: Life) -> Verdict | None:
@@ -249,7 +248,7 @@ def show_error_of_this_kernel(attempt: Attempt) -> bool:
     told = stories(evidence)
     if told and told[0][2].error is not None and not told[0][2].is_followed_by_a_loop:
         verdict = verdict_on(part_in(attempt, told[0][0]))
-        show(verdict_card(verdict.to_json()), str(verdict))
+        show_verdict(verdict)
         return True
     words = _of_another_cell(evidence)
     if words is not None:

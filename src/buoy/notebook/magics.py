@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from buoy.errors import BuoyError, UsageError
 from buoy.flight.attempt import Attempt, find_attempt
 from buoy.flight.profile import WARM_UP, Profiling
-from buoy.notebook.cards import Output, show, show_text
+from buoy.notebook.cards import Output, show, show_text, show_verdict
 from buoy.notebook.namespace import find
 from buoy.units import format_duration
 from buoy.view.cards import lines_html
@@ -79,7 +79,6 @@ class Magic:
 
         from buoy.notebook.extension import last_ended, lives, show_error_of_this_kernel
         from buoy.verdict import why
-        from buoy.view.cards import verdict_card
 
         told, here = self._extension.told, self._attempt()
         was_told = self._extension.recorder is not None and show_error_of_this_kernel(here)
@@ -94,7 +93,7 @@ class Magic:
         if told.number != here.number:
             beside = f"; {verdict.beside}" if verdict.beside else ""
             verdict = replace(verdict, beside=f"this is about an earlier kernel{beside}")
-        return show(verdict_card(verdict.to_json()), str(verdict))
+        return show_verdict(verdict)
 
     def _top(self) -> None:
         from buoy.notebook.cards import where

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from os.path import basename
 from typing import Any
 
+from buoy.fields import number
 from buoy.units import format_bytes, format_duration
 from buoy.view import history as changes
 from buoy.view.cards import WELL
@@ -98,15 +99,11 @@ def _is_dull(chart: Chart) -> bool:
 def _limits(axis: Axis) -> dict[str, float | None]:
     found: dict[str, float | None] = {"memory": None, "gpu": None}
     for stretch in axis.stretches:
-        known = stretch.life.about.get("limits")
-        if not isinstance(known, dict):
-            continue
-        if isinstance(known.get("ram"), int | float):
-            found["memory"] = float(known["ram"])
-        gpus = known.get("gpus")
-        if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict):
-            total = gpus[0].get("total")
-            found["gpu"] = float(total) if isinstance(total, int | float) else None
+        life = stretch.life
+        if (ram := number(life.limits.get("ram"))) is not None:
+            found["memory"] = ram
+        if life.gpus:
+            found["gpu"] = number(life.gpus[0].get("total"))
     return found
 
 
@@ -313,10 +310,9 @@ def marks(axis: Axis) -> list[dict[str, Any]]:
     for stretch in axis.stretches:
         life = stretch.life
         said = [(_words(event), life.since_start(event)) for event in life.events]
-        if life.verdict is not None:
-            cause = life.verdict.get("cause")
-            name = str(cause.get("id", "ended")) if isinstance(cause, dict) else "ended"
-            said.append((("end" if name in WELL else "death", name), stretch.begin + stretch.seconds))
+        if life.cause is not None:
+            kind = "end" if life.cause in WELL else "death"
+            said.append(((kind, life.cause), stretch.begin + stretch.seconds))
         for words, moment in said:
             index = stretch.bucket(moment) if words is not None and moment is not None else None
             if words is not None and index is not None:

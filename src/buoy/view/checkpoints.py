@@ -14,6 +14,7 @@ from buoy.checkpoint.mirror.storage import is_there
 from buoy.checkpoint.reader import Checkpoint
 from buoy.checkpoint.retention import last_finite
 from buoy.checkpoint.store import Entry
+from buoy.fields import mapping
 from buoy.text import joined
 from buoy.units import format_bytes, format_duration, format_share
 
@@ -139,12 +140,9 @@ def _reason(about: dict[str, Any]) -> str:
 
 
 def _metrics(about: dict[str, Any], most: int | None = _METRICS_SHOWN) -> str:
-    metrics = about.get("metrics")
-    if not isinstance(metrics, dict):
-        return ""
     words = [
         f"{name}={value:.4g}" if isinstance(value, int | float) else f"{name}=n/a"
-        for name, value in metrics.items()
+        for name, value in mapping(about.get("metrics")).items()
     ]
     return " ".join(words[:most]) + (" …" if most is not None and len(words) > most else "")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from buoy.fields import count, number, text
+from buoy.fields import count, mapping, mappings, number, text
 from buoy.flight.alarms import stall
 from buoy.flight.attempt import Attempt, attempt_numbers, attempts_of, missing_of
 from buoy.flight.beacon import read_beacon
@@ -115,6 +115,23 @@ class Life:
         return self.verdict is not None or any(event.get("kind") == "end" for event in self.events)
 
     @property
+    def cause(self) -> str | None:
+        """The id of what ended it; None without a verdict."""
+        return (
+            str(mapping(self.verdict.get("cause")).get("id", "ended")) if self.verdict is not None else None
+        )
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """Of the machine, as they were read at the start."""
+        return mapping(self.about.get("limits"))
+
+    @property
+    def gpus(self) -> list[dict[str, Any]]:
+        """Of the machine, as they were read at the start."""
+        return mappings(self.limits.get("gpus"))
+
+    @property
     def is_untimed(self) -> bool:
         """Whether steps were made, and too few at a stretch to tell their time."""
         return bool(self.last.get("step")) and "step_seconds" not in self.series
@@ -131,10 +148,8 @@ class Life:
 
     def since_start(self, event: dict[str, Any]) -> float | None:
         """When an event happened, in seconds since the attempt began; the wall clock may have moved, `t` does not."""
-        moment, start = event.get("t"), self.about.get("t")
-        if not isinstance(moment, int | float) or not isinstance(start, int | float):
-            return None
-        return float(moment) - float(start)
+        moment, start = number(event.get("t")), number(self.about.get("t"))
+        return moment - start if moment is not None and start is not None else None
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from typing import Any
 from buoy import __version__
 from buoy.checkpoint.store import Entry, Store
 from buoy.errors import UsageError, in_notebook
+from buoy.fields import mapping
 from buoy.machine.files import write_whole
 from buoy.text import json_text, printable
 from buoy.units import format_bytes, format_duration
@@ -159,8 +160,8 @@ def _header(history: History) -> str:
 
 def _verdict(history: History, life: Life) -> dict[str, Any]:
     told: dict[str, Any] = without_places(life.verdict, life.about, history.folder)
-    where = told.get("where")
-    if isinstance(where, dict) and where.get("cell"):
+    where = mapping(told.get("where"))
+    if where.get("cell"):
         number = _CELL.match(str(where["cell"]))  # what follows it is the user's own code
         told["where"] = {**where, "cell": number[0] if number is not None else None}
     return told
@@ -242,10 +243,8 @@ def _attempts(history: History) -> str:
         return ""
     rows = []
     for life in reversed(history.lives[-_MOST_ROWS:]):
-        cause = (life.verdict or {}).get("cause")
-        said = str(cause.get("id", "n/a")) if isinstance(cause, dict) else "running" if life.alive else "n/a"
-        where = (life.verdict or {}).get("where")
-        own = where.get("step") if isinstance(where, dict) else None
+        said = life.cause or ("running" if life.alive else "n/a")
+        own = mapping(mapping(life.verdict).get("where")).get("step")
         # Of a kernel the last step may be another run's.
         step = own if own is not None else life.last.get("step")
         rows.append(
@@ -287,12 +286,9 @@ def _checkpoints(history: History) -> str:
 
 
 def _metrics(entry: Entry) -> str:
-    metrics = entry.about.get("metrics")
-    if not isinstance(metrics, dict):
-        return ""
     return ", ".join(
         f"{printable(str(name), 30)} {value:.5g}"
-        for name, value in metrics.items()
+        for name, value in mapping(entry.about.get("metrics")).items()
         if isinstance(value, int | float)
     )
 
@@ -339,16 +335,13 @@ def _environment(history: History) -> str:
 
 def _facts(life: Life) -> dict[str, str]:
     """What the machine was. Only these keys: a report is passed on, so nothing else of attempt.json goes in."""
-    about, limits = life.about, life.about.get("limits")
-    limits = limits if isinstance(limits, dict) else {}
-    gpus = limits.get("gpus")
-    names = [str(gpu.get("name")) for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+    about, limits = life.about, life.limits
     facts = {
         "platform": about.get("platform"),
         "RAM": _said(limits.get("ram"), format_bytes),
         "disk": _said(limits.get("disk"), format_bytes),
         "CPUs": limits.get("cpus"),
-        "GPUs": ", ".join(names),
+        "GPUs": ", ".join(str(gpu.get("name")) for gpu in life.gpus),
         "time limit": _said(about.get("time_limit"), format_duration),
         "Python": about.get("python"),
         "kernel": about.get("kernel"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from buoy.checkpoint.store import Store
 from buoy.errors import in_notebook
-from buoy.fields import count
+from buoy.fields import count, number
 from buoy.flight.alarms.forecast import Forecast
 from buoy.flight.attempt import Attempt, attempts_of, is_kernel
 from buoy.flight.beacon import read_beacon
@@ -85,7 +85,7 @@ def state(attempt: Attempt, run: str | None = None) -> dict[str, Any]:
     last, about = life.last, life.about
     story = of_its_own(life, attempt, run) if life.alive or not of_process else None
     own = training_of(life.events, attempt.run_folder, run)
-    wall = _number(last.get("wall"))
+    wall = number(last.get("wall"))
     age = max(0.0, time.time() - wall) if wall is not None else None
     return {
         "schema": SCHEMA,
@@ -96,7 +96,7 @@ def state(attempt: Attempt, run: str | None = None) -> dict[str, Any]:
         "sample_age": age,
         "unrecorded": unrecorded,
         "seconds": life.seconds if last else None,
-        "step": (own.step or 0) if story is not None or own.is_beside else _number(last.get("step")),
+        "step": (own.step or 0) if story is not None or own.is_beside else number(last.get("step")),
         "last_step": own.length if story is None and not own.is_beside else None,
         "phase": last.get("phase") if story is None else None,
         "step_seconds": _step_seconds(life) if story is None else None,
@@ -105,13 +105,13 @@ def state(attempt: Attempt, run: str | None = None) -> dict[str, Any]:
         "micro_batch": _micro_batch(run),
         "checkpoint": _checkpoint(run),
         "events": _events(life, own_events(life, attempt, run), os.path.basename(run)),
-        "loop_beside": _number(last.get("step")) if life.alive and own.is_followed_by_a_loop else None,
+        "loop_beside": number(last.get("step")) if life.alive and own.is_followed_by_a_loop else None,
     }
 
 
 def _unrecorded(life: Life) -> dict[str, Any] | None:
     """Since when nothing is recorded of a process that lives, and whether its recorder is gone; None if it is well."""
-    since = _number(life.last.get("wall")) or _number(life.about.get("wall"))
+    since = number(life.last.get("wall")) or number(life.about.get("wall"))
     if not life.alive or since is None or time.time() - since < _STALE_SECONDS:
         return None
     lives = recorder_lives(life.about, life.events)
@@ -120,7 +120,7 @@ def _unrecorded(life: Life) -> dict[str, Any] | None:
 
 def _look_without_recorder(life: Life, attempt: Attempt) -> None:
     """What can be known all the same: the clock, and the page on which the training itself says where it is."""
-    life.seconds = max(life.seconds, time.time() - (_number(life.about.get("wall")) or time.time()))
+    life.seconds = max(life.seconds, time.time() - (number(life.about.get("wall")) or time.time()))
     life.series.pop("step_seconds", None)
     beacon = read_beacon(os.path.join(attempt.folder, f"process-{life.about.get('pid')}", "beacon"))
     if beacon is not None:
@@ -135,9 +135,8 @@ def may_change(now: dict[str, Any]) -> bool:
 
 
 def _status(life: Life, attempt: Attempt) -> str:
-    if life.verdict is not None:
-        cause = life.verdict.get("cause")
-        return str(cause.get("id", "ended")) if isinstance(cause, dict) else "ended"
+    if life.cause is not None:
+        return life.cause
     if life.alive:
         waits = life.last.get("phase") == IDLE or waits_for_us(count(life.about.get("pid")))
         idle = waits and is_kernel(life.about.get("command"))
@@ -167,15 +166,12 @@ def _step_seconds(life: Life) -> float | None:
 
 
 def _resources(life: Life, forecast: bool) -> list[dict[str, Any]]:
-    limits = life.about.get("limits")
-    limits = limits if isinstance(limits, dict) else {}
-    gpus = limits.get("gpus")
-    first = gpus[0] if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict) else {}
+    limits, first = life.limits, life.gpus[0] if life.gpus else {}
     found = [
-        _used(life, "RAM", "memory", _number(life.last.get("cgroup_limit")) or _number(limits.get("ram"))),
-        _used(life, "VRAM", "gpu", _number(first.get("total"))),
-        _disk(life, _number(limits.get("disk"))),
-        _free("shm", life.series.get("shm_free"), _number(limits.get("shm")), life),
+        _used(life, "RAM", "memory", number(life.last.get("cgroup_limit")) or number(limits.get("ram"))),
+        _used(life, "VRAM", "gpu", number(first.get("total"))),
+        _disk(life, number(limits.get("disk"))),
+        _free("shm", life.series.get("shm_free"), number(limits.get("shm")), life),
     ]
     return [{**item, **({} if forecast else {"full_in": None})} for item in found if item is not None]
 
@@ -200,7 +196,7 @@ def _disk(life: Life, size_at_start: float | None) -> dict[str, Any] | None:
     since = life.since_start(moved) or 0.0 if moved is not None else 0.0
     # The first reading after a run was opened may still be of the disk before.
     points = [point for point in life.series.get("disk_free", ()) if not moved or point[0] > since + 1.5]
-    size = _number(life.last.get("disk_total")) or (size_at_start if moved is None else None)
+    size = number(life.last.get("disk_total")) or (size_at_start if moved is None else None)
     found = _free("disk", points, size, life)
     return {**found, "of": str(moved.get("path"))} if found is not None and moved is not None else found
 
@@ -232,13 +228,13 @@ def _full_in(life: Life, name: str, points: list[tuple[float, float]], limit: fl
 
 
 def _time(life: Life, about: dict[str, Any]) -> dict[str, Any] | None:
-    limit, started = _number(about.get("time_limit")), _number(about.get("session_started"))
+    limit, started = number(about.get("time_limit")), number(about.get("session_started"))
     for event in life.events:  # in a notebook the recorder runs before `buoy.Run` is told of a limit
         if event.get("kind") == "time-limit":
-            limit = _number(event.get("seconds"))
+            limit = number(event.get("seconds"))
     if limit is None or started is None:
         return None
-    spent = max(0.0, (_number(about.get("wall")) or started) - started) + life.seconds
+    spent = max(0.0, (number(about.get("wall")) or started) - started) + life.seconds
     return {"spent": spent, "limit": limit, "left": max(0.0, limit - spent)}
 
 
@@ -374,7 +370,3 @@ def _safe(now: dict[str, Any]) -> str:
         return "no checkpoint"
     age = f", {format_duration(kept['age'])} ago" if kept["age"] is not None else ""
     return f"safe at step {kept['step']} ({format_bytes(kept['bytes'])}{age})"
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
