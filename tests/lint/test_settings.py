@@ -79,7 +79,7 @@ def test_standard_input_is_a_script_or_a_notebook(folder: Path) -> None:
     notebook = json.dumps({"cells": [{"cell_type": "code", "source": "print(missing)"}]})
     for text, place in (("import os\nprint(missing)", "-:2:7"), (notebook, "stdin.ipynb:cell 1:1:7")):
         done = subprocess.run(
-            [sys.executable, "-m", "buoy.cli.check", "-", "--format", "concise"],
+            [sys.executable, "-m", "buoy", "check", "-", "--format", "concise"],
             input=text,
             capture_output=True,
             text=True,

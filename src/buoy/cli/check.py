@@ -28,13 +28,13 @@ def execute(arguments: list[str]) -> int:
     _take_back_paths(options)
     settings = read_settings()
     selected = options.select or settings.select
-    codes = rules.choose(selected, [*settings.ignore, *(options.ignore or [])])
+    codes = rules.choose(selected, [*settings.ignore, *options.ignore])
     if options.rules:
         return _list_rules(codes)
     target = target_for(options.on or settings.on)
     fixing = options.fix or options.unsafe_fixes or options.diff
     if "-" in options.paths:
-        _refuse_with_stdin(options, fixing)
+        _refuse_with_stdin(options)
         data = sys.stdin.buffer.read(MAX_FILE + 1)
         name = options.stdin_name or ("-" if not data.lstrip().startswith(b"{") else "stdin.ipynb")
         report = engine.Report(engine.check_source(name, data, target, codes), files=1)
@@ -118,17 +118,11 @@ def _take_back_paths(options: argparse.Namespace) -> None:
     path is one.
     """
     for name, known in (("on", _is_place), ("select", rules.matching), ("ignore", rules.matching)):
-        given = getattr(options, name)
-        if given is None:
-            continue
         kept: list[str] = []
-        for words in given:
-            path = ",".join(words)
-            if (
-                len(words) == 1
-                and not known(path)
-                and (os.path.exists(path) or path.endswith((".py", ".ipynb")))
-            ):
+        for words in getattr(options, name) or ():
+            path = words[0] if len(words) == 1 else ""
+            looks_like_one = os.path.exists(path) or path.endswith((".py", ".ipynb"))
+            if looks_like_one and not known(path):
                 options.paths.append(path)
             else:
                 kept += words
@@ -141,17 +135,10 @@ def _is_place(word: str) -> bool:
     return word == "this" or word in {row.id for row in platforms.all_platforms()}
 
 
-def _refuse_with_stdin(options: argparse.Namespace, fixing: bool) -> None:
-    asked = [
-        word
-        for word, given in (
-            ("--fix", options.fix),
-            ("--unsafe-fixes", options.unsafe_fixes),
-            ("--diff", options.diff),
-        )
-        if given
-    ]
-    if fixing:
+def _refuse_with_stdin(options: argparse.Namespace) -> None:
+    given = {"--fix": options.fix, "--unsafe-fixes": options.unsafe_fixes, "--diff": options.diff}
+    asked = [word for word in given if given[word]]
+    if asked:
         raise UsageError(
             "standard input cannot be fixed",
             received=f"`-` with {' '.join(asked)}",
@@ -298,15 +285,3 @@ def _apply(settings: Settings, table: Any, path: str) -> None:
             expected="[tool.buoy.check] with select, ignore, on, exclude",
             hint="`buoy explain check` shows an example",
         )
-
-
-if __name__ == "__main__":
-    from buoy.errors import BuoyError
-
-    try:
-        sys.exit(execute(sys.argv[1:]))
-    except BuoyError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(int(error.exit_code))
-    except BrokenPipeError:
-        os._exit(0)

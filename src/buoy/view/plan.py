@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 import textwrap
+from dataclasses import asdict
 from html import escape
 from typing import Any
 
@@ -319,9 +320,7 @@ def _bar(size: int, whole: int, longest: int) -> str:
 
 
 def _interval(interval: Interval | None) -> dict[str, int] | None:
-    return (
-        None if interval is None else {"low": interval.low, "likely": interval.likely, "high": interval.high}
-    )
+    return None if interval is None else asdict(interval)
 
 
 def _answer_values(answer: Answer) -> dict[str, Any]:
@@ -349,17 +348,7 @@ def _answer_values(answer: Answer) -> dict[str, Any]:
 
 
 def _need_values(need: Need) -> dict[str, Any]:
-    return {
-        "name": need.name,
-        "low": need.low,
-        "high": need.high,
-        "limit": need.limit,
-        "unit": need.unit,
-        "verdict": need.verdict,
-        "parts": need.parts,
-        "note": need.note,
-        "why": need.why,
-    }
+    return {**asdict(need), "verdict": need.verdict}
 
 
 def _remedy_values(remedy: Remedy, now: Interval | None) -> dict[str, Any]:

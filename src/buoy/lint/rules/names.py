@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from buoy.lint.facts import Block, Facts, known_without_import, once
+from buoy.lint.magics import BARE_COMMANDS
 from buoy.lint.model import Edit, Finding, Fix, Rule, Severity, Span
 from buoy.lint.sources import Cell, Problem
 from buoy.lint.target import Target
@@ -19,7 +20,6 @@ _PLACEHOLDER = re.compile(r"^\s*(#.*(\.\.\.|…)|\.\.\.\s*$)", re.MULTILINE)
 _PYTHON_2 = frozenset(
     {"unicode", "xrange", "unichr", "basestring", "long", "raw_input", "reduce", "file", "execfile", "cmp"}
 )
-_SHELL_WORDS = frozenset({"ls", "pwd", "ll", "whos", "who", "clear", "cls", "hist", "history"})
 # Imports that nobody writes in another way, so that adding them cannot change the meaning of a program that would fail.
 _IMPORTS = {
     name: f"import {name}"
@@ -163,7 +163,7 @@ def _given_from_outside(facts: Facts) -> set[str]:
 def _is_command_line(line: str, given: set[str]) -> bool:
     """`watermark -iv` or a lone `ls`: IPython runs it as a command, although it parses as Python."""
     words = line.split()
-    return bool(words) and (words[0] in given or (len(words) == 1 and words[0] in _SHELL_WORDS))
+    return bool(words) and (words[0] in given or (len(words) == 1 and words[0] in BARE_COMMANDS))
 
 
 def has_placeholder(facts: Facts) -> bool:
