@@ -120,6 +120,12 @@ def _is_no_grad(node: ast.expr) -> bool:
     return False
 
 
+def leaves(loop: Block) -> bool:
+    """Whether its body ends with a `break` or `return`: then it runs once."""
+    body = getattr(loop.node, "body", [])
+    return any(isinstance(statement, ast.Break | ast.Return) for statement in body)
+
+
 def scope_key(node: ast.AST, block: Block) -> tuple[int, str] | None:
     """A key under which the same variable is found again: its scope and its words."""
     words: list[str] = []

@@ -142,8 +142,7 @@ def _saves_itself(facts: Facts, method: str) -> bool:
 def _finding(call: Call, path: ast.expr, text: str, method: str, suffix: str, facts: Facts) -> Finding:
     shown = text if len(text) < 40 else "..." + text[-36:]
     message = (
-        f"`{method}` refuses {shown!r}: the name must end in `{suffix}`; "
-        f"ValueError{strike(facts, call.block, call.node.lineno)}"
+        f"`{method}` refuses {shown!r}: the name must end in `{suffix}`; ValueError{strike(facts, call)}"
     )
     hint = f"end the name in `{suffix}`"
     if method == "save" and "." not in text:

@@ -52,7 +52,7 @@ def _message(item: Allocation, size: int, limit: int, on_device: bool, target: T
     )
     if size < limit:
         return start
-    return f"{start}; it cannot be allocated or filled{strike(facts, item.call.block, item.call.node.lineno)}"
+    return f"{start}; it cannot be allocated or filled{strike(facts, item.call)}"
 
 
 def _hint(item: Allocation, size: int, limit: int) -> str:

@@ -54,7 +54,7 @@ class Use:
             failure = "it is still there, but only raises RuntimeError"
         tried = table["version"]
         more = f" ({len(self.places)} uses)" if len(self.places) > 1 else ""
-        when = strike(facts, self.block, getattr(self.node, "lineno", 1))
+        when = strike(facts, self)
         gone = f"`{self.name}` is gone{more}: not in {self.library} {self.since} nor later (tried in {tried})"
         return f"{gone}; {failure}{when}"
 
@@ -74,9 +74,8 @@ def removed_uses(facts: Facts, target: Target, libraries: tuple[str, ...]) -> li
                 places.append((name, seen.node, seen.block))
     uses: dict[str, Use] = {}
     for name, node, block in sorted(places, key=_order):
-        if is_guarded(block) or not target.lacks(*names[name], facts):
-            continue
-        uses.setdefault(name, Use(name, *names[name], [])).places.append((node, block))
+        if meets(block, *names[name], facts, target):
+            uses.setdefault(name, Use(name, *names[name], [])).places.append((node, block))
     return list(uses.values())
 
 
@@ -114,9 +113,23 @@ def drop_argument(keyword: ast.keyword, facts: Facts, safety: Safety) -> Fix | N
     return Fix(f"drop `{keyword.arg}`", (edit,), safety)
 
 
-def strike(facts: Facts, block: Block, line: int) -> str:
+def meets(block: Block, library: str, since: str, facts: Facts, target: Target) -> bool:
+    """Whether code here will meet a release from which something is gone, and does not expect that."""
+    return not is_guarded(block) and target.lacks(library, since, facts)
+
+
+def gone_arguments(
+    call: Call, library: str, gone: dict[str, str], facts: Facts, target: Target
+) -> Iterator[ast.keyword]:
+    """The arguments of a call that the release it will meet no longer takes."""
+    for keyword in call.node.keywords:
+        if keyword.arg in gone and meets(call.block, library, gone[keyword.arg], facts, target):
+            yield keyword
+
+
+def strike(facts: Facts, place: Call | Seen | Use) -> str:
     """`, after 20 epochs of training`: when the failure comes; empty when it comes before."""
-    moment = timing_of(facts).moment(block, line)
+    moment = timing_of(facts).moment(place.block, getattr(place.node, "lineno", 1))
     return f", {moment.words}" if moment.when == "after" else ""
 
 
@@ -193,11 +206,7 @@ def find_removed_api(facts: Facts, target: Target) -> Iterator[Finding]:
     methods = removed()["keras"]["methods"]["keras.Sequential"]
     for method in methods.keys() & facts.calls.keys():
         for call in facts.calls[method]:
-            if (
-                _is_model_method(call, facts)
-                and not is_guarded(call.block)
-                and target.lacks("keras", "3.0.0", facts)
-            ):
+            if _is_model_method(call, facts) and meets(call.block, "keras", "3.0.0", facts, target):
                 yield _method(call, facts)
 
 
@@ -212,7 +221,7 @@ def _together(group: str, uses: list[Use], facts: Facts) -> Finding:
     first = uses[0]
     what, hint = _GROUPS[group]
     shown = ", ".join(f"`{use.name}`" for use in uses[:3])
-    when = strike(facts, first.block, getattr(first.node, "lineno", 1))
+    when = strike(facts, first)
     tried = removed()[first.library]["version"]
     message = (
         f"{what}: {len(uses)} names it uses are gone ({shown}, ...; tried in {first.library} "
@@ -255,7 +264,7 @@ def _method(call: Call, facts: Facts) -> Finding:
             (Edit(name, _RENAMED[call.tail]),),
             "safe" if plain else "unsafe",
         )
-    message = f"`{call.tail}` is gone from Keras models: AttributeError{strike(facts, call.block, call.node.lineno)}"
+    message = f"`{call.tail}` is gone from Keras models: AttributeError{strike(facts, call)}"
     return Finding(name, "error", message, _HINTS.get(call.tail, "see the Keras 3 migration guide"), fix)
 
 
@@ -285,13 +294,8 @@ def find_removed_argument(facts: Facts, target: Target) -> Iterator[Finding]:
         if owner == "keras.callbacks.ModelCheckpoint":  # BY203 has more to say of it
             continue
         for call in _calls(owner, facts):
-            for keyword in call.node.keywords:
-                if (
-                    keyword.arg in keywords
-                    and not is_guarded(call.block)
-                    and target.lacks("keras", keywords[keyword.arg], facts)
-                ):
-                    yield _finding(call, keyword, owner, facts)
+            for keyword in gone_arguments(call, "keras", keywords, facts, target):
+                yield _finding(call, keyword, owner, facts)
 
 
 def _calls(owner: str, facts: Facts) -> list[Call]:
@@ -309,10 +313,7 @@ def _finding(call: Call, keyword: ast.keyword, owner: str, facts: Facts) -> Find
     span = facts.span(keyword)
     shown = owner.removeprefix("keras.")
     right = _NEW_ARGUMENT_NAMES.get(name)
-    message = (
-        f"`{shown}` has no argument `{name}` in Keras 3: the call "
-        f"fails{strike(facts, call.block, call.node.lineno)}"
-    )
+    message = f"`{shown}` has no argument `{name}` in Keras 3: the call fails{strike(facts, call)}"
     if right:
         edit = Edit(Span(span.line, span.column, span.line, span.column + len(name)), right)
         return Finding(
@@ -388,15 +389,8 @@ def find_removed_data_api(facts: Facts, target: Target) -> Iterator[Finding]:
         methods = removed()["pandas"]["methods"]["pandas.DataFrame"]
         for method in methods.keys() & facts.calls.keys():
             for call in facts.calls[method]:
-                if (
-                    _on_frame(call, facts)
-                    and not is_guarded(call.block)
-                    and target.lacks("pandas", methods[method], facts)
-                ):
-                    message = (
-                        f"`DataFrame.{method}` is gone from pandas: "
-                        f"AttributeError{strike(facts, call.block, call.node.lineno)}"
-                    )
+                if _on_frame(call, facts) and meets(call.block, "pandas", methods[method], facts, target):
+                    message = f"`DataFrame.{method}` is gone from pandas: AttributeError{strike(facts, call)}"
                     yield Finding(
                         facts.span(call.node.func),
                         "error",
@@ -486,24 +480,17 @@ def find_removed_torch_api(facts: Facts, target: Target) -> Iterator[Finding]:
     table = removed()["torch"]
     for owner, keywords in table["keywords"].items():
         for call in facts.called(owner):
-            for keyword in call.node.keywords:
+            for keyword in gone_arguments(call, "torch", keywords, facts, target):
                 name = keyword.arg or ""
-                if name not in keywords or is_guarded(call.block):
-                    continue
-                if not target.lacks("torch", keywords[name], facts):
-                    continue
                 message = (
                     f"`{owner.rpartition('.')[2]}` has no argument `{name}` any more: not in torch {keywords[name]} "
-                    f"nor later (tried in {table['version']}); TypeError{strike(facts, call.block, call.node.lineno)}"
+                    f"nor later (tried in {table['version']}); TypeError{strike(facts, call)}"
                 )
                 fix = drop_argument(keyword, facts, "safe")
-                yield Finding(facts.span(keyword), "error", message, _torch_replacement(name), fix)
-
-
-def _torch_replacement(keyword: str) -> str:
-    if keyword == "verbose":
-        return "leave it out; `scheduler.get_last_lr()` returns the learning rate"
-    return f"leave `{keyword}` out"
+                hint = f"leave `{name}` out"
+                if name == "verbose":
+                    hint = "leave it out; `scheduler.get_last_lr()` returns the learning rate"
+                yield Finding(facts.span(keyword), "error", message, hint, fix)
 
 
 HISTORY_KEY = Rule("BY204", "history-key", "a key that the training history does not have")
@@ -578,7 +565,7 @@ def _history_key_finding(seen: Seen, key: str, right: str, facts: Facts) -> Find
         hint = f"give `fit` its `validation_data`, then use `{right}`: without it the history has neither"
     message = (
         f"the history has no `{key}`: `compile` asks for `{right.removeprefix('val_')}`; "
-        f"KeyError{strike(facts, seen.block, seen.node.lineno)}"
+        f"KeyError{strike(facts, seen)}"
     )
     return Finding(span, "error", message, hint, fix)
 

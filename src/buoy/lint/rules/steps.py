@@ -11,7 +11,7 @@ from buoy.lint.facts import Block, Call, Facts, dotted_name, literal
 from buoy.lint.model import Edit, Finding, Fix, Rule
 from buoy.lint.rules.names import undefined_names
 from buoy.lint.target import Target
-from buoy.lint.training import Guard, find_guards, makes_keras_model, uses_keras, uses_torch
+from buoy.lint.training import Guard, find_guards, leaves, makes_keras_model, uses_keras, uses_torch
 
 RETRY_IN_HANDLER = Rule("BY407", "retry-inside-except", "an out-of-memory retry runs inside the except block")
 
@@ -225,7 +225,7 @@ def find_models_in_loop(facts: Facts, target: Target) -> Iterator[Finding]:
                 passes is not None
                 and passes >= _FEW
                 and _fits_inside(call, loops[0], facts)
-                and not _leaves(loops)
+                and not any(map(leaves, loops))
             ):
                 seen.add(id(loops[-1]))
                 message = (
@@ -260,14 +260,6 @@ def _passes(loops: list[Block], facts: Facts) -> int | None:
 def _fits_inside(call: Call, loop: Block, facts: Facts) -> bool:
     return any(
         fit.block.inside(loop) for name in ("fit", "fit_generator") for fit in facts.calls.get(name, ())
-    )
-
-
-def _leaves(loops: list[Block]) -> bool:
-    return any(
-        isinstance(statement, ast.Break | ast.Return)
-        for loop in loops
-        for statement in getattr(loop.node, "body", [])
     )
 
 
