@@ -300,7 +300,12 @@ def _measure(life: Life, minutes: Iterator[dict[str, Any]], samples: Iterator[di
         start = life.about["t"] = float(min(begins, default=0.0))
     series: dict[str, list[Point]] = {name: [] for name in _READINGS}
     steps: list[Step] = []
+    highest: dict[str, float] = {}
     for row in chain([earliest] if earliest else (), minutes):
+        # Of the samples at full rate not all may have been read: the minutes know the highest.
+        for name, fields in _READINGS.items():
+            if is_triple(row.get(fields[0])):
+                highest[name] = max(highest.get(name, 0.0), float(row[fields[0]][1]))
         if first is None or row["t"][1] < first["t"]:
             _add_minute(row, start, series, steps)
         if first is None:
@@ -310,14 +315,10 @@ def _measure(life: Life, minutes: Iterator[dict[str, Any]], samples: Iterator[di
         life.last = row if "wall" in row else life.last
     series["step_seconds"] = _step_times(steps)
     life.series = {name: points for name, points in series.items() if points}
-    life.peaks = {name: max(point[2] for point in points) for name, points in life.series.items()}
-    for (
-        name,
-        fields,
-    ) in _READINGS.items():  # of the samples at full rate not all may have been read: the minutes know
-        highest = [row[key][1] for row in minutes for key in fields[:1] if is_triple(row.get(key))]
-        if highest:
-            life.peaks[name] = max(life.peaks.get(name, 0.0), float(max(highest)))
+    life.peaks = {
+        name: max(highest.get(name, 0.0), *(point[2] for point in points))
+        for name, points in life.series.items()
+    }
     life.seconds = max((points[-1][0] for points in life.series.values()), default=0.0)
 
 
