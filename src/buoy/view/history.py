@@ -11,22 +11,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from buoy.fields import count, mapping, mappings, number, text
 from buoy.flight.alarms import stall
-from buoy.flight.attempt import Attempt, attempt_numbers, attempts_of, missing_of
+from buoy.flight.attempt import Attempt, attempt_numbers, attempts_of, is_kernel, missing_of
 from buoy.flight.beacon import read_beacon
 from buoy.flight.log import SAMPLES_MOST_BYTES, fields_of, measured, read_events, read_samples, sample_files
 from buoy.flight.trainings import training_of
 from buoy.machine.files import read_json, read_lines
 from buoy.text import printable
-from buoy.verdict.liveness import observe
+from buoy.verdict.liveness import observe, waits_for_us
 from buoy.verdict.notebook import IDLE, part_of
-
-if TYPE_CHECKING:
-    from buoy.verdict.evidence import Evidence
-    from buoy.verdict.model import Cause
 
 RUNNING, STOPPED = "running", "stopped"
 STALLS = {"blocked": "hangs", "starved": "starved", "network": "waits", "disk": "waits", "sleep": "waits"}
@@ -42,11 +38,15 @@ def is_alive(about: dict[str, Any]) -> bool:
     return observe(about).alive
 
 
-def state_of_living(about: dict[str, Any], events: list[dict[str, Any]], step: int | None) -> str:
-    """`running`, unless it is stopped, or a hang was noticed and no step came since.
+def state_of_living(
+    about: dict[str, Any], events: list[dict[str, Any]], step: int | None, phase: str | None
+) -> str:
+    """`running`, unless a kernel idles, it is stopped, or a hang was noticed and no step came since.
 
     The judge's own words would say the same, and cost a live view all of its causes.
     """
+    if is_kernel(about.get("command")) and (phase == IDLE or waits_for_us(count(about.get("pid")))):
+        return "idle"
     if observe(about).stopped:
         return STOPPED
     hang = stall.standing(events)
@@ -55,13 +55,21 @@ def state_of_living(about: dict[str, Any], events: list[dict[str, Any]], step: i
     return STALLS.get(stall.state_of(hang), MAY_HANG)
 
 
-def is_out_of_sight(evidence: Evidence, cause: Cause) -> bool:
-    """Whether it may live on another machine: no end was recorded, and nothing shows from here that it is gone."""
+def state_of_unjudged(attempt: Attempt) -> tuple[str, int | None]:
+    """What `buoy why` says of an attempt that nobody was left to judge, and its step; where no end was recorded, and
+    nothing shows from here that it is gone, it may live on another machine.
+    """
+    from buoy.verdict.evidence import load
+    from buoy.verdict.judge import judge  # every cause with it: a live view needs none
+
+    evidence = load(attempt.folder)
+    verdict = judge(evidence)
+    cause, step = verdict.cause, verdict.where.step
     has_end = evidence.death or evidence.exit or evidence.is_death_damaged or evidence.events_of("end")
     if evidence.now.same_machine is not False or has_end:
-        return False
+        return cause.id, step
     is_known = cause.claim.grade == "certain" or evidence.now.sees_inside
-    return cause.id in ("unknown", "machine-lost") and not is_known
+    return (NOT_SEEN if cause.id in ("unknown", "machine-lost") and not is_known else cause.id), step
 
 
 def recorder_lives(about: dict[str, Any], events: list[dict[str, Any]]) -> bool | None:
@@ -165,15 +173,13 @@ class History:
     @property
     def kept(self) -> str:
         """Where the checkpoints are."""
-        if not attempt_numbers(self.folder):
-            return self.folder  # recorded by a notebook, kept here
         return self.homes[0]
 
     @property
     def homes(self) -> list[str]:
         """The folders of all runs whose checkpoints this page is to show, the one that saved last first."""
         if not attempt_numbers(self.folder):
-            return [self.folder]
+            return [self.folder]  # recorded by a notebook, kept here
         return _homes([event for life in self.lives for event in life.events], self.folder)
 
 

@@ -10,14 +10,13 @@ from buoy.checkpoint.store import Store
 from buoy.errors import in_notebook
 from buoy.fields import count, number
 from buoy.flight.alarms.forecast import Forecast
-from buoy.flight.attempt import Attempt, attempts_of, is_kernel
+from buoy.flight.attempt import Attempt, attempts_of
 from buoy.flight.beacon import read_beacon
 from buoy.flight.trainings import training_of
 from buoy.machine.files import read_json
 from buoy.text import printable, typed, visible
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.advice import NOT_BEGUN
-from buoy.verdict.liveness import waits_for_us
 from buoy.verdict.notebook import IDLE, STORIES
 from buoy.verdict.select import Asked, concerned
 from buoy.view.history import (
@@ -29,7 +28,6 @@ from buoy.view.history import (
     Life,
     Point,
     is_alive,
-    is_out_of_sight,
     of_its_own,
     own_events,
     read_life,
@@ -37,6 +35,7 @@ from buoy.view.history import (
     saved_in,
     sizes,
     state_of_living,
+    state_of_unjudged,
     words,
 )
 
@@ -137,23 +136,11 @@ def may_change(now: dict[str, Any]) -> bool:
 def _status(life: Life, attempt: Attempt) -> str:
     if life.cause is not None:
         return life.cause
-    if life.alive:
-        waits = life.last.get("phase") == IDLE or waits_for_us(count(life.about.get("pid")))
-        idle = waits and is_kernel(life.about.get("command"))
-        if idle or not life.last.get("wall"):
-            return "idle" if life.last.get("wall") else "no sample yet"
-        return state_of_living(life.about, life.events, count(life.last.get("step")))
-    return _judged(attempt)
-
-
-def _judged(attempt: Attempt) -> str:
-    """What `buoy why` says of an attempt that nobody was left to judge, unless it may live on another machine."""
-    from buoy.verdict.evidence import load
-    from buoy.verdict.judge import judge  # every cause with it: a live view needs none
-
-    evidence = load(attempt.folder)
-    cause = judge(evidence).cause
-    return NOT_SEEN if is_out_of_sight(evidence, cause) else cause.id
+    if not life.alive:
+        return state_of_unjudged(attempt)[0]
+    if not life.last.get("wall"):
+        return "no sample yet"
+    return state_of_living(life.about, life.events, count(life.last.get("step")), life.last.get("phase"))
 
 
 def _step_seconds(life: Life) -> float | None:
