@@ -193,16 +193,15 @@ class Settings:
     """What `exclude` is relative to: the folder of the file that says it."""
 
 
-def read_settings(start: str = ".", environ: dict[str, str] | None = None) -> Settings:
-    """The settings for a folder; every error in them is reported at once."""
+def read_settings() -> Settings:
+    """The settings for this folder; every error in them is reported at once."""
     settings = Settings()
-    path, table = _nearest(start)
+    path, table = _nearest_settings()
     if table is not None:
         settings.folder = os.path.dirname(path)
-        _apply(settings, table, path)
-    variables = os.environ if environ is None else environ
+        _take_settings(settings, table, path)
     for key in KEYS:
-        text = variables.get(f"BUOY_CHECK_{key.upper()}")
+        text = os.environ.get(f"BUOY_CHECK_{key.upper()}")
         if text is not None:
             setattr(settings, key, [word for word in text.replace(",", " ").split() if word])
             if key == "exclude":
@@ -210,8 +209,8 @@ def read_settings(start: str = ".", environ: dict[str, str] | None = None) -> Se
     return settings
 
 
-def _nearest(start: str) -> tuple[str, Any]:
-    folder = os.path.abspath(start)
+def _nearest_settings() -> tuple[str, Any]:
+    folder = os.getcwd()
     while True:
         for name in ("buoy.toml", "pyproject.toml"):
             path = os.path.join(folder, name)
@@ -256,7 +255,7 @@ def _refuse_unknown_sections(table: Any, path: str) -> None:
         )
 
 
-def _apply(settings: Settings, table: Any, path: str) -> None:
+def _take_settings(settings: Settings, table: Any, path: str) -> None:
     if not isinstance(table, dict):
         raise UsageError(
             f"`check` in {path} is not a table",
