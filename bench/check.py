@@ -110,7 +110,8 @@ def buoy(folder: Path) -> list[str]:
     return [
         sys.executable,
         "-m",
-        "buoy.cli.check",
+        "buoy",
+        "check",
         str(folder),
         "--select",
         "all",
@@ -157,7 +158,7 @@ def one_notebook(folder: Path) -> float:
     cells = [{"cell_type": "code", "source": source, "outputs": [picture], "metadata": {}} for _ in range(30)]
     path = folder / "notebook.ipynb"
     path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
-    command = [sys.executable, "-m", "buoy.cli.check", str(path)]
+    command = [sys.executable, "-m", "buoy", "check", str(path)]
     times = []
     for _ in range(RUNS + 1):
         start = time.perf_counter()

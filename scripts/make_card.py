@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from buoy.demo.session import Session
+from buoy.cli.demo import Session
 from buoy.view.cards import verdict_card
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "card.png"

@@ -406,7 +406,6 @@ def load(kind: str) -> None:
         torch.set_num_threads(1)
     import buoy.cli.check
     import buoy.cli.ckpt
-    import buoy.cli.ckpt_restore
     import buoy.training.run
     import buoy.verdict.judge
     import buoy.view.report  # noqa: F401

@@ -224,7 +224,7 @@ def test_the_command_never_shows_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_bytes(b"\xff\xfe")
     (tmp_path / "b.ipynb").write_bytes(b"{")
     done = subprocess.run(
-        [sys.executable, "-m", "buoy.cli.check", str(tmp_path)],
+        [sys.executable, "-m", "buoy", "check", str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,

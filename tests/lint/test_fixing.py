@@ -254,7 +254,7 @@ def test_a_validation_key_is_only_renamed_where_something_validates(key: str, fi
 )
 def test_a_diff_is_a_patch_that_applies(text: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_bytes(text)
-    command = [sys.executable, "-m", "buoy.cli.check", "a.py", "--on", "colab-t4"]
+    command = [sys.executable, "-m", "buoy", "check", "a.py", "--on", "colab-t4"]
     shown = subprocess.run([*command, "--diff"], cwd=tmp_path, capture_output=True, check=False)
     applied = subprocess.run(
         ["git", "apply", "-p0", "-"], cwd=tmp_path, input=shown.stdout, capture_output=True, check=False

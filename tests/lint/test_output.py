@@ -162,7 +162,7 @@ def test_the_same_file_gives_the_same_words_in_every_process() -> None:
     seen = set()
     for seed in ("1", "2", "3"):
         done = subprocess.run(
-            [sys.executable, "-m", "buoy.cli.check", "-", "--format", "concise", "--on", "colab-t4"],
+            [sys.executable, "-m", "buoy", "check", "-", "--format", "concise", "--on", "colab-t4"],
             input=source,
             capture_output=True,
             text=True,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from buoy.cli.check import execute
+from buoy.cli.check import execute, read_settings
 from buoy.errors import UsageError
-from buoy.lint import config, engine, rules
+from buoy.lint import engine, rules
 from buoy.lint.target import Target
 
 ALL = set(rules.all_codes())
@@ -79,7 +79,7 @@ def test_standard_input_is_a_script_or_a_notebook(folder: Path) -> None:
     notebook = json.dumps({"cells": [{"cell_type": "code", "source": "print(missing)"}]})
     for text, place in (("import os\nprint(missing)", "-:2:7"), (notebook, "stdin.ipynb:cell 1:1:7")):
         done = subprocess.run(
-            [sys.executable, "-m", "buoy.cli.check", "-", "--format", "concise"],
+            [sys.executable, "-m", "buoy", "check", "-", "--format", "concise"],
             input=text,
             capture_output=True,
             text=True,
@@ -115,15 +115,15 @@ def test_settings_come_from_the_nearest_file_and_the_command_line_wins(
 
     assert execute(["--format", "json"]) == 0
     monkeypatch.setenv("BUOY_CHECK_IGNORE", "BY1")
-    assert config.load().ignore == ["BY1"]
-    assert config.load().on == ["colab-t4"]
+    assert read_settings().ignore == ["BY1"]
+    assert read_settings().on == ["colab-t4"]
 
 
 def test_every_mistake_in_the_settings_is_named_at_once(folder: Path) -> None:
     (folder / "buoy.toml").write_text('[check]\nselekt = ["BY1"]\nignore = "BY2"\nbaseline = "known.json"\n')
 
     with pytest.raises(UsageError) as caught:
-        config.load()
+        read_settings()
     assert all(
         words in str(caught.value)
         for words in ("did you mean `select`", "'ignore' is 'BY2'", "unknown key 'baseline'")
@@ -137,7 +137,7 @@ def test_an_unknown_section_is_an_error_with_the_nearest_name(folder: Path, name
     (folder / name).write_text(text)
 
     with pytest.raises(UsageError, match=r"did you mean `\[(tool\.buoy\.)?check\]`"):
-        config.load()
+        read_settings()
 
 
 def test_what_is_excluded_does_not_depend_on_the_working_folder(
@@ -190,7 +190,7 @@ def test_broken_settings_are_an_error_with_the_path(folder: Path) -> None:
     (folder / "pyproject.toml").write_text("[tool.buoy\n")
 
     with pytest.raises(UsageError, match=r"pyproject\.toml"):
-        config.load()
+        read_settings()
 
 
 def check(source: str) -> list[str]:
@@ -284,7 +284,7 @@ def test_nothing_heavy_is_imported_and_nothing_asks_the_network(folder: Path) ->
         "import socket, sys\n"
         "def refuse(*args, **kwargs): raise AssertionError('network')\n"
         "socket.socket = refuse\n"
-        "from buoy.cli.check import execute\n"
+        "from buoy.cli.check import execute, read_settings\n"
         "execute(['bad.py', '--format', 'concise'])\n"
         "print(sorted(set(sys.modules) & {'torch', 'tensorflow', 'keras', 'numpy', 'rich', 'psutil'}))\n"
     )
@@ -301,6 +301,19 @@ def test_the_size_of_the_target_decides() -> None:
         assert [
             item.severity for item in engine.check_source("a.py", source.encode(), target, ALL)
         ] == expected
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        ("np.eye(1_000_000)", ["BY301"]),
+        ("np.identity(1_000_000, 'int8')", ["BY301"]),
+        ("np.eye(1_000_000, 10)", []),
+        ("np.eye(1_000_000, M=10)", []),
+    ],
+)
+def test_a_matrix_with_columns_of_its_own_is_no_square(made: str, found: list[str]) -> None:
+    assert check(f"import numpy as np\nx = {made}\n") == found
 
 
 def test_several_targets_mean_the_tightest() -> None:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from buoy.machine import host
-from buoy.notebook.kernels import Life, last_ended, lives, unseen
+from buoy.notebook.extension import Life, last_ended, lives, unseen
 
 KERNEL = ["python", "/usr/lib/ipykernel_launcher.py", "-f", "kernel-1.json"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from buoy.view import history, report, timeline
+from buoy.view import chart, history, report
 from buoy.view import history as changes
 from tests.view.folders import GIB, add_events, make_attempt, plan
 
@@ -99,7 +99,7 @@ def test_each_adaptation_is_told_with_its_time_and_marked(tmp_path: Path) -> Non
     read = history.read(str(tmp_path / "cats"))
     told = changes.changes(read)
     page = report.page(read)
-    marks = [mark for mark in timeline.marks(timeline.whole(read)) if mark["kind"] == "adapted"]
+    marks = [mark for mark in chart.marks(chart.whole(read)) if mark["kind"] == "adapted"]
 
     assert [(each.step, each.text) for each in told[:5]] == [
         (None, "activation checkpointing switched on in 12 blocks"),

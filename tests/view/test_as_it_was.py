@@ -16,9 +16,9 @@ from buoy.machine.files import write_json
 from buoy.verdict.model import Cause, Claim, Reading, Verdict, Where
 from buoy.verdict.stacks import Frame
 from buoy.view.cards import verdict_card
+from buoy.view.chart import band, whole
 from buoy.view.history import History, read, read_life, without_places
 from buoy.view.report import page
-from buoy.view.timeline import band, whole
 from buoy.view.top import state
 from buoy.view.verdict import place_of, render
 from tests.view.folders import make_attempt

@@ -12,7 +12,7 @@ import pytest
 
 from buoy.checkpoint.store import Store
 from buoy.cli import main
-from buoy.view import cards, history, report, timeline
+from buoy.view import cards, chart, history, report
 from buoy.view.chart import charts
 from tests.processes import buoy
 from tests.view.folders import GIB, make_attempt
@@ -59,7 +59,7 @@ def test_no_request_can_leave_the_page(long_run: Path) -> None:
 
 def test_the_spike_that_killed_the_run_is_kept(long_run: Path) -> None:
     read = history.read(str(long_run))
-    whole = next(chart for chart in charts(timeline.whole(read)) if chart.id == "memory")
+    whole = next(chart for chart in charts(chart.whole(read)) if chart.id == "memory")
 
     assert max(high for value in whole.values if value for high in value) == 12 * GIB - 1
 
@@ -83,7 +83,7 @@ def test_json_gives_the_numbers_of_the_page(long_run: Path, capsys: pytest.Captu
 
 
 def test_checkpoints_warnings_and_deaths_are_marked(long_run: Path) -> None:
-    marks = timeline.marks(timeline.whole(history.read(str(long_run))))
+    marks = chart.marks(chart.whole(history.read(str(long_run))))
 
     assert {mark["kind"] for mark in marks} == {"save", "warning", "death"}
     assert [mark["attempt"] for mark in marks if mark["kind"] == "death"] == [1, 2]

@@ -20,6 +20,7 @@ import pytest
 from buoy.cli.top import _frame
 from buoy.flight.attempt import find_attempt
 from buoy.flight.log import FIELDS, SampleLog
+from buoy.view.history import read_life
 from buoy.view.top import _row, state
 from buoy.view.top import lines as top_lines
 from tests.processes import PATIENCE, buoy
@@ -141,6 +142,22 @@ def test_of_a_run_that_died_the_peak_is_shown_and_not_what_was_left_after_it(tmp
 
     assert now["resources"][0]["used"] == pytest.approx(12 << 30, rel=0.01)
     assert re.search(r"RAM .* 100 %  at its peak", "\n".join(top_lines(now)))
+
+
+def test_the_peak_of_one_sample_is_known_from_the_minutes(tmp_path: Path) -> None:
+    """A live view reads only some of the samples at full rate; the one between them was the highest."""
+    folder = make_attempt(tmp_path / "cats", 60.0, dies_of=None)
+    last = json.loads((folder / "samples-0001.jsonl").read_text().splitlines()[-1])
+    log = SampleLog(str(folder))
+    for n in range(1, 1500):
+        used = (11 << 30) + 7 if n == 501 else 1 << 30
+        later = [last[0] + 0.1 * n, last[1] + 0.1 * n, *last[2:]]
+        later[FIELDS.index("cgroup_used")] = used
+        log.add(later)
+    log.flush()
+
+    for every in (1, 8, 400):
+        assert read_life(find_attempt(str(tmp_path / "cats")), every).peaks["memory"] == (11 << 30) + 7
 
 
 def test_a_negative_reading_draws_an_empty_bar() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterable
 from typing import NoReturn
 
@@ -20,6 +21,15 @@ class Parser(argparse.ArgumentParser):
             epilog=epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
+        )
+
+    def add_run(self) -> None:
+        """The run that a verb is about."""
+        self.add_argument(
+            "run",
+            nargs="?",
+            metavar="RUN",
+            help="run folder (default: here or in runs/, the one written to last)",
         )
 
     def takes_value(self, word: str) -> bool:
@@ -48,6 +58,13 @@ class Parser(argparse.ArgumentParser):
                 expected=", ".join(choices),
                 hint=_nearest(str(value), choices) or f"`{self.prog} --help`",
             )
+
+
+def agreed(question: str) -> bool:
+    """Ask on the terminal; what is not a yes is a no."""
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _nearest(word: str, known: Iterable[str]) -> str | None:

@@ -72,36 +72,35 @@ def execute(arguments: list[str]) -> int:
     return int(ExitCode.OK if plan.fits else ExitCode.FOUND)
 
 
-def _request(options: object) -> tuple[Request, str | None]:
+def _request(options: argparse.Namespace) -> tuple[Request, str | None]:
     """What to trace, and the script to run first where there is one."""
-    given = vars(options)
-    ways = [name for name in ("source", "hf_config", "keras") if given[name]]
+    ways = [way for way in (options.source, options.hf_config, options.keras) if way]
     if len(ways) != 1:
         raise UsageError("nothing to plan" if not ways else "more than one thing to plan",
-                         received=" and ".join(str(given[name]) for name in ways) or None,
+                         received=" and ".join(ways) or None,
                          expected="one of FILE:FUNCTION, FILE, --hf-config FILE, --keras FILE",
                          hint="`buoy plan train.py:build --on colab-t4`")  # fmt: skip
     script = None
-    if given["hf_config"]:
-        _must_exist(given["hf_config"])
-        request = Request("torch", {"hf_config": given["hf_config"], "seq": given["seq"]})
-    elif given["keras"]:
-        _must_exist(given["keras"])
-        request = Request("keras", {"keras": given["keras"]})
-    elif given["source"].endswith(".ipynb"):
-        raise UsageError("a notebook is planned from inside", received=given["source"],
+    if options.hf_config:
+        _must_exist(options.hf_config)
+        request = Request("torch", {"hf_config": options.hf_config, "seq": options.seq})
+    elif options.keras:
+        _must_exist(options.keras)
+        request = Request("keras", {"keras": options.keras})
+    elif options.source.endswith(".ipynb"):
+        raise UsageError("a notebook is planned from inside", received=options.source,
                          expected="train.py or train.py:build",
                          hint='in a cell: `buoy.plan(model, next(iter(loader)), on="colab-t4")`')  # fmt: skip
-    elif given["source"].endswith(".py"):
-        _must_exist(given["source"])
-        script = given["source"]
-        framework = given["framework"] or _framework(script)
+    elif options.source.endswith(".py"):
+        _must_exist(options.source)
+        script = options.source
+        framework = options.framework or _framework(script)
         request = Request(framework, {"script": script})
         if framework == "torch":
             request = Request(framework, {"build": "buoy.torch.plan.script:build"})
     else:
-        request = parse_source(given["source"], given["framework"] or _framework(given["source"]))
-    request = replace(request, batch=given["batch"], autocast=given["autocast"], optimizer=given["optimizer"])
+        request = parse_source(options.source, options.framework or _framework(options.source))
+    request = replace(request, batch=options.batch, autocast=options.autocast, optimizer=options.optimizer)
     return request, script
 
 

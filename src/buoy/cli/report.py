@@ -44,12 +44,7 @@ def execute(arguments: list[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser("buoy report", "buoy report [RUN] [-o FILE] [--format html|json]", _DESCRIPTION)
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="run folder (default: here or in runs/, the one written to last)",
-    )
+    parser.add_run()
     parser.add_argument("-o", "--output", metavar="FILE", help="`-` is stdout (default: RUN/report.html)")
     parser.add_argument(
         "--format", choices=("html", "json"), default="html", help="json: the same numbers, on stdout"

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 
-from buoy.cli.parser import Parser
+from buoy.cli.parser import Parser, agreed
 from buoy.errors import ExitCode, RunFolderError, UsageError
 
 _DESCRIPTION = "List the runs below a folder, newest first; `buoy runs rm RUN` removes one after asking."
@@ -81,7 +81,7 @@ def _remove(arguments: list[str]) -> int:
             expected="a terminal in which to answer, or `--yes`",
             hint=f"`buoy runs rm {shlex.quote(chosen.run)} --yes` removes it without asking",
         )
-    if not chosen.yes and not _agrees(f"remove {what}? [y/N] "):
+    if not chosen.yes and not agreed(f"remove {what}?"):
         sys.stderr.write("buoy: nothing was removed\n")
         return int(ExitCode.FOUND)
     import shutil
@@ -102,12 +102,6 @@ def _remove(arguments: list[str]) -> int:
 def _counted(number: int | None, what: str) -> str:
     amount = "an unknown number of" if number is None else number or "no"
     return f"{amount} {what}{'s' if number != 1 else ''}"
-
-
-def _agrees(question: str) -> bool:
-    sys.stderr.write(question)
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _parser() -> Parser:

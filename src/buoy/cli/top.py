@@ -131,12 +131,7 @@ def _is_real_terminal() -> bool:
 
 def _parser() -> Parser:
     parser = Parser("buoy top", "buoy top [RUN] [--once] [--format text|json]", _DESCRIPTION)
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="run folder (default: here or in runs/, the one written to last)",
-    )
+    parser.add_run()
     parser.add_argument("--once", action="store_true", help="print it once and exit")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="json: the numbers, once")
     return parser

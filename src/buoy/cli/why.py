@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 from buoy.cli.parser import Parser
@@ -24,9 +23,10 @@ def execute(arguments: list[str]) -> int:
 
         sys.stdout.write(json_text(verdict.to_json()) + "\n")
     else:
+        from buoy.view import wants_colour
         from buoy.view.verdict import render
 
-        sys.stdout.write(render(verdict, chosen.format, colour=_wants_colour()) + "\n")
+        sys.stdout.write(render(verdict, chosen.format, colour=wants_colour(sys.stdout)) + "\n")
         if chosen.format == "full":
             sys.stderr.write(f"hint: `buoy explain {verdict.cause.id}` says what that is\n")
     return int(ExitCode.OK if _says_something(verdict) else ExitCode.FOUND)
@@ -40,21 +40,8 @@ def _parser() -> Parser:
     parser = Parser(
         "buoy why", "buoy why [RUN] [--attempt N] [--format full|concise|json]", _DESCRIPTION, _EPILOG
     )
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="run folder (default: here or in runs/, the one written to last)",
-    )
+    parser.add_run()
     parser.add_argument("--attempt", type=int, metavar="N", help="which attempt (default: the last)")
     parser.add_argument("--format", choices=("full", "concise", "json"), default="full",
                         help="full: at most 25 lines; concise: at most 6; json: for programs")  # fmt: skip
     return parser
-
-
-def _wants_colour() -> bool:
-    if os.environ.get("NO_COLOR"):
-        return False
-    if os.environ.get("FORCE_COLOR"):
-        return True
-    return sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")

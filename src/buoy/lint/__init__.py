@@ -2,7 +2,7 @@
 
 sources.py     bytes to a Document: scripts, notebooks with their magics, Markdown fences
 collector.py   one pass over the syntax trees into facts.py
-timing.py      before, in or after training: what a failure costs
+training.py    frameworks, models, gradients, accumulation; and when a line runs, which is what a failure costs
 constants.py   numbers, sizes and path endings that the source states
 rules/         the rules in families, small functions over the facts; docs/rules/ has a page for each
 engine.py      files in, diagnostics out

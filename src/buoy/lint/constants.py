@@ -7,7 +7,7 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
-from buoy.lint.facts import Block, Call, Facts
+from buoy.lint.facts import Block, Call, Facts, literal, once
 
 _OPERATORS: dict[type, Any] = {
     ast.Add: operator.add,
@@ -104,8 +104,8 @@ def dtype_bytes(node: ast.AST | None, facts: Facts, default: int) -> int | None:
     """Bytes per element of a dtype argument; the default when there is none, None when it is not a known one."""
     if node is None:
         return default
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return DTYPE_BYTES.get(node.value)
+    if isinstance(written := literal(node), str):
+        return DTYPE_BYTES.get(written)
     name = facts.qualified(node)
     if name is None:
         return None
@@ -121,13 +121,13 @@ def ending(node: ast.AST | None, facts: Facts, block: Block, depth: int = 6) -> 
     if isinstance(node, ast.Constant):
         return (node.value, True) if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):
-        last = node.values[-1] if node.values else None
-        return (last.value, False) if isinstance(last, ast.Constant) and isinstance(last.value, str) else None
+        last = literal(node.values[-1]) if node.values else None
+        return (last, False) if isinstance(last, str) else None
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Div):
         found = ending(node.right, facts, block, depth - 1)
         return (found[0], False) if found else None
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant):
-        text = node.left.value
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+        text = literal(node.left)
         return _after_last(text, "%") if isinstance(text, str) else None
     if isinstance(node, ast.Call):
         return _call_ending(node, facts, block, depth)
@@ -139,12 +139,8 @@ def ending(node: ast.AST | None, facts: Facts, block: Block, depth: int = 6) -> 
 
 
 def _call_ending(node: ast.Call, facts: Facts, block: Block, depth: int) -> tuple[str, bool] | None:
-    if (
-        isinstance(node.func, ast.Attribute)
-        and node.func.attr == "format"
-        and isinstance(node.func.value, ast.Constant)
-    ):
-        text = node.func.value.value
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+        text = literal(node.func.value)
         return _after_last(text, "}") if isinstance(text, str) else None
     name = facts.qualified(node.func) or ""
     if name.endswith(("path.join", "Path", "str")) and node.args:
@@ -247,11 +243,9 @@ class Allocation:
         return total
 
 
+@once
 def allocations(facts: Facts) -> list[Allocation]:
     """Every call that makes an array of a stated shape, with its element size; those of unknown dtype are left out."""
-    if "allocations" in facts.memo:
-        kept: list[Allocation] = facts.memo["allocations"]
-        return kept
     found = []
     for name, (style, default) in ALLOCATORS.items():
         for call in facts.called(name):
@@ -263,7 +257,6 @@ def allocations(facts: Facts) -> list[Allocation]:
             itemsize = dtype_bytes(dtype, facts, default)
             if dims and itemsize is not None and not call.has_unknown_keywords:
                 found.append(Allocation(call, name, dims, itemsize, dtype is not None))
-    facts.memo["allocations"] = found
     return found
 
 
@@ -274,16 +267,11 @@ def _shape(call: Call, style: str) -> list[ast.expr] | None:
     if style == "size":
         return dimensions(call.keyword("size") or (arguments[2] if len(arguments) > 2 else None))
     if style == "square":
-        return (
-            [
-                arguments[0],
-                arguments[1]
-                if len(arguments) > 1 and not isinstance(arguments[1], ast.Constant)
-                else arguments[0],
-            ]
-            if arguments
-            else None
-        )
+        sides = [
+            side for side in arguments[:2] if not isinstance(literal(side), str)
+        ]  # `identity(n, "int8")`
+        sides += [word.value for word in call.node.keywords if word.arg in ("M", "m", "num_columns")]
+        return sides * 2 if len(sides) == 1 else sides or None
     if style == "all" or (style == "either" and len(arguments) > 1):
         return list(arguments)
     return dimensions(call.argument(0, "shape") if style != "either" else call.argument(0, "size"))

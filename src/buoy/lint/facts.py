@@ -9,10 +9,11 @@ from __future__ import annotations
 import ast
 import builtins
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from buoy.lint.ignores import Ignores
+from buoy.lint.model import Span
 from buoy.lint.sources import Document
 
 _BUILTINS = frozenset(dir(builtins)) | {
@@ -135,12 +136,8 @@ class Call:
     def argument(self, position: int, name: str) -> ast.expr | None:
         """An argument given by position or by keyword; None when it is absent or hidden in `*args`."""
         if position < len(self.node.args):
-            found = self.node.args[position]
-            return (
-                None
-                if any(isinstance(item, ast.Starred) for item in self.node.args[: position + 1])
-                else found
-            )
+            is_starred = any(isinstance(item, ast.Starred) for item in self.node.args[: position + 1])
+            return None if is_starred else self.node.args[position]
         return self.keyword(name)
 
     @property
@@ -191,9 +188,17 @@ class Facts:
         """Names taken away by `del`."""
         self.ignores = Ignores(document)
 
+    def span(self, node: ast.AST) -> Span:
+        """Where a node stands."""
+        return self.document.span(node)
+
+    def text(self, node: ast.AST) -> str:
+        """The source of a node."""
+        return self.document.text(self.document.span(node))
+
     def hidden(self, code: str, node: ast.AST) -> bool:
         """Whether a comment hides this rule at this place; a rule asks before it joins several places."""
-        return bool(self.ignores) and self.ignores.hides(code, self.document.span(node))
+        return bool(self.ignores) and self.ignores.hides(code, self.span(node))
 
     def release(self) -> None:
         """Cut the circles between scopes, bindings and blocks, so that the trees go without a garbage collection."""
@@ -238,6 +243,26 @@ class Facts:
         """The value of a name that is assigned exactly once."""
         values = self.values(node, block)
         return values[0] if len(values) == 1 else None
+
+
+Answer = TypeVar("Answer")
+
+
+def once(find: Callable[[Facts], Answer]) -> Callable[[Facts], Answer]:
+    """A question about a document that several rules ask: worked out for the first, kept for the others."""
+
+    def answer(facts: Facts) -> Answer:
+        if find.__qualname__ not in facts.memo:
+            facts.memo[find.__qualname__] = find(facts)
+        found: Answer = facts.memo[find.__qualname__]
+        return found
+
+    return answer
+
+
+def literal(node: ast.AST | None) -> Any:
+    """The constant that is written there; None for everything else."""
+    return node.value if isinstance(node, ast.Constant) else None
 
 
 def dotted_name(node: ast.AST) -> str | None:

@@ -10,10 +10,12 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from buoy.lint import engine
+from buoy.lint.engine import Report
 from buoy.lint.model import Diagnostic, Edit
 from buoy.lint.sources import (
     Document,
@@ -25,6 +27,7 @@ from buoy.lint.sources import (
     read_document,
 )
 from buoy.lint.target import Target
+from buoy.machine.files import write_whole
 from buoy.text import joined, visible
 
 _LINE_END = re.compile(r"\r\n|\n|\r")
@@ -56,17 +59,17 @@ def _soundest(
     document: Document, data: bytes, good: list[Diagnostic], chosen: list[Diagnostic]
 ) -> tuple[bytes, list[Diagnostic]]:
     """As many of the chosen as can be applied together; halved until the one that cannot stands alone."""
-    mended = _mended(document, data, _edits([*good, *chosen]))
-    if mended is not None and _as_sound(document, mended):
-        return mended, [*good, *chosen]
+    fixed = _fixed(document, data, _edits([*good, *chosen]))
+    if fixed is not None and _as_sound(document, fixed):
+        return fixed, [*good, *chosen]
     if len(chosen) > 1:
         half = len(chosen) // 2
         _, good = _soundest(document, data, good, chosen[:half])
         return _soundest(document, data, good, chosen[half:])
-    return (_mended(document, data, _edits(good)) or data, good) if chosen else (data, good)
+    return (_fixed(document, data, _edits(good)) or data, good) if chosen else (data, good)
 
 
-def _mended(document: Document, data: bytes, edits: list[Edit]) -> bytes | None:
+def _fixed(document: Document, data: bytes, edits: list[Edit]) -> bytes | None:
     if not edits:
         return data
     return _notebook(document, data, edits) if document.kind == "notebook" else _text(data, edits)
@@ -83,18 +86,8 @@ def write(path: str, data: bytes) -> None:
     mode = os.stat(real).st_mode
     if not mode & 0o222:  # a new file could take its place all the same: that is not what read-only means
         raise PermissionError(errno.EACCES, "the file is read-only")
-    beside = f"{real}.{os.getpid()}.tmp"
-    try:
-        with open(beside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(beside, mode & 0o7777)
-        os.replace(beside, real)
-    except OSError:
-        if os.path.exists(beside):
-            os.unlink(beside)
-        raise
+    write_whole(real, data, sync=True)
+    os.chmod(real, mode & 0o7777)
 
 
 def _overlap(first: Edit, second: Edit) -> bool:
@@ -171,124 +164,88 @@ def _notebook(document: Document, data: bytes, edits: list[Edit]) -> bytes | Non
         located = [part for part in parts if isinstance(part, _Located)]
         if len(located) != len(parts) or any(edit.span.end_line > last for edit in own):
             return None
-        change = _replace_parts(text, located, _edited(cell.text, own, cell.first_line))
-        if change is None:
-            return None
-        changes.append(change)
+        changes.append(_replace_parts(text, located, _edited(cell.text, own, cell.first_line)))
     for start, end, literal in sorted(changes, reverse=True):
         text = text[:start] + literal + text[end:]
-    return prefix + text.encode("utf-8")
+    try:
+        return prefix + text.encode("utf-8")
+    except UnicodeEncodeError:  # half of a pair, written as an escape
+        return None
 
 
-def _replace_parts(text: str, parts: list[_Located], source: str) -> tuple[int, int, str] | None:
-    """The change that turns a cell's string literals into the new source, touching only the lines that differ."""
-    ascii_only = text.isascii()
-    in_list = text[: parts[0].start].rstrip().endswith("[")
-    if len(parts) == 1 and not (in_list and "\n" in source and "\n" not in parts[0].removesuffix("\n")):
-        return parts[0].start, parts[0].end, json.dumps(source, ensure_ascii=ascii_only)
-    # However the file cuts the source into strings: those at both ends that still fit stay as they are.
-    head, start = 0, 0
-    while head < len(parts) and source.startswith(parts[head], start):
-        start += len(parts[head])
-        head += 1
-    tail, end = 0, len(source)
-    while tail < len(parts) - head and end - len(parts[-1 - tail]) >= start:
-        if not source.endswith(parts[-1 - tail], start, end):
-            break
-        end -= len(parts[-1 - tail])
-        tail += 1
-    old = parts[head : len(parts) - tail]
-    new = [line + "\n" for line in source[start:end].split("\n")]
-    new[-1] = new[-1].removesuffix("\n")
-    new = [line for line in new if line]
-    between = (
-        text[parts[0].end : parts[1].start] if len(parts) > 1 else "," + _space_before(text, parts[0].start)
-    )
-    literals = between.join(json.dumps(line, ensure_ascii=ascii_only) for line in new)
-    if old and new:
-        return old[0].start, old[-1].end, literals
-    if new and head < len(parts):  # nothing replaced: put in front of the part that follows
-        return parts[head].start, parts[head].start, literals + between
-    if new:
-        return parts[-1].end, parts[-1].end, between + literals
-    if head + len(old) < len(parts):  # lines taken out: their separators go with them
-        return old[0].start, parts[head + len(old)].start, ""
-    return (parts[head - 1].end, old[-1].end, "") if head else None
-
-
-def _space_before(text: str, position: int) -> str:
-    start = position
-    while start and text[start - 1] in " \t\r\n":
-        start -= 1
-    return text[start:position]
+def _replace_parts(text: str, parts: list[_Located], source: str) -> tuple[int, int, str]:
+    """The change that gives a cell its new source, as one string or a list of lines, separated as they were."""
+    ascii_only, start, end = text.isascii(), parts[0].start, parts[-1].end
+    before = text[:start].rstrip()
+    if not before.endswith("["):
+        return start, end, json.dumps(source, ensure_ascii=ascii_only)
+    between = text[parts[0].end : parts[1].start] if len(parts) > 1 else "," + text[len(before) : start]
+    lines = [line for line in re.split(r"(?<=\n)", source) if line]
+    return start, end, between.join(json.dumps(line, ensure_ascii=ascii_only) for line in lines)
 
 
 _MOST_ROUNDS = 10
-_CONTEXT = 3
 
 
-class Mender:
-    """Mends the files of one report."""
+@dataclass(slots=True)
+class Outcome:
+    """What `--fix` did."""
 
-    def __init__(
-        self,
-        target: Target,
-        codes: set[str],
-        *,
-        unsafe: bool,
-        diff: bool,
-    ) -> None:
-        self._target, self._codes = target, codes
-        self._unsafe, self._diff = unsafe, diff
-        self.mended = 0
-        """Findings fixed, or that would be."""
-        self.unwritten = False
-        """A fixed file could not be written."""
+    fixed: int = 0
+    """Findings fixed, or that would be."""
+    unwritten: bool = False
+    """A fixed file could not be written."""
 
-    def mend(self, report: engine.Report) -> engine.Report:
-        """Fix what can be fixed; the report of what is left."""
-        left = engine.Report(files=report.files)
-        by_path: dict[str, list[Diagnostic]] = {}
-        for item in report.diagnostics:
-            by_path.setdefault(item.path, []).append(item)
-        for path, diagnostics in by_path.items():
-            if fixable(diagnostics, self._unsafe):
-                diagnostics = self._file(path, diagnostics)
-            left.diagnostics += diagnostics
-        verb = "would fix" if self._diff else "fixed"
-        sys.stderr.write(f"{verb} {self.mended} finding{'s' if self.mended != 1 else ''}\n")
-        return left
 
-    def _file(self, path: str, found: list[Diagnostic]) -> list[Diagnostic]:
-        left, done, before = found, 0, b""
-        try:
-            before = data = engine.read_file(path)
-            for _ in range(_MOST_ROUNDS):
-                data, mended = apply(path, data, left, self._unsafe)
-                if not mended:
-                    break
-                done += len(mended)
-                left = engine.check_source(path, data, self._target, self._codes)
-        except Unreadable as error:
-            sys.stderr.write(f"buoy: {visible(path)} was not fixed: {error}\n")
-            return found
-        if data != before and self._diff:
-            _show(path, before, data)
-        elif data != before:
-            try:
-                write(path, data)
-            except OSError as error:
-                sys.stderr.write(
-                    f"buoy: {visible(path)} was not fixed: {error.strerror}; `--diff` shows the change\n"
-                )
-                self.unwritten = True
-                return found
-        self.mended += done
-        return [self._without_refused_fix(item) for item in left]
+def fix(
+    report: Report, target: Target, codes: set[str], *, unsafe: bool, diff: bool
+) -> tuple[Report, Outcome]:
+    """Fix the files of a report, or show the changes (`diff`); the report of what is left."""
+    left, outcome = Report(files=report.files), Outcome()
+    for path, found in groupby(report.diagnostics, key=lambda item: item.path):
+        diagnostics = list(found)
+        if fixable(diagnostics, unsafe):
+            diagnostics = _fix_file(path, diagnostics, target, codes, unsafe, diff, outcome)
+        left.diagnostics += diagnostics
+    verb = "would fix" if diff else "fixed"
+    sys.stderr.write(f"{verb} {outcome.fixed} finding{'s' if outcome.fixed != 1 else ''}\n")
+    return left, outcome
 
-    def _without_refused_fix(self, item: Diagnostic) -> Diagnostic:
-        """A fix that was tried and did not fit is offered no more."""
-        return replace(item, fix=None) if fixable([item], self._unsafe) else item
+
+def _fix_file(
+    path: str,
+    found: list[Diagnostic],
+    target: Target,
+    codes: set[str],
+    unsafe: bool,
+    diff: bool,
+    outcome: Outcome,
+) -> list[Diagnostic]:
+    left, done = found, 0
+    try:
+        before = data = engine.read_file(path)
+        for _ in range(_MOST_ROUNDS):
+            data, fixed = apply(path, data, left, unsafe)
+            if not fixed:
+                break
+            done += len(fixed)
+            left = engine.check_source(path, data, target, codes)
+        if data != before and not diff:
+            write(path, data)
+    except Unreadable as error:
+        sys.stderr.write(f"buoy: {visible(path)} was not fixed: {error}\n")
+        return found
+    except OSError as error:
+        sys.stderr.write(
+            f"buoy: {visible(path)} was not fixed: {error.strerror}; `--diff` shows the change\n"
+        )
+        outcome.unwritten = True
+        return found
+    if data != before and diff:
+        _show(path, before, data)
+    outcome.fixed += done
+    # A fix that was tried and did not fit is offered no more.
+    return [replace(item, fix=None) if fixable([item], unsafe) else item for item in left]
 
 
 def _show(path: str, before: bytes, after: bytes) -> None:
@@ -318,7 +275,7 @@ def _file_name(path: str) -> str:
 def _patch(path: str, old: str, new: str) -> Iterator[str]:
     from difflib import unified_diff
 
-    for line in unified_diff(_lines(old), _lines(new), path, path, n=_CONTEXT):
+    for line in unified_diff(_lines(old), _lines(new), path, path):
         yield line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"
 
 

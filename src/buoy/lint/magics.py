@@ -120,6 +120,9 @@ _COMMANDS = frozenset(
     }
 )
 
+BARE_COMMANDS = frozenset({"ls", "pwd", "ll", "whos", "who", "clear", "cls", "hist", "history"})
+"""Commands even alone on a line, where they would be a name."""
+
 _ASSIGNED = re.compile(r"^(\s*)([A-Za-z_][\w.\[\], '\"]*?)\s*=\s*([!%])(?!=)")
 _CELL_MAGIC = re.compile(r"^\s*%%\s*(!|\w+)(.*)$")
 _LINE_MAGIC = re.compile(r"^(\s*)%\s*([\w.]+)(.*)$")
@@ -239,7 +242,7 @@ def _is_command(line: str) -> bool:
         return True
     return not rest.startswith(
         ("=", "(", ".", "[", ",", ":", "in ", "+", "==", "is ", "if ", "and ", "or ")
-    ) and bool(rest or word in ("ls", "pwd", "ll", "whos", "who", "clear"))
+    ) and bool(rest or word in BARE_COMMANDS)
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -24,6 +24,15 @@ class Span:
     end_line: int
     end_column: int
 
+    def start(self) -> Span:
+        """The point where it begins, to insert something there."""
+        return Span(self.line, self.column, self.line, self.column)
+
+    def end(self, before: int = 0) -> Span:
+        """The point where it ends, or so many characters before that."""
+        column = self.end_column - before
+        return Span(self.end_line, column, self.end_line, column)
+
 
 @dataclass(frozen=True, slots=True)
 class Edit:

@@ -175,17 +175,15 @@ def decode(data: bytes) -> str:
     """The text of a source file: UTF-8, or what its coding line says."""
     if b"\0" in data[:8192]:
         raise Unreadable("this is a binary file")
-    encoding = encoding_of(data)
     try:
-        return data.decode(encoding)
+        return data.decode(encoding_of(data))
     except (LookupError, UnicodeDecodeError):
-        pass
+        pass  # nor is it UTF-8, which was tried first
     try:
-        data.decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise Unreadable(f"it is not UTF-8 text (byte 0x{data[error.start]:02x} in line {line})") from None
-    return data.decode("utf-8")
 
 
 def encoding_of(data: bytes) -> str:

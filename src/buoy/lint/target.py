@@ -32,14 +32,6 @@ _COLAB = {
     "pillow": (11,),
     "torch": (2, 11),
 }
-_PACKAGES = {
-    "keras": "keras",
-    "tensorflow": "tensorflow",
-    "numpy": "numpy",
-    "pandas": "pandas",
-    "pillow": "pillow",
-    "torch": "torch",
-}
 
 
 @dataclass(slots=True)
@@ -89,7 +81,7 @@ class Target:
             from importlib import metadata
 
             try:
-                self._versions[library] = version_key(metadata.version(_PACKAGES[library]))
+                self._versions[library] = version_key(metadata.version(library))
             except metadata.PackageNotFoundError:
                 self._versions[library] = None
         return self._versions[library]

@@ -16,7 +16,8 @@ from typing import Any
 from buoy.errors import trouble
 from buoy.flight.recorder import Recorder
 from buoy.machine.files import read_bounded
-from buoy.view.cards import lines_html
+from buoy.verdict.model import Verdict
+from buoy.view.cards import lines_html, verdict_card
 from buoy.view.history import RUNNING
 from buoy.view.top import lines, state
 
@@ -24,6 +25,11 @@ from buoy.view.top import lines, state
 def show(html: str, text: str) -> None:
     """Display once."""
     Output().show(html, text)
+
+
+def show_verdict(verdict: Verdict) -> None:
+    """Its card."""
+    show(verdict_card(verdict.to_json()), str(verdict))
 
 
 def show_text(text: str) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import difflib
 import os
 import time
-from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from buoy.errors import BuoyError, UsageError
 from buoy.flight.attempt import Attempt, find_attempt
 from buoy.flight.profile import WARM_UP, Profiling
-from buoy.notebook.cards import Output, show, show_text
+from buoy.notebook.cards import Output, show, show_text, show_verdict
 from buoy.notebook.namespace import find
 from buoy.units import format_duration
 from buoy.view.cards import lines_html
@@ -31,14 +30,14 @@ _HELP = """\
 %buoy off      no more cards in this kernel"""
 
 
-_TAKE_WORDS = ("plan", "profile")
-_IN_PYTHON = {
+_ELSEWHERE = {
     "why": 'another run\'s: `buoy.why("runs/cats")`',
     "top": "another run's: `!buoy top runs/cats --once`",
     "check": 'a file: `buoy.check("train.py")`',
     "report": "another run's: `!buoy report runs/cats`",
+    "off": None,
 }
-"""What to write for anything but this notebook's run."""
+"""The verbs about this notebook's own run, and what to write for anything else."""
 
 
 class Magic:
@@ -46,32 +45,25 @@ class Magic:
 
     def __init__(self, extension: Extension) -> None:
         self._extension = extension
-        self._verbs: dict[str, Callable[[list[str]], Any]] = {
-            "why": self._why,
-            "top": self._top,
-            "plan": self._plan,
-            "check": self._check,
-            "report": self._report,
-            "profile": self._profile,
-            "off": self._off,
-        }
 
     def line(self, line: str) -> Any:
         """Run `%buoy VERB`; an error is shown in words, without a traceback."""
-        words = line.split()
-        verb = self._verbs.get(words[0]) if words else None
-        if verb is None:
-            shown = _HELP if not words else f"`{words[0]}` is not one of buoy's verbs here\n{_HELP}"
-            return show_text(shown)
+        verb, *words = line.split() or [""]
         try:
-            if words[1:] and words[0] not in _TAKE_WORDS:
+            if verb == "plan":
+                return self._plan(words)
+            if verb == "profile":
+                return profile(words)
+            if verb not in _ELSEWHERE:
+                return show_text(f"`{verb}` is not one of buoy's verbs here\n{_HELP}" if verb else _HELP)
+            if words:
                 raise UsageError(
-                    f"`%buoy {words[0]}` takes no further arguments",
-                    received=f"`%buoy {' '.join(words)}`",
-                    expected=f"`%buoy {words[0]}`, about this notebook's own run",
-                    hint=_IN_PYTHON.get(words[0]),
+                    f"`%buoy {verb}` takes no further arguments",
+                    received=f"`%buoy {verb} {' '.join(words)}`",
+                    expected=f"`%buoy {verb}`, about this notebook's own run",
+                    hint=_ELSEWHERE[verb],
                 )
-            return verb(words[1:])
+            return getattr(self, f"_{verb}")()
         except BuoyError as error:
             return show_text(str(error))
 
@@ -81,13 +73,12 @@ class Magic:
             return recorder.attempt
         return find_attempt(self._extension.folder)
 
-    def _why(self, words: list[str]) -> None:
+    def _why(self) -> None:
         """What left this kernel's training; then the card of the first cell again, else the kernel that ended last."""
         from dataclasses import replace
 
-        from buoy.notebook.kernels import last_ended, lives, show_error_of_this_kernel
+        from buoy.notebook.extension import last_ended, lives, show_error_of_this_kernel
         from buoy.verdict import why
-        from buoy.view.cards import verdict_card
 
         told, here = self._extension.told, self._attempt()
         was_told = self._extension.recorder is not None and show_error_of_this_kernel(here)
@@ -102,9 +93,9 @@ class Magic:
         if told.number != here.number:
             beside = f"; {verdict.beside}" if verdict.beside else ""
             verdict = replace(verdict, beside=f"this is about an earlier kernel{beside}")
-        return show(verdict_card(verdict.to_json()), str(verdict))
+        return show_verdict(verdict)
 
-    def _top(self, words: list[str]) -> None:
+    def _top(self) -> None:
         from buoy.notebook.cards import where
         from buoy.view.top import lines, state
 
@@ -120,7 +111,6 @@ class Magic:
         return show_text("nothing is recorded of this kernel" + "\n".join(before))
 
     def _plan(self, words: list[str]) -> Any:
-
         made = plan(self._extension.shell, words)
         if self._extension.recorder is not None and self._extension.recorder.attempt is not None:
             from buoy.training import recording
@@ -128,7 +118,7 @@ class Magic:
             recording.record_plan(made, self._extension.recorder.event)
         return made
 
-    def _check(self, words: list[str]) -> Any:
+    def _check(self) -> Any:
         """What was run so far as a notebook, this cell included; `cell 3` of a finding is `In [3]`."""
         from buoy.view.findings import check_cells
 
@@ -136,7 +126,7 @@ class Magic:
         name = os.path.basename(self._extension.folder)  # the notebook's, where it is known
         return check_cells(f"{name}.ipynb", [str(cell) for cell in cells[1:]])
 
-    def _report(self, words: list[str]) -> None:
+    def _report(self) -> None:
         from buoy.text import printable
         from buoy.verdict.advice import from_here
         from buoy.view.history import read
@@ -168,11 +158,7 @@ class Magic:
                 return folder
         return str(here.run_folder)
 
-    def _profile(self, words: list[str]) -> None:
-
-        profile(words)
-
-    def _off(self, words: list[str]) -> None:
+    def _off(self) -> None:
         self._extension.stop()
         show_text("no more cards in this kernel; it is still recorded. `%reload_ext buoy` brings them back")
 

@@ -162,6 +162,6 @@ class Plan:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from buoy.view.plan_html import html
+        from buoy.view.plan import html
 
         return html(self)

@@ -6,6 +6,7 @@ import os
 from html import escape
 from typing import Any
 
+from buoy.fields import mapping, mappings
 from buoy.flight.attempt import Attempt, attempts_of, is_run
 from buoy.text import printable
 from buoy.units import format_bytes, format_duration
@@ -33,8 +34,8 @@ _BOX = (
 
 def verdict_card(verdict: dict[str, Any]) -> str:
     """The card of a verdict given as in verdict.json; what is not there is left out."""
-    cause = _mapping(verdict.get("cause"))
-    claim = _mapping(cause.get("claim"))
+    cause = mapping(verdict.get("cause"))
+    claim = mapping(cause.get("claim"))
     grade = str(claim.get("grade", "possible"))
     edge = (
         _UNFINISHED
@@ -49,9 +50,9 @@ def verdict_card(verdict: dict[str, Any]) -> str:
         f'<span style="opacity:.75">{_headline(verdict)}</span></div>',
         f'<div style="font-size:16px;margin:4px 0">{_text(claim.get("text", ""))} '
         f"{chip(grade, _GRADES.get(grade, '#666'))}</div>",
-        _evidence(claim, _mapping(verdict.get("mechanism"))),
+        _evidence(claim, mapping(verdict.get("mechanism"))),
         _before(cause.get("cascade")),
-        _row("where", _place(_mapping(verdict.get("where")))),
+        _row("where", _place(mapping(verdict.get("where")))),
         _memory(verdict.get("holders")),
         _row("beside", _code(printable(str(verdict.get("beside") or ""), 400))),
         _next(cause.get("next")),
@@ -77,7 +78,7 @@ def _headline(verdict: dict[str, Any]) -> str:
 
 def _evidence(claim: dict[str, Any], mechanism: dict[str, Any]) -> str:
     lines = []
-    for item in [item for item in claim.get("evidence") or () if isinstance(item, dict)][:4]:
+    for item in _each(claim.get("evidence"))[:4]:
         source = f' <span style="opacity:.75">({_text(item["source"])})</span>' if item.get("source") else ""
         lines.append(f"<li>{_text(item.get('text', ''), _READING)}{source}</li>")
     known = " ".join(lines)
@@ -88,20 +89,16 @@ def _evidence(claim: dict[str, Any], mechanism: dict[str, Any]) -> str:
 
 def _before(cascade: object) -> str:
     """What had happened before, each with how sure that is."""
-    claims = (
-        [claim for claim in cascade if isinstance(claim, dict)] if isinstance(cascade, list | tuple) else []
-    )
     return "".join(
         _row("before", f"{_text(claim.get('text', ''))} ({_text(claim.get('grade', 'possible'))})")
-        for claim in claims[:3]
+        for claim in _each(cascade)[:3]
     )
 
 
 def _memory(holders: object) -> str:
     """Who held the memory, with the variables first."""
-    known = [each for each in holders if isinstance(each, dict)] if isinstance(holders, list | tuple) else []
     lines = []
-    for each in known[:_HOLDERS]:
+    for each in _each(holders)[:_HOLDERS]:
         size = each.get("bytes")
         told = format_bytes(size if isinstance(size, int) else None)
         detail = f", {_text(each['detail'], 200)}" if each.get("detail") else ""
@@ -161,8 +158,9 @@ def _text(value: object, most: int = 400) -> str:
     return escape(printable(str(value), most))
 
 
-def _mapping(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _each(value: object) -> list[dict[str, Any]]:
+    """Of a list in verdict.json, or a tuple in a verdict that was not written."""
+    return mappings(list(value) if isinstance(value, tuple) else value)
 
 
 # JupyterLab's page sets its own, proportional font for `<pre>` and breaks words anywhere: bars and tables fall apart.
@@ -248,9 +246,7 @@ def _within(most: int, parts: list[str]) -> tuple[str, int]:
 
 
 def _line(verdict: dict[str, Any]) -> str:
-    cause = verdict.get("cause")
-    cause = cause if isinstance(cause, dict) else {}
-    claim = cause.get("claim")
-    words = claim.get("text", "") if isinstance(claim, dict) else ""
+    cause = mapping(verdict.get("cause"))
+    words = mapping(cause.get("claim")).get("text", "")
     name = f"attempt {verdict.get('attempt', '?')}: {cause.get('id', 'unknown')}"
     return f'<p>{escape(printable(name, 60))} <span class="soft">{escape(printable(str(words), _LINE))}</span></p>'

@@ -1,7 +1,9 @@
-"""Checkpoints as text and as JSON: the list, what is in one, and whether its bytes are good."""
+"""Checkpoints as text and as JSON: the list, and what is in one; a bar while their bytes are read."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +14,9 @@ from buoy.checkpoint.mirror.storage import is_there
 from buoy.checkpoint.reader import Checkpoint
 from buoy.checkpoint.retention import last_finite
 from buoy.checkpoint.store import Entry
+from buoy.fields import mapping
 from buoy.text import joined
-from buoy.units import format_bytes, format_duration
+from buoy.units import format_bytes, format_duration, format_share
 
 SCHEMA = "buoy.checkpoints/1"
 _METRICS_SHOWN = 3
@@ -137,12 +140,9 @@ def _reason(about: dict[str, Any]) -> str:
 
 
 def _metrics(about: dict[str, Any], most: int | None = _METRICS_SHOWN) -> str:
-    metrics = about.get("metrics")
-    if not isinstance(metrics, dict):
-        return ""
     words = [
         f"{name}={value:.4g}" if isinstance(value, int | float) else f"{name}=n/a"
-        for name, value in metrics.items()
+        for name, value in mapping(about.get("metrics")).items()
     ]
     return " ".join(words[:most]) + (" …" if most is not None and len(words) > most else "")
 
@@ -154,3 +154,43 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
     padded = [[cell.ljust(max(map(len, column))) for cell in column] for column in columns]
     return ["  " + "  ".join(cells).rstrip() for cells in zip(*padded, strict=True)]
+
+
+_WIDTH = 28
+_PERIOD = 0.1
+_PATIENCE = 0.3
+"""What is done sooner needs no bar."""
+
+
+class Progress:
+    """`advance` it by bytes; `close` takes the bar away again."""
+
+    def __init__(self, label: str, total: int) -> None:
+        self._label = label
+        self._total = total
+        self._done = 0
+        self._due = time.monotonic() + _PATIENCE
+        self._drawn = False
+        self._shown = sys.stderr.isatty() and not os.environ.get("BUOY_NO_PROGRESS")
+
+    def advance(self, count: int) -> None:
+        """So many bytes more."""
+        self.show(self._done + count, self._total)
+
+    def show(self, done: int, total: int) -> None:
+        """So many bytes of so many."""
+        self._done, self._total = done, total
+        if not self._shown or time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + _PERIOD
+        self._drawn = True
+        filled = _WIDTH * min(done, total) // max(1, total)
+        bar = "#" * filled + "." * (_WIDTH - filled)
+        sys.stderr.write(f"\r{self._label} [{bar}] {format_share(done, total)}\x1b[K")
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._drawn:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

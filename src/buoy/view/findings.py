@@ -16,22 +16,17 @@ from buoy.lint.engine import Report
 from buoy.lint.model import Diagnostic, Edit, Place
 from buoy.lint.target import target_for
 from buoy.text import visible
+from buoy.view import wants_colour
 
 _COLOURS = {"error": "31", "warning": "33", "note": "36", "bold": "1", "dim": "2"}
 _WIDEST = 160
 
 
 class Paint:
-    """Colour where it is wanted; the words alone always say everything."""
+    """Colour where it is wanted."""
 
     def __init__(self, stream: TextIO) -> None:
-        variables = os.environ
-        if variables.get("NO_COLOR"):
-            self.on = False
-        elif variables.get("FORCE_COLOR"):
-            self.on = True
-        else:
-            self.on = stream.isatty() and variables.get("TERM") != "dumb"
+        self.on = wants_colour(stream)
 
     def __call__(self, text: str, style: str) -> str:
         """The text in a style."""

@@ -11,21 +11,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from buoy.fields import count, number, text
+from buoy.fields import count, mapping, mappings, number, text
 from buoy.flight.alarms import stall
-from buoy.flight.attempt import Attempt, attempt_numbers, attempts_of, missing_of
+from buoy.flight.attempt import Attempt, attempt_numbers, attempts_of, is_kernel, missing_of
 from buoy.flight.beacon import read_beacon
 from buoy.flight.log import SAMPLES_MOST_BYTES, fields_of, measured, read_events, read_samples, sample_files
 from buoy.flight.trainings import training_of
 from buoy.machine.files import read_json, read_lines
 from buoy.text import printable
-from buoy.verdict.evidence import Evidence, observe
-from buoy.verdict.notebook import IDLE, part_of
-
-if TYPE_CHECKING:
-    from buoy.verdict.model import Cause
+from buoy.verdict.evidence import observe
+from buoy.verdict.notebook import IDLE, part_of, waits_for_us
 
 RUNNING, STOPPED = "running", "stopped"
 STALLS = {"blocked": "hangs", "starved": "starved", "network": "waits", "disk": "waits", "sleep": "waits"}
@@ -41,11 +38,15 @@ def is_alive(about: dict[str, Any]) -> bool:
     return observe(about).alive
 
 
-def state_of_living(about: dict[str, Any], events: list[dict[str, Any]], step: int | None) -> str:
-    """`running`, unless it is stopped, or a hang was noticed and no step came since.
+def state_of_living(
+    about: dict[str, Any], events: list[dict[str, Any]], step: int | None, phase: str | None
+) -> str:
+    """`running`, unless a kernel idles, it is stopped, or a hang was noticed and no step came since.
 
     The judge's own words would say the same, and cost a live view all of its causes.
     """
+    if is_kernel(about.get("command")) and (phase == IDLE or waits_for_us(count(about.get("pid")))):
+        return "idle"
     if observe(about).stopped:
         return STOPPED
     hang = stall.standing(events)
@@ -54,13 +55,21 @@ def state_of_living(about: dict[str, Any], events: list[dict[str, Any]], step: i
     return STALLS.get(stall.state_of(hang), MAY_HANG)
 
 
-def is_out_of_sight(evidence: Evidence, cause: Cause) -> bool:
-    """Whether it may live on another machine: no end was recorded, and nothing shows from here that it is gone."""
+def state_of_unjudged(attempt: Attempt) -> tuple[str, int | None]:
+    """What `buoy why` says of an attempt that nobody was left to judge, and its step; where no end was recorded, and
+    nothing shows from here that it is gone, it may live on another machine.
+    """
+    from buoy.verdict.evidence import load
+    from buoy.verdict.judge import judge  # every cause with it: a live view needs none
+
+    evidence = load(attempt.folder)
+    verdict = judge(evidence)
+    cause, step = verdict.cause, verdict.where.step
     has_end = evidence.death or evidence.exit or evidence.is_death_damaged or evidence.events_of("end")
     if evidence.now.same_machine is not False or has_end:
-        return False
+        return cause.id, step
     is_known = cause.claim.grade == "certain" or evidence.now.sees_inside
-    return cause.id in ("unknown", "machine-lost") and not is_known
+    return (NOT_SEEN if cause.id in ("unknown", "machine-lost") and not is_known else cause.id), step
 
 
 def recorder_lives(about: dict[str, Any], events: list[dict[str, Any]]) -> bool | None:
@@ -114,6 +123,23 @@ class Life:
         return self.verdict is not None or any(event.get("kind") == "end" for event in self.events)
 
     @property
+    def cause(self) -> str | None:
+        """The id of what ended it; None without a verdict."""
+        return (
+            str(mapping(self.verdict.get("cause")).get("id", "ended")) if self.verdict is not None else None
+        )
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """Of the machine, as they were read at the start."""
+        return mapping(self.about.get("limits"))
+
+    @property
+    def gpus(self) -> list[dict[str, Any]]:
+        """Of the machine, as they were read at the start."""
+        return mappings(self.limits.get("gpus"))
+
+    @property
     def is_untimed(self) -> bool:
         """Whether steps were made, and too few at a stretch to tell their time."""
         return bool(self.last.get("step")) and "step_seconds" not in self.series
@@ -130,10 +156,8 @@ class Life:
 
     def since_start(self, event: dict[str, Any]) -> float | None:
         """When an event happened, in seconds since the attempt began; the wall clock may have moved, `t` does not."""
-        moment, start = event.get("t"), self.about.get("t")
-        if not isinstance(moment, int | float) or not isinstance(start, int | float):
-            return None
-        return float(moment) - float(start)
+        moment, start = number(event.get("t")), number(self.about.get("t"))
+        return moment - start if moment is not None and start is not None else None
 
 
 @dataclass(slots=True)
@@ -149,15 +173,13 @@ class History:
     @property
     def kept(self) -> str:
         """Where the checkpoints are."""
-        if not attempt_numbers(self.folder):
-            return self.folder  # recorded by a notebook, kept here
         return self.homes[0]
 
     @property
     def homes(self) -> list[str]:
         """The folders of all runs whose checkpoints this page is to show, the one that saved last first."""
         if not attempt_numbers(self.folder):
-            return [self.folder]
+            return [self.folder]  # recorded by a notebook, kept here
         return _homes([event for life in self.lives for event in life.events], self.folder)
 
 
@@ -284,7 +306,12 @@ def _measure(life: Life, minutes: Iterator[dict[str, Any]], samples: Iterator[di
         start = life.about["t"] = float(min(begins, default=0.0))
     series: dict[str, list[Point]] = {name: [] for name in _READINGS}
     steps: list[Step] = []
+    highest: dict[str, float] = {}
     for row in chain([earliest] if earliest else (), minutes):
+        # Of the samples at full rate not all may have been read: the minutes know the highest.
+        for name, fields in _READINGS.items():
+            if is_triple(row.get(fields[0])):
+                highest[name] = max(highest.get(name, 0.0), float(row[fields[0]][1]))
         if first is None or row["t"][1] < first["t"]:
             _add_minute(row, start, series, steps)
         if first is None:
@@ -294,14 +321,10 @@ def _measure(life: Life, minutes: Iterator[dict[str, Any]], samples: Iterator[di
         life.last = row if "wall" in row else life.last
     series["step_seconds"] = _step_times(steps)
     life.series = {name: points for name, points in series.items() if points}
-    life.peaks = {name: max(point[2] for point in points) for name, points in life.series.items()}
-    for (
-        name,
-        fields,
-    ) in _READINGS.items():  # of the samples at full rate not all may have been read: the minutes know
-        highest = [row[key][1] for row in minutes for key in fields[:1] if is_triple(row.get(key))]
-        if highest:
-            life.peaks[name] = max(life.peaks.get(name, 0.0), float(max(highest)))
+    life.peaks = {
+        name: max(highest.get(name, 0.0), *(point[2] for point in points))
+        for name, points in life.series.items()
+    }
     life.seconds = max((points[-1][0] for points in life.series.values()), default=0.0)
 
 

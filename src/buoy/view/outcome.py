@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from buoy.estimate import devices
+from buoy.fields import count, mappings
 from buoy.text import printable
 from buoy.units import format_bytes
 from buoy.view.history import History, Life, sizes, without_places
@@ -39,7 +40,7 @@ def comparison(history: History, folder: str | None = None) -> dict[str, Any] | 
     return {
         "source": without_places(event.get("source"), lives[-1].about),
         "on": answer.get("on") if answer is not None else None,
-        "asked": [item.get("on") for item in _answers(event)],
+        "asked": [item.get("on") for item in mappings(event.get("answers"))],
         "fits": event.get("fits"),
         "verdict": answer.get("verdict") if answer is not None else None,
         "cheapest": event.get("cheapest"),
@@ -98,21 +99,13 @@ def _newest(history: History) -> tuple[dict[str, Any], list[Life]] | None:
     return None
 
 
-def _answers(event: dict[str, Any]) -> list[dict[str, Any]]:
-    given = event.get("answers")
-    return [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
-
-
 def _answer(event: dict[str, Any], life: Life) -> dict[str, Any] | None:
     """The place that the attempt ran at: a figure for another device is not to be compared."""
-    limits = life.about.get("limits")
-    gpus = limits.get("gpus") if isinstance(limits, dict) else None
-    first = gpus[0] if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict) else None
-    used = (
-        devices.by_name(str(first.get("name")), int(first.get("total") or 0)) if first is not None else None
-    )
-    here = used.id if used is not None else CPU if first is None else None
-    return next((item for item in _answers(event) if item.get("device") == here), None)
+    here: str | None = CPU
+    if life.gpus:
+        used = devices.by_name(str(life.gpus[0].get("name")), count(life.gpus[0].get("total")) or 0)
+        here = used.id if used is not None else None
+    return next((item for item in mappings(event.get("answers")) if item.get("device") == here), None)
 
 
 def _highest(lives: list[Life], series: str) -> float | None:

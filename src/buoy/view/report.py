@@ -14,10 +14,11 @@ from typing import Any
 from buoy import __version__
 from buoy.checkpoint.store import Entry, Store
 from buoy.errors import UsageError, in_notebook
+from buoy.fields import mapping
 from buoy.machine.files import write_whole
 from buoy.text import json_text, printable
 from buoy.units import format_bytes, format_duration
-from buoy.view import cards, chart, outcome, timeline
+from buoy.view import cards, chart, outcome
 from buoy.view import history as changes
 from buoy.view.history import LEAST_SECONDS, History, Life, without_places
 
@@ -118,15 +119,15 @@ def write(target: str, text: str) -> int:
     return len(data)
 
 
-def _groups(history: History) -> dict[str, tuple[str, timeline.Axis]]:
-    groups = {"whole": ("The whole run", timeline.whole(history))} if history.lives else {}
-    end = timeline.tail(history)
+def _groups(history: History) -> dict[str, tuple[str, chart.Axis]]:
+    groups = {"whole": ("The whole run", chart.whole(history))} if history.lives else {}
+    end = chart.tail(history)
     if end is not None:
         groups["tail"] = ("The last ten minutes", end)
     return groups
 
 
-def _numbers(axis: timeline.Axis) -> dict[str, Any]:
+def _numbers(axis: chart.Axis) -> dict[str, Any]:
     return {
         "buckets": axis.buckets,
         "lives": [
@@ -140,7 +141,7 @@ def _numbers(axis: timeline.Axis) -> dict[str, Any]:
             for stretch in axis.stretches
         ],
         "charts": [chart.numbers(item) for item in chart.charts(axis)],
-        "marks": timeline.marks(axis),
+        "marks": chart.marks(axis),
     }
 
 
@@ -159,15 +160,15 @@ def _header(history: History) -> str:
 
 def _verdict(history: History, life: Life) -> dict[str, Any]:
     told: dict[str, Any] = without_places(life.verdict, life.about, history.folder)
-    where = told.get("where")
-    if isinstance(where, dict) and where.get("cell"):
+    where = mapping(told.get("where"))
+    if where.get("cell"):
         number = _CELL.match(str(where["cell"]))  # what follows it is the user's own code
         told["where"] = {**where, "cell": number[0] if number is not None else None}
     return told
 
 
-def _group(key: str, title: str, axis: timeline.Axis) -> str:
-    marks = timeline.marks(axis)
+def _group(key: str, title: str, axis: chart.Axis) -> str:
+    marks = chart.marks(axis)
     pictures = chart.charts(axis)
     if not pictures:
         return (
@@ -193,7 +194,7 @@ def _tone(kind: str) -> str:
     return {"death": "limit", "end": "save"}.get(kind, kind)
 
 
-def _figure(item: chart.Chart, axis: timeline.Axis, marks: list[dict[str, Any]]) -> str:
+def _figure(item: chart.Chart, axis: chart.Axis, marks: list[dict[str, Any]]) -> str:
     tell = chart.words(item.unit)
     highest = max(high for value in item.values if value for high in value)
     lowest = min(low for value in item.values if value for low in value)
@@ -208,7 +209,7 @@ def _figure(item: chart.Chart, axis: timeline.Axis, marks: list[dict[str, Any]])
     )
 
 
-def _untimed(axis: timeline.Axis) -> str:
+def _untimed(axis: chart.Axis) -> str:
     """Which attempts have no curve beside those that have one, and why."""
     numbers = [str(stretch.life.number) for stretch in axis.stretches if stretch.life.is_untimed]
     if not numbers:
@@ -220,7 +221,7 @@ def _untimed(axis: timeline.Axis) -> str:
     )
 
 
-def _lives(axis: timeline.Axis) -> str:
+def _lives(axis: chart.Axis) -> str:
     labels = []
     for stretch in axis.stretches:
         left, wide = 100 * stretch.first / axis.buckets, 100 * stretch.count / axis.buckets
@@ -242,10 +243,8 @@ def _attempts(history: History) -> str:
         return ""
     rows = []
     for life in reversed(history.lives[-_MOST_ROWS:]):
-        cause = (life.verdict or {}).get("cause")
-        said = str(cause.get("id", "n/a")) if isinstance(cause, dict) else "running" if life.alive else "n/a"
-        where = (life.verdict or {}).get("where")
-        own = where.get("step") if isinstance(where, dict) else None
+        said = life.cause or ("running" if life.alive else "n/a")
+        own = mapping(mapping(life.verdict).get("where")).get("step")
         # Of a kernel the last step may be another run's.
         step = own if own is not None else life.last.get("step")
         rows.append(
@@ -287,12 +286,9 @@ def _checkpoints(history: History) -> str:
 
 
 def _metrics(entry: Entry) -> str:
-    metrics = entry.about.get("metrics")
-    if not isinstance(metrics, dict):
-        return ""
     return ", ".join(
         f"{printable(str(name), 30)} {value:.5g}"
-        for name, value in metrics.items()
+        for name, value in mapping(entry.about.get("metrics")).items()
         if isinstance(value, int | float)
     )
 
@@ -339,16 +335,13 @@ def _environment(history: History) -> str:
 
 def _facts(life: Life) -> dict[str, str]:
     """What the machine was. Only these keys: a report is passed on, so nothing else of attempt.json goes in."""
-    about, limits = life.about, life.about.get("limits")
-    limits = limits if isinstance(limits, dict) else {}
-    gpus = limits.get("gpus")
-    names = [str(gpu.get("name")) for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+    about, limits = life.about, life.limits
     facts = {
         "platform": about.get("platform"),
         "RAM": _said(limits.get("ram"), format_bytes),
         "disk": _said(limits.get("disk"), format_bytes),
         "CPUs": limits.get("cpus"),
-        "GPUs": ", ".join(names),
+        "GPUs": ", ".join(str(gpu.get("name")) for gpu in life.gpus),
         "time limit": _said(about.get("time_limit"), format_duration),
         "Python": about.get("python"),
         "kernel": about.get("kernel"),
@@ -366,8 +359,8 @@ def _missing(history: History) -> str:
     notes += [f"attempt {life.number}: {note}" for life in history.lives for note in life.missing]
     if not history.lives:
         notes.append("this run has no attempt")
-    if len(history.lives) > timeline.MOST_LIVES:
-        notes.append(f"only the newest {timeline.MOST_LIVES} of {len(history.lives)} attempts are drawn")
+    if len(history.lives) > chart.MOST_LIVES:
+        notes.append(f"only the newest {chart.MOST_LIVES} of {len(history.lives)} attempts are drawn")
     if not notes:
         return ""
     return "<h2>What is missing</h2>" + "".join(

@@ -9,17 +9,15 @@ from typing import Any, NamedTuple
 
 from buoy.checkpoint.store import Store
 from buoy.fields import count, mapping, number
-from buoy.flight.attempt import Attempt, attempts_of, is_kernel, is_run, missing_of
+from buoy.flight.attempt import Attempt, attempts_of, is_run, missing_of
 from buoy.flight.beacon import read_beacon
 from buoy.flight.log import read_events
 from buoy.machine.files import read_json
 from buoy.text import joined, printable
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.advice import FINISHED, NOT_BEGUN
-from buoy.verdict.evidence import load
-from buoy.verdict.judge import judge
-from buoy.verdict.notebook import IDLE, STORIES, part_of, waits_for_us
-from buoy.view.history import NOT_SEEN, is_alive, is_out_of_sight, state_of_living
+from buoy.verdict.notebook import STORIES, part_of
+from buoy.view.history import is_alive, state_of_living, state_of_unjudged
 
 SCHEMA = "buoy.runs/1"
 
@@ -160,7 +158,6 @@ def _last_words(attempt: Attempt, run: str) -> _Words:
     is_other = os.path.realpath(run) != os.path.realpath(attempt.run_folder)
     beacon = read_beacon(os.path.join(attempt.folder, f"process-{about.get('pid')}", "beacon"))
     step, phase = (beacon.step, beacon.phase) if beacon is not None else (None, None)
-    in_kernel, was_idle = is_kernel(about.get("command")), phase == IDLE
     verdict = read_json(os.path.join(attempt.folder, "verdict.json"))
     alive = verdict is None and is_alive(about)
     own, story = part_of(run, attempt.run_folder, events, about, step, phase, verdict is not None)
@@ -171,15 +168,11 @@ def _last_words(attempt: Attempt, run: str) -> _Words:
     wall = _newest_write(attempt.folder)
     if alive:
         step = step or None
-        idle = in_kernel and (was_idle or waits_for_us(count(about.get("pid"))))
-        status = "idle" if idle else state_of_living(about, events, step)
+        status = state_of_living(about, events, step, phase)
+    elif verdict is None:
+        status, step = state_of_unjudged(attempt)
     else:
-        unseen = False
-        if verdict is None:  # nobody was left to judge it
-            evidence = load(attempt.folder)
-            judged = judge(evidence)
-            unseen, verdict = is_out_of_sight(evidence, judged.cause), judged.to_json()
-        status = NOT_SEEN if unseen else str(mapping(verdict.get("cause")).get("id", "ended"))
+        status = str(mapping(verdict.get("cause")).get("id", "ended"))
         step = count(mapping(verdict.get("where")).get("step"))
     return _Words(status, own.step if own.is_beside else step, alive, wall, is_told)
 

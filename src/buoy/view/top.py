@@ -8,16 +8,16 @@ from typing import Any
 
 from buoy.checkpoint.store import Store
 from buoy.errors import in_notebook
-from buoy.fields import count
+from buoy.fields import count, number
 from buoy.flight.alarms.forecast import Forecast
-from buoy.flight.attempt import Attempt, attempts_of, is_kernel
+from buoy.flight.attempt import Attempt, attempts_of
 from buoy.flight.beacon import read_beacon
 from buoy.flight.trainings import training_of
 from buoy.machine.files import read_json
 from buoy.text import printable, typed, visible
 from buoy.units import format_bytes, format_duration
 from buoy.verdict.advice import NOT_BEGUN
-from buoy.verdict.notebook import IDLE, STORIES, waits_for_us
+from buoy.verdict.notebook import IDLE, STORIES
 from buoy.verdict.select import Asked, concerned
 from buoy.view.history import (
     MAY_HANG,
@@ -28,7 +28,6 @@ from buoy.view.history import (
     Life,
     Point,
     is_alive,
-    is_out_of_sight,
     of_its_own,
     own_events,
     read_life,
@@ -36,6 +35,7 @@ from buoy.view.history import (
     saved_in,
     sizes,
     state_of_living,
+    state_of_unjudged,
     words,
 )
 
@@ -84,7 +84,7 @@ def state(attempt: Attempt, run: str | None = None) -> dict[str, Any]:
     last, about = life.last, life.about
     story = of_its_own(life, attempt, run) if life.alive or not of_process else None
     own = training_of(life.events, attempt.run_folder, run)
-    wall = _number(last.get("wall"))
+    wall = number(last.get("wall"))
     age = max(0.0, time.time() - wall) if wall is not None else None
     return {
         "schema": SCHEMA,
@@ -95,7 +95,7 @@ def state(attempt: Attempt, run: str | None = None) -> dict[str, Any]:
         "sample_age": age,
         "unrecorded": unrecorded,
         "seconds": life.seconds if last else None,
-        "step": (own.step or 0) if story is not None or own.is_beside else _number(last.get("step")),
+        "step": (own.step or 0) if story is not None or own.is_beside else number(last.get("step")),
         "last_step": own.length if story is None and not own.is_beside else None,
         "phase": last.get("phase") if story is None else None,
         "step_seconds": _step_seconds(life) if story is None else None,
@@ -104,13 +104,13 @@ def state(attempt: Attempt, run: str | None = None) -> dict[str, Any]:
         "micro_batch": _micro_batch(run),
         "checkpoint": _checkpoint(run),
         "events": _events(life, own_events(life, attempt, run), os.path.basename(run)),
-        "loop_beside": _number(last.get("step")) if life.alive and own.is_followed_by_a_loop else None,
+        "loop_beside": number(last.get("step")) if life.alive and own.is_followed_by_a_loop else None,
     }
 
 
 def _unrecorded(life: Life) -> dict[str, Any] | None:
     """Since when nothing is recorded of a process that lives, and whether its recorder is gone; None if it is well."""
-    since = _number(life.last.get("wall")) or _number(life.about.get("wall"))
+    since = number(life.last.get("wall")) or number(life.about.get("wall"))
     if not life.alive or since is None or time.time() - since < _STALE_SECONDS:
         return None
     lives = recorder_lives(life.about, life.events)
@@ -119,7 +119,7 @@ def _unrecorded(life: Life) -> dict[str, Any] | None:
 
 def _look_without_recorder(life: Life, attempt: Attempt) -> None:
     """What can be known all the same: the clock, and the page on which the training itself says where it is."""
-    life.seconds = max(life.seconds, time.time() - (_number(life.about.get("wall")) or time.time()))
+    life.seconds = max(life.seconds, time.time() - (number(life.about.get("wall")) or time.time()))
     life.series.pop("step_seconds", None)
     beacon = read_beacon(os.path.join(attempt.folder, f"process-{life.about.get('pid')}", "beacon"))
     if beacon is not None:
@@ -134,26 +134,13 @@ def may_change(now: dict[str, Any]) -> bool:
 
 
 def _status(life: Life, attempt: Attempt) -> str:
-    if life.verdict is not None:
-        cause = life.verdict.get("cause")
-        return str(cause.get("id", "ended")) if isinstance(cause, dict) else "ended"
-    if life.alive:
-        waits = life.last.get("phase") == IDLE or waits_for_us(count(life.about.get("pid")))
-        idle = waits and is_kernel(life.about.get("command"))
-        if idle or not life.last.get("wall"):
-            return "idle" if life.last.get("wall") else "no sample yet"
-        return state_of_living(life.about, life.events, count(life.last.get("step")))
-    return _judged(attempt)
-
-
-def _judged(attempt: Attempt) -> str:
-    """What `buoy why` says of an attempt that nobody was left to judge, unless it may live on another machine."""
-    from buoy.verdict.evidence import load
-    from buoy.verdict.judge import judge  # every cause with it: a live view needs none
-
-    evidence = load(attempt.folder)
-    cause = judge(evidence).cause
-    return NOT_SEEN if is_out_of_sight(evidence, cause) else cause.id
+    if life.cause is not None:
+        return life.cause
+    if not life.alive:
+        return state_of_unjudged(attempt)[0]
+    if not life.last.get("wall"):
+        return "no sample yet"
+    return state_of_living(life.about, life.events, count(life.last.get("step")), life.last.get("phase"))
 
 
 def _step_seconds(life: Life) -> float | None:
@@ -166,15 +153,12 @@ def _step_seconds(life: Life) -> float | None:
 
 
 def _resources(life: Life, forecast: bool) -> list[dict[str, Any]]:
-    limits = life.about.get("limits")
-    limits = limits if isinstance(limits, dict) else {}
-    gpus = limits.get("gpus")
-    first = gpus[0] if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict) else {}
+    limits, first = life.limits, life.gpus[0] if life.gpus else {}
     found = [
-        _used(life, "RAM", "memory", _number(life.last.get("cgroup_limit")) or _number(limits.get("ram"))),
-        _used(life, "VRAM", "gpu", _number(first.get("total"))),
-        _disk(life, _number(limits.get("disk"))),
-        _free("shm", life.series.get("shm_free"), _number(limits.get("shm")), life),
+        _used(life, "RAM", "memory", number(life.last.get("cgroup_limit")) or number(limits.get("ram"))),
+        _used(life, "VRAM", "gpu", number(first.get("total"))),
+        _disk(life, number(limits.get("disk"))),
+        _free("shm", life.series.get("shm_free"), number(limits.get("shm")), life),
     ]
     return [{**item, **({} if forecast else {"full_in": None})} for item in found if item is not None]
 
@@ -199,7 +183,7 @@ def _disk(life: Life, size_at_start: float | None) -> dict[str, Any] | None:
     since = life.since_start(moved) or 0.0 if moved is not None else 0.0
     # The first reading after a run was opened may still be of the disk before.
     points = [point for point in life.series.get("disk_free", ()) if not moved or point[0] > since + 1.5]
-    size = _number(life.last.get("disk_total")) or (size_at_start if moved is None else None)
+    size = number(life.last.get("disk_total")) or (size_at_start if moved is None else None)
     found = _free("disk", points, size, life)
     return {**found, "of": str(moved.get("path"))} if found is not None and moved is not None else found
 
@@ -231,13 +215,13 @@ def _full_in(life: Life, name: str, points: list[tuple[float, float]], limit: fl
 
 
 def _time(life: Life, about: dict[str, Any]) -> dict[str, Any] | None:
-    limit, started = _number(about.get("time_limit")), _number(about.get("session_started"))
+    limit, started = number(about.get("time_limit")), number(about.get("session_started"))
     for event in life.events:  # in a notebook the recorder runs before `buoy.Run` is told of a limit
         if event.get("kind") == "time-limit":
-            limit = _number(event.get("seconds"))
+            limit = number(event.get("seconds"))
     if limit is None or started is None:
         return None
-    spent = max(0.0, (_number(about.get("wall")) or started) - started) + life.seconds
+    spent = max(0.0, (number(about.get("wall")) or started) - started) + life.seconds
     return {"spent": spent, "limit": limit, "left": max(0.0, limit - spent)}
 
 
@@ -373,7 +357,3 @@ def _safe(now: dict[str, Any]) -> str:
         return "no checkpoint"
     age = f", {format_duration(kept['age'])} ago" if kept["age"] is not None else ""
     return f"safe at step {kept['step']} ({format_bytes(kept['bytes'])}{age})"
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

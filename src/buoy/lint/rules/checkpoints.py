@@ -6,13 +6,12 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from buoy.lint.constants import ending, range_length
-from buoy.lint.facts import Block, Call, Facts
-from buoy.lint.frameworks import is_guarded, is_keras_model, uses_torch
+from buoy.lint.constants import ending, epochs_of, range_length
+from buoy.lint.facts import Block, Call, Facts, literal, once
 from buoy.lint.model import Edit, Finding, Fix, Rule, Span
 from buoy.lint.rules.removed import strike
 from buoy.lint.target import Target, removed
-from buoy.lint.timing import timing_of
+from buoy.lint.training import is_guarded, is_keras_model, timing_of, uses_torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +23,9 @@ class Save:
     path: ast.expr
 
 
+@once
 def saves(facts: Facts) -> list[Save]:
     """`torch.save`, Keras `save` and `save_weights`, and ModelCheckpoint paths."""
-    if "saves" in facts.memo:
-        kept: list[Save] = facts.memo["saves"]
-        return kept
     found = []
     if uses_torch(facts):
         for call in facts.called("torch.save"):
@@ -40,7 +37,6 @@ def saves(facts: Facts) -> list[Save]:
             path = call.argument(0, "filepath")
             if path is not None and is_keras_model(call.receiver, call.block, facts):
                 found.append(Save(call, call.receiver, path))
-    facts.memo["saves"] = found
     return found
 
 
@@ -62,7 +58,7 @@ def find_checkpoint_callback(facts: Facts, target: Target) -> Iterator[Finding]:
         for keyword in call.node.keywords:
             if keyword.arg in gone:
                 yield Finding(
-                    facts.document.span(keyword),
+                    facts.span(keyword),
                     "error",
                     f"`ModelCheckpoint` has no `{keyword.arg}` any more: TypeError before training starts",
                     "`save_freq` counts batches, not epochs: `save_freq=N * steps_per_epoch`, or save every epoch",
@@ -80,14 +76,14 @@ def _suffix(call: Call, facts: Facts) -> Iterator[Finding]:
         return
     if only_weights is not None and not isinstance(only_weights, ast.Constant):
         return
-    weights = isinstance(only_weights, ast.Constant) and bool(only_weights.value)
+    weights = bool(literal(only_weights))
     allowed = (".weights.h5",) if weights else (".keras", ".h5")
     text, whole = found
     if text.endswith(allowed) or (not whole and "." not in text and "/" not in text):
         return
     what = "with `save_weights_only=True` " if weights else ""
     yield Finding(
-        facts.document.span(path),
+        facts.span(path),
         "error",
         f"`ModelCheckpoint` {what}refuses {text[-40:]!r}: the path must end in "
         f"`{allowed[0]}`; ValueError before training starts",
@@ -146,18 +142,17 @@ def _saves_itself(facts: Facts, method: str) -> bool:
 def _finding(call: Call, path: ast.expr, text: str, method: str, suffix: str, facts: Facts) -> Finding:
     shown = text if len(text) < 40 else "..." + text[-36:]
     message = (
-        f"`{method}` refuses {shown!r}: the name must end in `{suffix}`; "
-        f"ValueError{strike(facts, call.block, call.node.lineno)}"
+        f"`{method}` refuses {shown!r}: the name must end in `{suffix}`; ValueError{strike(facts, call)}"
     )
     hint = f"end the name in `{suffix}`"
     if method == "save" and "." not in text:
         hint += ", or use `model.export(path)` for a SavedModel"
-    return Finding(facts.document.span(path), "error", message, hint, _fix(path, text, suffix, facts))
+    return Finding(facts.span(path), "error", message, hint, _fix(path, text, suffix, facts))
 
 
 def _fix(path: ast.expr, text: str, suffix: str, facts: Facts) -> Fix | None:
     """Only where the text stands in the call: elsewhere the same path may be read again under its old name."""
-    span = facts.document.span(path)
+    span = facts.span(path)
     source = facts.document.text(span)
     if (
         not isinstance(path, ast.Constant)
@@ -227,17 +222,15 @@ def find_ephemeral_checkpoint(facts: Facts, target: Target) -> Iterator[Finding]
     if any(word in cell.text.lower() for cell in facts.document.cells for word in _CARRYING_WORDS):
         return
     for save in saves(facts):
-        if not isinstance(save.path, ast.Constant) or not isinstance(save.path.value, str):
-            continue
-        path = save.path.value
-        if path.startswith("/") and not path.startswith("/content"):
+        path = literal(save.path)
+        if not isinstance(path, str) or (path.startswith("/") and not path.startswith("/content")):
             continue
         message = (
             f"{path!r} is on the session's own disk: when Colab ends the session (idle, 12 h, a "
             "crash) the checkpoint is gone"
         )
         yield Finding(
-            facts.document.span(save.path),
+            facts.span(save.path),
             "warning",
             message,
             "`from google.colab import drive; drive.mount('/content/drive')` and save below /content/drive/MyDrive",
@@ -325,13 +318,10 @@ def _every(block: Block, loop: Block, variables: set[str]) -> int | None:
             )
             if modulo is None or around.kind == "else":
                 return None
-            every *= (
-                modulo.value
-                if isinstance(modulo, ast.Constant) and isinstance(modulo.value, int) and modulo.value > 0
-                else 1
-            )
-            if not isinstance(modulo, ast.Constant):
+            number = literal(modulo)
+            if not isinstance(number, int) or number < 1:
                 return None
+            every *= number
         elif around.kind in ("for", "while", "except"):
             return None
     return None
@@ -339,14 +329,10 @@ def _every(block: Block, loop: Block, variables: set[str]) -> int | None:
 
 def _best_only(call: Call) -> bool:
     value = call.keyword("save_best_only") or (call.node.args[3] if len(call.node.args) > 3 else None)
-    return call.has_unknown_keywords or (
-        value is not None and not (isinstance(value, ast.Constant) and value.value is False)
-    )
+    return call.has_unknown_keywords or (value is not None and literal(value) is not False)
 
 
 def _fit_epochs(facts: Facts) -> int | None:
-    from buoy.lint.constants import epochs_of
-
     counts = [epochs_of(call, facts) for call in facts.calls.get("fit", ())]
     known = [count for count in counts if count is not None]
     return max(known) if known and len(known) == len(counts) else None
@@ -356,7 +342,7 @@ def _every_epoch(path: ast.expr, rhythm: str, count: int | None, facts: Facts) -
     total = f"{count} files of the model's size" if count else "the disk grows by one model each time"
     message = f"a new checkpoint file {rhythm} and none is removed: {total}"
     return Finding(
-        facts.document.span(path),
+        facts.span(path),
         "warning",
         message,
         "keep the last two: save to a temporary name, rename it, and remove the one before",
@@ -391,7 +377,7 @@ def find_weights_only(facts: Facts, target: Target) -> Iterator[Finding]:
             "the random state start over"
         )
         yield Finding(
-            facts.document.span(save.call.node),
+            facts.span(save.call.node),
             "note",
             message,
             "save `{'model': ..., 'optimizer': optimizer.state_dict(), 'epoch': epoch}`",

@@ -6,11 +6,10 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from buoy.lint.facts import Block, Call, Facts, Seen, dotted_name
-from buoy.lint.frameworks import scope_key, uses_torch, without_gradients
-from buoy.lint.model import Edit, Finding, Fix, Rule, Severity, Span
+from buoy.lint.facts import Block, Call, Facts, Seen, dotted_name, literal, once
+from buoy.lint.model import Edit, Finding, Fix, Rule, Severity
 from buoy.lint.target import Target
-from buoy.lint.timing import timing_of
+from buoy.lint.training import leaves, scope_key, timing_of, uses_torch, without_gradients
 
 _BACKWARD = ("backward", "grad", "requires_grad_", "manual_backward", "attack", "perturb")
 
@@ -24,16 +23,10 @@ class EvalLoop:
     call: Call
 
 
+@once
 def eval_loops(facts: Facts) -> list[EvalLoop]:
     """Every such loop; nothing where gradients are off, needed or frozen."""
-    if "eval_loops" not in facts.memo:
-        facts.memo["eval_loops"] = _find(facts) if uses_torch(facts) and "eval" in facts.calls else []
-    found: list[EvalLoop] = facts.memo["eval_loops"]
-    return found
-
-
-def _find(facts: Facts) -> list[EvalLoop]:
-    if _gradients_off_everywhere(facts):
+    if not uses_torch(facts) or "eval" not in facts.calls or _gradients_off_everywhere(facts):
         return []
     found: list[EvalLoop] = []
     seen: set[int] = set()
@@ -76,9 +69,7 @@ def _loop_after(switch: Call, call: Call, name: str, facts: Facts) -> Block | No
 
 
 def _false(call: Call) -> bool:
-    return (
-        bool(call.node.args) and isinstance(call.node.args[0], ast.Constant) and not call.node.args[0].value
-    )
+    return bool(call.node.args) and literal(call.node.args[0]) is False
 
 
 def _judged(loop: Block, call: Call, facts: Facts) -> bool:
@@ -99,17 +90,12 @@ def _judged(loop: Block, call: Call, facts: Facts) -> bool:
             for other in facts.calls.get(word, ())
         ):
             return False
-    return not _has_break(loop)
-
-
-def _has_break(loop: Block) -> bool:
-    body = getattr(loop.node, "body", [])
-    return any(isinstance(statement, ast.Break | ast.Return) for statement in body)
+    return not leaves(loop)
 
 
 def _gradients_off_everywhere(facts: Facts) -> bool:
     if any(
-        binding.value is not None and isinstance(binding.value, ast.Constant) and binding.value.value is False
+        literal(binding.value) is False
         for name, bindings in facts.fields.items()
         if name.endswith("requires_grad")
         for binding in bindings
@@ -129,16 +115,15 @@ def find_kept_graph(facts: Facts, target: Target) -> Iterator[Finding]:
     if not uses_torch(facts) or "backward" not in facts.calls:
         return
     losses = _losses(facts)
-    roots = {loss for loss, _ in losses}
     for seen in facts.additions:
         node = seen.node
         if isinstance(node.op, ast.Add) and isinstance(node.target, ast.Name | ast.Attribute):
-            yield from _judge(node.value, node.target, seen.block, losses, roots, facts, seen, "+=")
+            yield from _judge(node.value, node.target, seen, losses, facts)
     for call in facts.calls.get("append", ()):
         if call.receiver is not None and len(call.node.args) == 1 and dotted_name(call.receiver):
             kept = call.node.args[0]
             for value in kept.elts if isinstance(kept, ast.Tuple | ast.List) else (kept,):
-                yield from _judge(value, call.receiver, call.block, losses, roots, facts, call, "append")
+                yield from _judge(value, call.receiver, call, losses, facts)
 
 
 def _losses(facts: Facts) -> list[tuple[str, Block]]:
@@ -169,42 +154,36 @@ def _root(node: ast.expr | None) -> str | None:
 
 
 def _judge(
-    value: ast.expr,
-    keeper: ast.expr,
-    block: Block,
-    losses: list[tuple[str, Block]],
-    roots: set[str],
-    facts: Facts,
-    where: Seen | Call,
-    how: str,
+    value: ast.expr, keeper: ast.expr, place: Seen | Call, losses: list[tuple[str, Block]], facts: Facts
 ) -> Iterator[Finding]:
-    loss = _root(value)
-    loop = next((loop for name, loop in losses if name == loss and block.inside(loop)), None)
-    keeper_name = dotted_name(keeper)
-    if loop is None or loss is None or keeper_name is None or keeper_name in roots or keeper_name == loss:
+    """Whether a loss that is kept here (added with `+=`, else appended) keeps its graph."""
+    block, adds = place.block, isinstance(place, Seen)
+    loss, name = _root(value), dotted_name(keeper)
+    loop = next((loop for other, loop in losses if other == loss and block.inside(loop)), None)
+    if loop is None or loss is None or name is None or any(name == other for other, _ in losses):
         return
     if without_gradients(block, facts) or _cut_before(loss, block, loop, facts):
         return
     bindings = [binding for binding in facts.bindings(keeper, block) if binding.how != "augmented"]
     if (
         any(binding.block.inside(loop) for binding in bindings)
-        or _emptied(keeper_name, loop, facts)
-        or _feeds_backward(keeper_name, facts)
+        or _emptied(name, loop, facts)
+        or _feeds_backward(name, facts)
     ):
         return
-    if how == "+=" and bindings and any(binding.how == "argument" for binding in bindings):
+    if adds and any(binding.how == "argument" for binding in bindings):
         return  # the caller's number: `total += loss` rebinds a local name and is gone with it
     across = (
-        len(block.loops()) > 1
-        and bool(bindings)
-        and not any(_in_any_loop(binding.block) for binding in bindings)
+        len(block.loops()) > 1 and bool(bindings) and not any(binding.block.loops() for binding in bindings)
+    )
+    message = (
+        f"`{name}` {'adds up' if adds else 'collects'} the loss with its autograd graph, "
+        f"{'across all epochs' if across else 'for the whole loop'}: host RAM grows by about 456 bytes per graph node "
+        "and step (500 nodes: 11 GiB in 50,000 steps)"
     )
     severity: Severity = "error" if across and timing_of(facts).is_training_loop(loop) else "warning"
-    yield _finding(value, keeper, keeper_name, severity, facts, where, how, across)
-
-
-def _in_any_loop(block: Block) -> bool:
-    return bool(block.loops())
+    hint = "keep the number: `loss.item()`, or `loss.detach()`"
+    yield Finding(facts.span(place.node), severity, message, hint, _fix(value, name, facts))
 
 
 def _cut_before(loss: str, block: Block, loop: Block, facts: Facts) -> bool:
@@ -243,44 +222,13 @@ def _emptied(keeper: str, loop: Block, facts: Facts) -> bool:
 def _feeds_backward(keeper: str, facts: Facts) -> bool:
     """`sum(losses).backward()`, `torch.stack(losses).mean().backward()`: kept because it is needed."""
     for call in facts.calls["backward"]:
-        nodes = [call.receiver, *call.node.args]
-        for node in nodes:
+        name = _root(call.receiver)
+        scope = call.block.scope.find(name) if name else None
+        made = [binding.value for binding in scope.bindings[name]] if scope and name else []
+        for node in (call.receiver, *call.node.args, *made):
             if node is not None and any(dotted_name(part) == keeper for part in ast.walk(node)):
                 return True
-        name = _root(call.receiver) if call.receiver is not None else None
-        scope = call.block.scope.find(name) if name else None
-        for binding in scope.bindings.get(name or "", []) if scope else []:
-            if binding.value is not None and any(
-                dotted_name(part) == keeper for part in ast.walk(binding.value)
-            ):
-                return True
     return False
-
-
-def _finding(
-    value: ast.expr,
-    keeper: ast.expr,
-    name: str,
-    severity: Severity,
-    facts: Facts,
-    where: Seen | Call,
-    how: str,
-    across: bool,
-) -> Finding:
-    kept = "across all epochs" if across else "for the whole loop"
-    verb = "adds up" if how == "+=" else "collects"
-    message = (
-        f"`{name}` {verb} the loss with its autograd graph, {kept}: host RAM grows by about 456 bytes per graph node "
-        f"and step (500 nodes: 11 GiB in 50,000 steps)"
-    )
-    span = facts.document.span(where.node)
-    return Finding(
-        span,
-        severity,
-        message,
-        "keep the number: `loss.item()`, or `loss.detach()`",
-        _fix(value, name, facts),
-    )
 
 
 def _fix(value: ast.expr, keeper: str, facts: Facts) -> Fix | None:
@@ -289,11 +237,11 @@ def _fix(value: ast.expr, keeper: str, facts: Facts) -> Fix | None:
         inner = inner.left if _root(inner.left) else inner.right
     if not isinstance(inner, ast.Name):
         return None
-    span = facts.document.span(inner)
+    span = facts.span(inner)
     # `.detach()` and not `.item()`: it stays a tensor, so later uses of the sum still work (a backward apart).
     return Fix(
         "add `.detach()`",
-        (Edit(Span(span.end_line, span.end_column, span.end_line, span.end_column), ".detach()"),),
+        (Edit(span.end(), ".detach()"),),
         "unsafe" if any(_root(call.receiver) == keeper for call in facts.calls["backward"]) else "safe",
     )
 
@@ -311,8 +259,7 @@ def find_kept_outputs(facts: Facts, target: Target) -> Iterator[Finding]:
     """Appends of the model's output, in an evaluation loop that runs with gradients."""
     for loop in eval_loops(facts):
         for kept in keeping(loop, facts):
-            span = facts.document.span(kept.node.args[0])
-            end = Span(span.end_line, span.end_column, span.end_line, span.end_column)
+            span = facts.span(kept.node.args[0])
             message = (
                 "each output kept here holds the activations of its whole batch (measured 14 "
                 "MiB a batch for a ResNet-18 at "
@@ -324,7 +271,7 @@ def find_kept_outputs(facts: Facts, target: Target) -> Iterator[Finding]:
                 "error",
                 message,
                 hint,
-                Fix("add `.detach().cpu()`", (Edit(end, ".detach().cpu()"),), "unsafe"),
+                Fix("add `.detach().cpu()`", (Edit(span.end(), ".detach().cpu()"),), "unsafe"),
             )
 
 
@@ -372,14 +319,13 @@ def find_eval_with_gradients(facts: Facts, target: Target) -> Iterator[Finding]:
     for loop in eval_loops(facts):
         if keeping(loop, facts):
             continue
-        name = facts.document.text(facts.document.span(loop.call.node.func))
+        name = facts.text(loop.call.node.func)
         message = (
             f"`{name}.eval()` does not turn gradients off: each batch here stores the activations "
             "for a backward that never comes"
         )
-        line = facts.document.span(loop.call.node)
         yield Finding(
-            Span(line.line, line.column, line.end_line, line.end_column),
+            facts.span(loop.call.node),
             "warning",
             message,
             "put `with torch.no_grad():` (or `torch.inference_mode()`) around this loop",
@@ -400,8 +346,7 @@ def find_stepped_graph(facts: Facts, target: Target) -> Iterator[Finding]:
     if not uses_torch(facts):
         return
     for first in facts.calls.get("backward", ()):
-        retain = first.keyword("retain_graph")
-        if not (isinstance(retain, ast.Constant) and retain.value is True) or not first.block.loops():
+        if literal(first.keyword("retain_graph")) is not True or not first.block.loops():
             continue
         body = [
             call
@@ -423,7 +368,7 @@ def find_stepped_graph(facts: Facts, target: Target) -> Iterator[Finding]:
                     f"call both `backward` first and step afterwards, or compute `{shared}` again; "
                     f"`{shared}.detach()` if its gradient is not wanted"
                 )
-                yield Finding(facts.document.span(second.node), "error", message, hint)
+                yield Finding(facts.span(second.node), "error", message, hint)
 
 
 def _step_between(first: Call, second: Call, facts: Facts) -> Call | None:

@@ -8,20 +8,18 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from buoy.lint.accumulation import guard_index_nodes
-from buoy.lint.facts import Block, Facts, known_without_import
-from buoy.lint.frameworks import is_guarded
+from buoy.lint.facts import Block, Facts, known_without_import, once
+from buoy.lint.magics import BARE_COMMANDS
 from buoy.lint.model import Edit, Finding, Fix, Rule, Severity, Span
 from buoy.lint.sources import Cell, Problem
 from buoy.lint.target import Target
-from buoy.lint.timing import timing_of
+from buoy.lint.training import guard_index_nodes, is_guarded, timing_of
 
 _PLACEHOLDER = re.compile(r"^\s*(#.*(\.\.\.|…)|\.\.\.\s*$)", re.MULTILINE)
 # What Python 2 had; code for both tests the version first, often in the same expression.
 _PYTHON_2 = frozenset(
     {"unicode", "xrange", "unichr", "basestring", "long", "raw_input", "reduce", "file", "execfile", "cmp"}
 )
-_SHELL_WORDS = frozenset({"ls", "pwd", "ll", "whos", "who", "clear", "cls", "hist", "history"})
 # Imports that nobody writes in another way, so that adding them cannot change the meaning of a program that would fail.
 _IMPORTS = {
     name: f"import {name}"
@@ -74,16 +72,12 @@ class Undefined:
     """The `del` that took the name away; None when nothing ever defined it."""
 
 
+@once
 def undefined_names(facts: Facts) -> list[Undefined]:
     """One entry per undefined name and function; nothing when names may come from where we cannot see."""
-    if "undefined" not in facts.memo:
-        facts.memo["undefined"] = [] if facts.opaque else _undefined(facts)
-    entries: list[Undefined] = facts.memo["undefined"]
-    return entries
-
-
-def _undefined(facts: Facts) -> list[Undefined]:
     found: dict[tuple[str, int], Undefined] = {}
+    if facts.opaque:
+        return []
     document = facts.document
     given = _given_from_outside(facts)
     imports_nothing = document.kind == "python" and not facts.imported
@@ -169,7 +163,7 @@ def _given_from_outside(facts: Facts) -> set[str]:
 def _is_command_line(line: str, given: set[str]) -> bool:
     """`watermark -iv` or a lone `ls`: IPython runs it as a command, although it parses as Python."""
     words = line.split()
-    return bool(words) and (words[0] in given or (len(words) == 1 and words[0] in _SHELL_WORDS))
+    return bool(words) and (words[0] in given or (len(words) == 1 and words[0] in BARE_COMMANDS))
 
 
 def has_placeholder(facts: Facts) -> bool:
@@ -182,7 +176,7 @@ def has_placeholder(facts: Facts) -> bool:
 def import_fix(entry: Undefined, facts: Facts) -> Fix | None:
     """Add the import that everybody writes for this name, where it is used as a module."""
     line = _IMPORTS.get(entry.name)
-    end = facts.document.span(entry.node).end_column
+    end = facts.span(entry.node).end_column
     if (
         line is None
         or entry.deleted is not None
@@ -204,7 +198,7 @@ def import_fix(entry: Undefined, facts: Facts) -> Fix | None:
         first = decorated[0].lineno if decorated else statement.lineno
         written = facts.document.line(first)
         indent = written[: len(written) - len(written.lstrip())]
-        column = len(indent) if decorated else facts.document.span(statement).column
+        column = len(indent) if decorated else facts.span(statement).column
         # Behind a docstring on the same line the import goes there, too; else on a line of its own, as far in.
         text = f"{line}\n{indent}" if column == len(indent) else f"{line}; "
         return Fix(f"add `{line}`", (Edit(Span(first, column, first, column), text),), "safe")
@@ -236,7 +230,7 @@ def _piece(entries: list[Undefined], facts: Facts) -> Finding:
     )
     message = f"this script imports nothing and uses {what} ({names}): NameError, unless another program takes it in"
     hint = "import or define them, or leave it if a notebook reads this file with `%load`"
-    return Finding(facts.document.span(entries[0].node), "note", message, hint)
+    return Finding(facts.span(entries[0].node), "note", message, hint)
 
 
 def describe(entry: Undefined, facts: Facts, when: str) -> Finding:
@@ -262,7 +256,7 @@ def describe(entry: Undefined, facts: Facts, when: str) -> Finding:
         failure = "NameError" if function.kind == "module" else "UnboundLocalError"
         message = f"`{entry.name}` is gone{more}: `del` in {place} took it away; {failure}{reached}{late}"
         return Finding(
-            facts.document.span(entry.node),
+            facts.span(entry.node),
             severity,
             message,
             f"move the `del` behind the last use of `{entry.name}`",
@@ -274,7 +268,7 @@ def describe(entry: Undefined, facts: Facts, when: str) -> Finding:
     )
     message = f"`{entry.name}` is not defined{more}: {place}; NameError{reached}{late}"
     hint = fix.title if fix else f"define or import `{entry.name}` before this line, or correct its spelling"
-    return Finding(facts.document.span(entry.node), severity, message, hint, fix)
+    return Finding(facts.span(entry.node), severity, message, hint, fix)
 
 
 def _is_method(scope: object) -> bool:
@@ -318,7 +312,7 @@ def find_later_cell(facts: Facts, target: Target) -> Iterator[Finding]:
             "when the cells run from top to bottom"
         )
         yield Finding(
-            facts.document.span(node),
+            facts.span(node),
             "warning",
             message,
             f"move the definition from cell {there.number} above this cell",

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from buoy.lint.facts import Block, Call, Facts, Seen
-from buoy.lint.frameworks import is_guarded, is_keras_model, uses_keras
+from buoy.lint.facts import Block, Call, Facts, Seen, literal
 from buoy.lint.model import Edit, Finding, Fix, Rule, Safety, Span
 from buoy.lint.target import Target, removed
-from buoy.lint.timing import timing_of
+from buoy.lint.training import is_guarded, is_keras_model, timing_of, uses_keras
 
 
 @cache
@@ -55,7 +54,7 @@ class Use:
             failure = "it is still there, but only raises RuntimeError"
         tried = table["version"]
         more = f" ({len(self.places)} uses)" if len(self.places) > 1 else ""
-        when = strike(facts, self.block, getattr(self.node, "lineno", 1))
+        when = strike(facts, self)
         gone = f"`{self.name}` is gone{more}: not in {self.library} {self.since} nor later (tried in {tried})"
         return f"{gone}; {failure}{when}"
 
@@ -75,9 +74,8 @@ def removed_uses(facts: Facts, target: Target, libraries: tuple[str, ...]) -> li
                 places.append((name, seen.node, seen.block))
     uses: dict[str, Use] = {}
     for name, node, block in sorted(places, key=_order):
-        if is_guarded(block) or not target.lacks(*names[name], facts):
-            continue
-        uses.setdefault(name, Use(name, *names[name], [])).places.append((node, block))
+        if meets(block, *names[name], facts, target):
+            uses.setdefault(name, Use(name, *names[name], [])).places.append((node, block))
     return list(uses.values())
 
 
@@ -107,7 +105,7 @@ def _through_import(node: ast.expr, facts: Facts) -> bool:
 
 def drop_argument(keyword: ast.keyword, facts: Facts, safety: Safety) -> Fix | None:
     """Take an argument out with the comma in front of it; only on one line, where that comma is easy to see."""
-    span = facts.document.span(keyword)
+    span = facts.span(keyword)
     before = facts.document.line(span.line)[: span.column].rstrip()
     if span.line != span.end_line or not before.endswith(","):
         return None
@@ -115,9 +113,23 @@ def drop_argument(keyword: ast.keyword, facts: Facts, safety: Safety) -> Fix | N
     return Fix(f"drop `{keyword.arg}`", (edit,), safety)
 
 
-def strike(facts: Facts, block: Block, line: int) -> str:
+def meets(block: Block, library: str, since: str, facts: Facts, target: Target) -> bool:
+    """Whether code here will meet a release from which something is gone, and does not expect that."""
+    return not is_guarded(block) and target.lacks(library, since, facts)
+
+
+def gone_arguments(
+    call: Call, library: str, gone: dict[str, str], facts: Facts, target: Target
+) -> Iterator[ast.keyword]:
+    """The arguments of a call that the release it will meet no longer takes."""
+    for keyword in call.node.keywords:
+        if keyword.arg in gone and meets(call.block, library, gone[keyword.arg], facts, target):
+            yield keyword
+
+
+def strike(facts: Facts, place: Call | Seen | Use) -> str:
     """`, after 20 epochs of training`: when the failure comes; empty when it comes before."""
-    moment = timing_of(facts).moment(block, line)
+    moment = timing_of(facts).moment(place.block, getattr(place.node, "lineno", 1))
     return f", {moment.words}" if moment.when == "after" else ""
 
 
@@ -190,15 +202,11 @@ def find_removed_api(facts: Facts, target: Target) -> Iterator[Finding]:
             continue
         for use in (use for use in uses if use.hide(REMOVED_API.code, facts)):
             hint = _HINTS.get(use.name) or _compat_hint(use.name)
-            yield Finding(facts.document.span(use.node), "error", use.message(facts), hint)
+            yield Finding(facts.span(use.node), "error", use.message(facts), hint)
     methods = removed()["keras"]["methods"]["keras.Sequential"]
     for method in methods.keys() & facts.calls.keys():
         for call in facts.calls[method]:
-            if (
-                _is_model_method(call, facts)
-                and not is_guarded(call.block)
-                and target.lacks("keras", "3.0.0", facts)
-            ):
+            if _is_model_method(call, facts) and meets(call.block, "keras", "3.0.0", facts, target):
                 yield _method(call, facts)
 
 
@@ -213,13 +221,13 @@ def _together(group: str, uses: list[Use], facts: Facts) -> Finding:
     first = uses[0]
     what, hint = _GROUPS[group]
     shown = ", ".join(f"`{use.name}`" for use in uses[:3])
-    when = strike(facts, first.block, getattr(first.node, "lineno", 1))
+    when = strike(facts, first)
     tried = removed()[first.library]["version"]
     message = (
         f"{what}: {len(uses)} names it uses are gone ({shown}, ...; tried in {first.library} "
         f"{tried}); it fails here{when}"
     )
-    return Finding(facts.document.span(first.node), "error", message, hint)
+    return Finding(facts.span(first.node), "error", message, hint)
 
 
 def _is_model_method(call: Call, facts: Facts) -> bool:
@@ -244,7 +252,7 @@ def _is_something_else(call: Call, facts: Facts) -> bool:
 def _method(call: Call, facts: Facts) -> Finding:
     function = call.node.func
     assert isinstance(function, ast.Attribute)
-    span = facts.document.span(function)
+    span = facts.span(function)
     name = Span(span.end_line, span.end_column - len(call.tail), span.end_line, span.end_column)
     fix = None
     if call.tail in _RENAMED:
@@ -256,7 +264,7 @@ def _method(call: Call, facts: Facts) -> Finding:
             (Edit(name, _RENAMED[call.tail]),),
             "safe" if plain else "unsafe",
         )
-    message = f"`{call.tail}` is gone from Keras models: AttributeError{strike(facts, call.block, call.node.lineno)}"
+    message = f"`{call.tail}` is gone from Keras models: AttributeError{strike(facts, call)}"
     return Finding(name, "error", message, _HINTS.get(call.tail, "see the Keras 3 migration guide"), fix)
 
 
@@ -286,13 +294,8 @@ def find_removed_argument(facts: Facts, target: Target) -> Iterator[Finding]:
         if owner == "keras.callbacks.ModelCheckpoint":  # BY203 has more to say of it
             continue
         for call in _calls(owner, facts):
-            for keyword in call.node.keywords:
-                if (
-                    keyword.arg in keywords
-                    and not is_guarded(call.block)
-                    and target.lacks("keras", keywords[keyword.arg], facts)
-                ):
-                    yield _finding(call, keyword, owner, facts)
+            for keyword in gone_arguments(call, "keras", keywords, facts, target):
+                yield _finding(call, keyword, owner, facts)
 
 
 def _calls(owner: str, facts: Facts) -> list[Call]:
@@ -307,13 +310,10 @@ def _calls(owner: str, facts: Facts) -> list[Call]:
 
 def _finding(call: Call, keyword: ast.keyword, owner: str, facts: Facts) -> Finding:
     name = keyword.arg or ""
-    span = facts.document.span(keyword)
+    span = facts.span(keyword)
     shown = owner.removeprefix("keras.")
     right = _NEW_ARGUMENT_NAMES.get(name)
-    message = (
-        f"`{shown}` has no argument `{name}` in Keras 3: the call "
-        f"fails{strike(facts, call.block, call.node.lineno)}"
-    )
+    message = f"`{shown}` has no argument `{name}` in Keras 3: the call fails{strike(facts, call)}"
     if right:
         edit = Edit(Span(span.line, span.column, span.line, span.column + len(name)), right)
         return Finding(
@@ -383,23 +383,16 @@ def find_removed_data_api(facts: Facts, target: Target) -> Iterator[Finding]:
     if facts.packages & {"numpy", "PIL", "pandas"}:
         for use in removed_uses(facts, target, ("numpy", "pandas", "pillow")):
             if use.hide(REMOVED_DATA_API.code, facts):
-                span = facts.document.span(use.node)
+                span = facts.span(use.node)
                 yield Finding(span, "error", use.message(facts), _hint(use.name), _fix(use, facts))
     if "pandas" in facts.packages:
         methods = removed()["pandas"]["methods"]["pandas.DataFrame"]
         for method in methods.keys() & facts.calls.keys():
             for call in facts.calls[method]:
-                if (
-                    _on_frame(call, facts)
-                    and not is_guarded(call.block)
-                    and target.lacks("pandas", methods[method], facts)
-                ):
-                    message = (
-                        f"`DataFrame.{method}` is gone from pandas: "
-                        f"AttributeError{strike(facts, call.block, call.node.lineno)}"
-                    )
+                if _on_frame(call, facts) and meets(call.block, "pandas", methods[method], facts, target):
+                    message = f"`DataFrame.{method}` is gone from pandas: AttributeError{strike(facts, call)}"
                     yield Finding(
-                        facts.document.span(call.node.func),
+                        facts.span(call.node.func),
                         "error",
                         message,
                         _DATA_REPLACEMENTS.get(method, "see the pandas release notes"),
@@ -455,9 +448,9 @@ def _fix(use: Use, facts: Facts) -> Fix | None:
     for node, _ in use.places:
         if not isinstance(node, ast.Attribute):
             return None
-        module = facts.document.text(facts.document.span(node.value))
+        module = facts.text(node.value)
         text = _SAFE.get(use.name) or f"{module}.{_MEMBERS[use.name]}"
-        edits.append(Edit(facts.document.span(node), text))
+        edits.append(Edit(facts.span(node), text))
     return Fix(f"write `{edits[0].text}`", tuple(edits), "safe")
 
 
@@ -483,28 +476,21 @@ def find_removed_torch_api(facts: Facts, target: Target) -> Iterator[Finding]:
     for use in removed_uses(facts, target, ("torch",)):
         if use.hide(REMOVED_TORCH_API.code, facts):
             hint = _TORCH_REPLACEMENTS.get(use.name, "PyTorch's release notes name the successor")
-            yield Finding(facts.document.span(use.node), "error", use.message(facts), hint)
+            yield Finding(facts.span(use.node), "error", use.message(facts), hint)
     table = removed()["torch"]
     for owner, keywords in table["keywords"].items():
         for call in facts.called(owner):
-            for keyword in call.node.keywords:
+            for keyword in gone_arguments(call, "torch", keywords, facts, target):
                 name = keyword.arg or ""
-                if name not in keywords or is_guarded(call.block):
-                    continue
-                if not target.lacks("torch", keywords[name], facts):
-                    continue
                 message = (
                     f"`{owner.rpartition('.')[2]}` has no argument `{name}` any more: not in torch {keywords[name]} "
-                    f"nor later (tried in {table['version']}); TypeError{strike(facts, call.block, call.node.lineno)}"
+                    f"nor later (tried in {table['version']}); TypeError{strike(facts, call)}"
                 )
                 fix = drop_argument(keyword, facts, "safe")
-                yield Finding(facts.document.span(keyword), "error", message, _torch_replacement(name), fix)
-
-
-def _torch_replacement(keyword: str) -> str:
-    if keyword == "verbose":
-        return "leave it out; `scheduler.get_last_lr()` returns the learning rate"
-    return f"leave `{keyword}` out"
+                hint = f"leave `{name}` out"
+                if name == "verbose":
+                    hint = "leave it out; `scheduler.get_last_lr()` returns the learning rate"
+                yield Finding(facts.span(keyword), "error", message, hint, fix)
 
 
 HISTORY_KEY = Rule("BY204", "history-key", "a key that the training history does not have")
@@ -549,11 +535,7 @@ def _compiled_metrics(facts: Facts) -> set[str]:
             isinstance(item, ast.Constant) for item in metrics.elts
         ):
             return set()
-        found |= {
-            str(item.value)
-            for item in metrics.elts
-            if isinstance(item, ast.Constant) and item.value in ("acc", "accuracy")
-        }
+        found |= {literal(item) for item in metrics.elts} & {"acc", "accuracy"}
     return found
 
 
@@ -571,7 +553,7 @@ def _reached_never(seen: Seen, facts: Facts) -> bool:
 
 
 def _history_key_finding(seen: Seen, key: str, right: str, facts: Facts) -> Finding:
-    span = facts.document.span(seen.node.slice)
+    span = facts.span(seen.node.slice)
     quoted = facts.document.text(span)
     validated = _validated(facts) if key.startswith("val_") else "always"
     fix = None
@@ -583,7 +565,7 @@ def _history_key_finding(seen: Seen, key: str, right: str, facts: Facts) -> Find
         hint = f"give `fit` its `validation_data`, then use `{right}`: without it the history has neither"
     message = (
         f"the history has no `{key}`: `compile` asks for `{right.removeprefix('val_')}`; "
-        f"KeyError{strike(facts, seen.block, seen.node.lineno)}"
+        f"KeyError{strike(facts, seen)}"
     )
     return Finding(span, "error", message, hint, fix)
 
