@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 
-from buoy.estimate.allocators import Fits, Replay, bfc, expandable, host, native
-from buoy.estimate.batch import START, LargestBatch, largest_batch
+from buoy.estimate.allocators import BY_NAME, LAST_THRESHOLD, Fits, Replay, host
 from buoy.estimate.devices import Device
 from buoy.estimate.trace import PARTS, Trace
-
-ALLOCATORS: dict[str, ModuleType] = {"native": native, "expandable": expandable, "bfc": bfc, "host": host}
 
 # How far each engine's figure may be off: divided or multiplied by one and this. Fake tensors: the recorded traces
 # agree within 0.3 % allocated and 1.6 % reserved. Small real steps: not bounded by a recording. Graphs: the order in
@@ -95,7 +90,7 @@ class Estimate:
         have = memory if memory is not None else self.device.memory
         if have is None:
             return "unknown"
-        fits = Fits(self.trace.events, ALLOCATORS[self.allocator], self.replay)
+        fits = Fits(self.trace.events, BY_NAME[self.allocator], self.replay)
         # A library that cannot have its largest workspace takes a smaller one: only the likely one must fit.
         if fits.within(have - self.device.context[1] - self.margin):
             return "fits"
@@ -113,7 +108,7 @@ class Estimate:
         beside = self.device.context[1] + self.margin
         if verdict == "does not fit":
             beside = self.device.context[0] + self.least
-        fits = Fits(self.trace.events, ALLOCATORS[self.allocator], self.replay)
+        fits = Fits(self.trace.events, BY_NAME[self.allocator], self.replay)
         # Between the bounds the allocator's answer is not monotone: start where it is known.
         low, high = fits.floor, self.replay.peak_reserved
         if verdict == "fits":
@@ -130,7 +125,7 @@ def estimate(trace: Trace, device: Device, *, allocator: str | None = None) -> E
     """Replay a trace for a device."""
     graph = "operations" in trace.facts
     chosen = allocator or ("native" if device.capability else "bfc" if graph else "host")
-    replay: Replay = ALLOCATORS[chosen].replay(trace.events)
+    replay = BY_NAME[chosen].replay(trace.events)
     engine = trace.facts.get("engine", "fake")
     off_allocated, off_reserved = DOUBT[
         "graph on a GPU" if engine == "graph" and device.capability else engine
@@ -165,25 +160,9 @@ def estimate(trace: Trace, device: Device, *, allocator: str | None = None) -> E
     )  # fmt: skip
 
 
-def largest(
-    trace_at: Callable[[int], Trace],
-    device: Device,
-    *,
-    memory: int | None = None,
-    allocator: str | None = None,
-    start: tuple[int, int] = START,
-) -> LargestBatch:
-    """The largest batch that surely fits the device: two traces and a check."""
-    return largest_batch(
-        trace_at,
-        lambda trace: estimate(trace, device, allocator=allocator).verdict(memory) == "fits",
-        start=start,
-    )
-
-
 def _resident(trace: Trace, replay: Replay, doubt: float) -> Interval:
     """What the process grows by on a CPU: more than its tensors ask for, as malloc keeps pages of blocks given back."""
-    small = [event for event in trace.events if event[0] != "a" or event[2] < host.LAST_THRESHOLD]
+    small = [event for event in trace.events if event[0] != "a" or event[2] < LAST_THRESHOLD]
     shared, moved = host.floor(small), trace.facts.get("convolution", 0)
     half = trace.facts.get("half_product", 0)
     likely, high = (

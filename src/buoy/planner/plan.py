@@ -212,7 +212,7 @@ def _largest(
     start = starting_sizes(next(iter(known), None))
     chosen = allocator_of(request, place.device)
     workshop.prepare([replace(request, batch=size) for size in start if size not in known])
-    return largest_batch(trace_at, fits, start=start).batch
+    return largest_batch(trace_at, fits, start=start)
 
 
 def _or_none(find: Callable[[], int]) -> int | None:
