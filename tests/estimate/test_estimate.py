@@ -20,21 +20,15 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from buoy.estimate.tracing.steps import Job, trace_steps  # noqa: E402
-from buoy.estimate.tracing.tape import Device  # noqa: E402
 
 GIB = 1 << 30
 WIDTH = 512
 
 
-def pretend(name: str) -> Device:
-    row = devices.by_id(name)
-    return Device(row.capability, row.memory or 0, row.workspace, row.multiprocessors, row.threads)
-
-
 def step(model: nn.Module, batch: Any, device: str = "t4", **options: Any) -> Trace:
     optimizer: Callable[[Any], Any] = options.pop("optimizer", torch.optim.AdamW)
     loss = options.pop("loss", lambda model, batch: model(batch[0]).float().sum())
-    return trace_steps(Job(model, batch, loss, optimizer), pretend(device), **options)
+    return trace_steps(Job(model, batch, loss, optimizer), devices.by_id(device), **options)
 
 
 class Attention(nn.Module):

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from buoy.estimate.child import EstimateError, Request
-from buoy.estimate.tracing.torch import explain, trace_request
+from buoy.estimate.child import EstimateError, Request, explain
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -23,7 +22,7 @@ from buoy.estimate.tracing import build as trace_build  # noqa: E402
 from buoy.estimate.tracing import config as trace_config  # noqa: E402
 from buoy.estimate.tracing.loss import EitherWay  # noqa: E402
 from buoy.estimate.tracing.steps import trace_steps  # noqa: E402
-from buoy.estimate.tracing.tape import Device  # noqa: E402
+from buoy.estimate.tracing.torch import trace_request  # noqa: E402
 
 BATCH = (torch.zeros(4, 8, 10), torch.zeros(4, 8, dtype=torch.long))
 
@@ -143,11 +142,9 @@ def test_what_a_loss_brings_along_is_on_the_device_and_counted(
 
     monkeypatch.setattr(trace_build, "load", lambda path, name: build)
     job = trace_build.build(Request("torch", {"build": "train.py:build"}), lazily=lazily)
-    row = devices.by_id("t4")
-    pretended = Device(row.capability, row.memory or 0, row.workspace, row.multiprocessors, row.threads)
-    trace = trace_steps(job, pretended if device == "t4" else Device(0, 0))
+    trace = trace_steps(job, devices.by_id(device))
 
-    parts = estimate(trace, row).parts
+    parts = estimate(trace, devices.by_id("t4")).parts
     assert trace.facts["parameters"] == 110 + weights
     assert parts["weights"] >= 4 * weights
     assert 4 * moments <= parts["optimizer"] <= 4 * moments + 8192

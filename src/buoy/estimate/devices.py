@@ -38,6 +38,11 @@ class Device:
     verified: bool
     """Whether memory and context were both measured on this very device."""
 
+    @property
+    def type(self) -> str:
+        """As torch says it."""
+        return "cuda" if self.capability else "cpu"
+
 
 @functools.cache
 def all_devices() -> tuple[Device, ...]:

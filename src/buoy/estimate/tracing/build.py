@@ -1,17 +1,10 @@
-"""From what the person gave (a build function, a config) to one training step: no weights, no download.
-
-The person's build function, found by `file.py:name` or `module:name`; for every framework the same.
-"""
+"""From what the person gave (a build function, a config) to one training step: no weights, no download."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
-import importlib.util
 import inspect
-import os
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -19,7 +12,7 @@ from typing import Any
 import torch
 
 from buoy._compat.torch import original_module, tree_flatten, tree_map
-from buoy.estimate.child import EstimateError, Request
+from buoy.estimate.child import EstimateError, Request, load
 from buoy.estimate.tracing import remedies
 from buoy.estimate.tracing.config import from_config
 from buoy.estimate.tracing.loss import (
@@ -35,35 +28,6 @@ from buoy.estimate.tracing.loss import (
 from buoy.estimate.tracing.remedies import apply, remember_code
 from buoy.estimate.tracing.steps import Job, Loss
 from buoy.estimate.tracing.weightless import StayOnHost, parameters_on_meta, shape_lazy_modules, without_bytes
-
-
-def load(path: str, name: str) -> Callable[[], Any]:
-    """The function; its file runs, but not what it keeps under `if __name__ == "__main__"`."""
-    if path.endswith(".py"):
-        if not os.path.exists(path):
-            raise EstimateError("no such file", received=path, expected="a Python file with a build function")
-        sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
-        # Under this name `if __name__ == "__main__"` stays quiet: nothing is trained.
-        spec = importlib.util.spec_from_file_location("buoy_traced", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["buoy_traced"] = module
-        spec.loader.exec_module(module)
-    else:
-        sys.path.insert(0, os.getcwd())
-        module = importlib.import_module(path)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise EstimateError(
-            f"{path} has no function `{name}`",
-            received=", ".join(
-                sorted(found for found, value in vars(module).items() if inspect.isfunction(value))
-            )
-            or "no functions",
-            expected="a function that returns a model and a batch",
-        )
-    return function  # type: ignore[no-any-return]
-
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "AdamW": partial(torch.optim.AdamW, lr=1e-3),

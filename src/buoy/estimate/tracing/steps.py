@@ -14,11 +14,12 @@ import torch
 
 from buoy._compat import patched
 from buoy._compat.torch import fake_tensors, load_compiler, modes_in_backward, steps_always, tree_map
+from buoy.estimate.devices import Device
 from buoy.estimate.trace import OPTIMIZER, Event, Trace
 from buoy.estimate.tracing.autocast import CudaAutocast
 from buoy.estimate.tracing.fake import empty_like, fake_device, moved, together
 from buoy.estimate.tracing.semantics import RESERVE_DOUBT, CudaSemantics
-from buoy.estimate.tracing.tape import Device, Tape, follow_modules
+from buoy.estimate.tracing.tape import Tape, follow_modules
 
 load_compiler()
 
@@ -185,7 +186,7 @@ def on(leaf: Any, device: torch.device) -> Any:
 @contextlib.contextmanager
 def pretended_cuda(device: Device) -> Iterator[None]:
     """Make the parts of `torch.cuda` that people's code asks answer as the device would."""
-    present, capability, usable = bool(device.capability), device.capability, device.usable
+    present, capability, memory = bool(device.capability), device.capability, device.memory or 0
     answers: dict[str, Any] = {
         "is_available": lambda: present,
         "device_count": lambda: int(present),
@@ -195,7 +196,7 @@ def pretended_cuda(device: Device) -> Iterator[None]:
         "empty_cache": lambda: None,
         "is_bf16_supported": lambda *args, **kwargs: present,
         "get_device_capability": lambda device=None: divmod(capability, 10),
-        "mem_get_info": lambda device=None: (usable, usable),
+        "mem_get_info": lambda device=None: (memory, memory),
         "memory_allocated": lambda device=None: 0,
         "memory_reserved": lambda device=None: 0,
         "max_memory_allocated": lambda device=None: 0,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from buoy._compat.torch import (
     schema_of,
     storage_key,
 )
+from buoy.estimate.devices import Device
 from buoy.estimate.trace import LOSS, Event, Trace
 from buoy.estimate.tracing.fake import DEVICE_QUESTION, told_device
 from buoy.estimate.tracing.workspace import scratch, tried
@@ -32,24 +32,6 @@ MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", *MATMULS_IN_FLOAT8})
 VIEWS = frozenset({"view", UNSAFE_VIEW, "t", "transpose", "expand", "detach"})
 # CUDA's kernels allocate these outputs in another order than they return them; reserved depends on it.
 LAST_FIRST = frozenset({"native_dropout"})
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """The device to pretend: capability 75 is a T4's, 0 means the CPU itself."""
-
-    capability: int
-    usable: int
-    workspace: int = 0
-    """Bytes cuBLAS keeps for each thread that multiplies matrices."""
-    multiprocessors: int = 0
-    threads: int = 0
-    """Threads a multiprocessor can hold."""
-
-    @property
-    def type(self) -> str:
-        """As torch says it."""
-        return "cuda" if self.capability else "cpu"
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]

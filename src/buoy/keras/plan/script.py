@@ -23,8 +23,7 @@ from buoy._compat.keras import adapter_of, build_on_symbols, layers_of, optimize
 from buoy._compat.tensorflow import recording_graph, with_its_autograph
 from buoy.estimate.child import EstimateError, Request, in_time
 from buoy.estimate.trace import Trace
-from buoy.estimate.tracing.keras import trace_model, trace_step
-from buoy.keras.plan.remedies import apply
+from buoy.estimate.tracing.keras import made_smaller, trace_model, trace_step
 
 _Function: Any = type(tf.function(lambda: None))
 _found: _Step | None = None
@@ -96,7 +95,7 @@ def trace(request: Request) -> Trace:
         raise EstimateError("the optimizer of a script is its own", expected="a build function to change it")
     if step.model is not None:
         batch = _sized(step.batch, request.batch)
-        return trace_model(*apply(request.source.get("smaller"), step.model, batch))
+        return trace_model(*made_smaller(request.source.get("smaller"), step.model, batch))
     if request.source.get("smaller"):
         raise EstimateError("no smaller sibling is known")
     if step.function is not None:

@@ -10,16 +10,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from buoy._compat.torch import parameters_of, tree_map
+from buoy._compat.torch import parameters_of
 from buoy.estimate.child import EstimateError
 from buoy.units import format_bytes
 
@@ -144,38 +142,3 @@ def _started(start: Callable[[Any], None]) -> Callable[[Any], None]:
         start(process)
 
     return started
-
-
-# The backward pass multiplies by the weights and by the inputs: twice the forward's work.
-_STEP = 3
-
-
-def of(request: Any) -> dict[str, float]:
-    """What the step is made of, beside its memory.
-
-    `{"step": operations of forward and backward, "half": 1.0 when weights are half precision, "linear": bytes of the
-    linear layers' weights, which is what weight-only quantization makes smaller, "tied": bytes of those that another
-    module uses too, of which quantization makes a copy}`
-    """
-    from buoy.estimate.tracing.build import build
-    from buoy.estimate.tracing.semantics import ordinary_values
-
-    job = build(request)
-    job.whole.to("meta")
-    model = job.model
-    batch = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, job.batch)
-    counter = FlopCounterMode(display=False)
-    with ordinary_values(), counter:
-        job.loss(model, batch)
-    half = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in model.parameters())
-    linear = [layer.weight for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
-    uses = Counter(
-        id(own) for part in model.modules() for own in parameters_of(part).values() if own is not None
-    )
-    tied = {id(weight): weight for weight in linear if uses[id(weight)] > 1}
-    return {
-        "step": float(_STEP * counter.get_total_flops() * request.accumulate),
-        "half": float(half),
-        "linear": float(sum(weight.nbytes for weight in linear if id(weight) not in tied)),
-        "tied": float(sum(weight.nbytes for weight in tied.values())),
-    }
