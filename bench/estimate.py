@@ -288,7 +288,7 @@ def _estimate_row(row: dict[str, str]) -> Estimate | None:
     import torch
 
     from bench.estimate_models import classify, image_model, keeping_outputs, language_model, token_loss
-    from buoy.estimate.tracing.semantics import ordinary_values
+    from buoy.estimate.tracing.fake import ordinary_values
     from buoy.estimate.tracing.steps import Job, trace_steps
 
     device = next((name for word, name in GPUS.items() if word in row["gpu"]), None)

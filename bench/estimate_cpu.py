@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench.estimate_models import MobileNetV2, ResNet, ViTSmall, token_loss
 from buoy.estimate.allocators import host
 from buoy.estimate.devices import by_id
-from buoy.estimate.tracing.semantics import ordinary_values
+from buoy.estimate.tracing.fake import ordinary_values
 from buoy.estimate.tracing.steps import Job, trace_steps
 from tests.estimate.golden_models import classify
 

@@ -12,8 +12,7 @@ from buoy.estimate.child import Request
 from buoy.estimate.devices import by_id
 from buoy.estimate.result import estimate
 from buoy.flight import recorder
-from buoy.planner.advice import Change, changes_for, popular
-from buoy.planner.remedies import _exclude, _written
+from buoy.planner.remedies import Change, _exclude, _written, changes_for, popular
 from buoy.planner.result import FITS, Answer
 from buoy.planner.targets import targets
 

@@ -17,10 +17,9 @@ from buoy.estimate.batch import largest_batch, starting_sizes
 from buoy.estimate.child import LIVE, EstimateError, Request
 from buoy.estimate.result import Estimate, estimate
 from buoy.estimate.trace import Trace
-from buoy.planner import speed
 from buoy.planner.remedies import allocator_of, find_remedies
 from buoy.planner.result import FITS, NOT, TIGHT, UNKNOWN, Answer, Plan, Remedy
-from buoy.planner.session import PROCESS_CPU, Session, Wishes, held, host_ram, needs
+from buoy.planner.session import PROCESS_CPU, Session, Wishes, held, host_ram, needs, step_seconds
 from buoy.planner.targets import THIS, Target, next_tier, targets
 from buoy.planner.traces import Workshop
 from buoy.units import format_bytes
@@ -175,7 +174,7 @@ def _answer(
     if session.step_seconds is not None:
         seconds, basis = (session.step_seconds, session.step_seconds), "as given"
     else:
-        seconds, basis = speed.step_seconds(place.device, flops, request.autocast)
+        seconds, basis = step_seconds(place.device, flops, request.autocast)
     around = needs(session, place, trace, seconds, figure.reserved)
     memory = capacity(place)
     decided = None if memory is None else figure.needed(memory)

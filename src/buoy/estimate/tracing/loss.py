@@ -15,8 +15,7 @@ import torch
 
 from buoy._compat.torch import tree_map
 from buoy.estimate.child import EstimateError
-from buoy.estimate.tracing.fake import empty_like, fake_device, moved, together
-from buoy.estimate.tracing.semantics import ordinary_values
+from buoy.estimate.tracing.fake import empty_like, fake_device, moved, ordinary_values, together
 
 OUTPUTS = ("input", "outputs", "output", "y_pred", "preds", "logits", "pred")
 MODELS = ("model", "net", "network", "module")

@@ -16,9 +16,8 @@ from buoy._compat import patched
 from buoy._compat.torch import fake_tensors, load_compiler, modes_in_backward, steps_always, tree_map
 from buoy.estimate.devices import Device
 from buoy.estimate.trace import OPTIMIZER, Event, Trace
-from buoy.estimate.tracing.autocast import CudaAutocast
+from buoy.estimate.tracing.cuda import RESERVE_DOUBT, CudaAutocast, CudaSemantics
 from buoy.estimate.tracing.fake import empty_like, fake_device, moved, together
-from buoy.estimate.tracing.semantics import RESERVE_DOUBT, CudaSemantics
 from buoy.estimate.tracing.tape import Tape, follow_modules
 
 load_compiler()

@@ -22,7 +22,7 @@ from buoy.estimate.child import EstimateError, Request
 from buoy.estimate.devices import Device, by_id
 from buoy.estimate.trace import OPTIMIZER, Trace
 from buoy.estimate.tracing.build import batch_size, build, shapes
-from buoy.estimate.tracing.semantics import ordinary_values
+from buoy.estimate.tracing.fake import ordinary_values
 from buoy.estimate.tracing.steps import Job, Turn, gradients_and_state, step_in_turn, trace_steps
 from buoy.estimate.tracing.tape import Tape, follow_modules
 
