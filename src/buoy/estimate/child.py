@@ -26,6 +26,7 @@ from buoy.estimate.trace import Trace
 from buoy.machine import host
 from buoy.units import format_bytes, format_duration
 
+WRITE_BUILD = "give a function that returns model and batch: `buoy plan train.py:build`"
 LIVE = "buoy_planned"
 """The module under whose name a forked child finds the objects that a running process gave."""
 
@@ -48,7 +49,7 @@ class Request:
     accumulate: int = 1
     """Micro-batches per optimizer step."""
     autocast: str | None = None
-    """`fp16` or `bf16` around the loss, beside whatever the code does itself."""
+    """`fp16` or `bf16` around the loss, besides whatever the code does itself."""
     optimizer: str | None = None
     """Another optimizer than the code's own: AdamW, Adam, SGD (with momentum), Adafactor, ..."""
     checkpointing: bool = False
@@ -58,7 +59,7 @@ class Request:
 
     @property
     def is_of_live_objects(self) -> bool:
-        """Whether there is no `build` of the person's: the objects are those of a notebook or a running script."""
+        """Whether there is no `build` of the user's: the objects are those of a notebook or a running script."""
         return str(self.source.get("build", "")).partition(":")[0] == LIVE
 
     def to_json(self) -> str:
@@ -74,7 +75,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the child could not trace, in the words the person will read."""
+    """Why the child could not trace, as the user will read it."""
 
     message: str
     received: str | None = None
@@ -93,7 +94,7 @@ class Refusal:
 
 TIMEOUT = 300.0
 LEAST_MEMORY = 2 << 30
-# Written by the child beside its result, in this process's words.
+# Written by the child next to its result.
 REFUSED = ".refused"
 _CRASHES = {
     "SIGSEGV": "native code used memory that is not its own",
@@ -116,14 +117,14 @@ def trace(request: Request, *, timeout: float = TIMEOUT, memory: int | None = No
         said = os.path.join(folder, "said.txt")
         command = [sys.executable, "-c", _MAIN, result, str(limit)]
         with open(said, "wb") as output:
-            # A session of its own: whatever the person's code starts can be ended with it.
+            # A session of its own: whatever the user's code starts can be ended with it.
             child = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                 env=environment(),
             )  # fmt: skip
         code: int | None = None
         try:
-            # The pipe is closed behind the request: a prompt in the person's code reads the end of file.
+            # The pipe is closed behind the request: a prompt in the user's code reads the end of file.
             child.communicate(request.to_json().encode(), timeout=timeout)
             code = child.returncode
         except subprocess.TimeoutExpired:
@@ -311,7 +312,7 @@ def most_memory() -> int:
 
 @contextlib.contextmanager
 def in_time(seconds: float, step: str) -> Iterator[None]:
-    """Raises inside the script when it takes longer; `step` is what it did not come to, for people."""
+    """Raises inside the script when it takes longer; `step` is what it did not come to, for the user."""
 
     def late(*_: object) -> None:
         raise EstimateError(
@@ -335,7 +336,7 @@ _NO_META = {"UnsupportedOperatorException", "UnsupportedFakeTensorException", "M
 
 
 def explain(error: BaseException, request: Request) -> Refusal:
-    """An exception of the person's code or of torch, in words."""
+    """An exception of the user's code or of torch, in words."""
     details = "".join(traceback.format_exception(error))[-4000:]
     if isinstance(error, EstimateError):
         return Refusal(error.message, error.received, error.expected, error.hint, details)
@@ -402,7 +403,7 @@ def _wants_network(error: BaseException) -> bool:
 
 
 def _where(error: BaseException, request: Request) -> str:
-    """The last line of the person's own files on the way to the error."""
+    """The last line of the user's own files on the way to the error."""
     target = str(request.source.get("build", "")).rpartition(":")[0]
     frames = traceback.extract_tb(error.__traceback__)
     named = [frame for frame in frames if target and frame.filename.endswith(target)]

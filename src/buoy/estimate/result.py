@@ -18,7 +18,7 @@ DOUBT = {
 # What TensorFlow on a CPU keeps resident: more of its regions than are in use at once, and for each operation of the
 # step nodes, kernels and Python objects. Fitted on one half of the models of bench/estimate_keras.py.
 TOUCHED, PER_OPERATION = 1.36, 31_600
-# What a PyTorch process on a CPU keeps resident beside the bytes its tensors ask for: libraries that the first step
+# What a PyTorch process on a CPU keeps resident besides the bytes its tensors ask for: libraries that the first step
 # loads, and their scratch; and of blocks below the size that malloc always maps alone (32 MiB) a share that lies free
 # between others: at the most as much again, which nanoGPT needs after a few steps with two threads (6.4 GiB; 4.8 GiB
 # with every block mapped alone). 17 small models lie inside of what 0.6 gives.
@@ -27,7 +27,7 @@ PROCESS_GROWS = (60 * _MIB, 120 * _MIB, 190 * _MIB)
 LIES_FREE = (0.0, 0.35, 1.0)
 # How near the bytes are found by which a verdict was decided.
 _CLOSE = 0.005
-# What a convolution library takes beside the tensors, as multiples of the bytes the largest convolution reads and
+# What a convolution library takes besides the tensors, as multiples of the bytes the largest convolution reads and
 # writes: none, the median and the most of eight published rows. `python -m bench estimate` reports on the other rows.
 CONVOLUTION = (0.0, 1.43, 3.36)
 # On a CPU its copies of what it reads and writes in the order of its own kernels, channels filled up to whole vectors:
@@ -69,17 +69,17 @@ class Estimate:
     total: Interval
     """What `nvidia-smi` shows: reserved, and what CUDA keeps for itself."""
     parts: dict[str, int]
-    """The peak by what it is for; beside the tensors' parts `allocator` (kept but unused) and `context`."""
+    """The peak by what it is for; besides the tensors' parts `allocator` (kept but unused) and `context`."""
     owners: tuple[tuple[str, int], ...]
     """The modules that own most of the peak, largest first."""
     margin: int
-    """Bytes beside the replayed ones that a step should have to fit for sure."""
+    """Bytes besides the replayed ones that a step should have to fit for sure."""
     least: int = 0
-    """Bytes beside the replayed ones that it takes in any case."""
+    """Bytes besides the replayed ones that it takes in any case."""
 
     @property
     def notes(self) -> list[str]:
-        """What people must know about this estimate."""
+        """What users must know about this estimate."""
         return self.trace.notes
 
     def verdict(self, memory: int | None = None) -> str:
@@ -97,7 +97,7 @@ class Estimate:
         return "tight" if fits.within(have - self.device.context[0] - self.least) else "does not fit"
 
     def needed(self, memory: int) -> int | None:
-        """The bytes by which `verdict(memory)` decided, where the peak's interval alone does not tell.
+        """The bytes by which `verdict(memory)` decided, where the peak's interval alone does not say.
 
         With which it surely fits; of a step that does not fit, what it takes at the least. None where the memory is
         outside of the interval.
@@ -105,20 +105,20 @@ class Estimate:
         if memory not in self.total:
             return None
         verdict = self.verdict(memory)
-        beside = self.device.context[1] + self.margin
+        extra = self.device.context[1] + self.margin
         if verdict == "does not fit":
-            beside = self.device.context[0] + self.least
+            extra = self.device.context[0] + self.least
         fits = Fits(self.trace.events, BY_NAME[self.allocator], self.replay)
         # Between the bounds the allocator's answer is not monotone: start where it is known.
         low, high = fits.floor, self.replay.peak_reserved
         if verdict == "fits":
-            high = min(high, memory - beside)
+            high = min(high, memory - extra)
         else:
-            low = max(low, memory - beside)
+            low = max(low, memory - extra)
         while high - low > _CLOSE * high:
             middle = (low + high) // 2
             low, high = (low, middle) if fits.within(middle) else (middle, high)
-        return high + beside
+        return high + extra
 
 
 def estimate(trace: Trace, device: Device, *, allocator: str | None = None) -> Estimate:
@@ -151,7 +151,7 @@ def estimate(trace: Trace, device: Device, *, allocator: str | None = None) -> E
     parts["allocator"] = kept - sum(parts.values())
     parts["workspace"] += likely_conv
     parts["context"] = (least + most) // 2
-    # Where regions are only touched, what is resident beyond the replayed bytes stands beside them.
+    # Where regions are only touched, what is resident beyond the replayed bytes stands next to them.
     replayed = replay.peak_allocated if resident else replay.peak_reserved
     beyond = around.low - replayed + runtime if resident or chosen == "host" else 0
     margin = around.high - replayed + runtime + likely_conv + recurrent

@@ -188,10 +188,10 @@ def _largest(
     request: Request,
     place: Target,
     session: Session,
-    beside: int = 0,
+    taken: int = 0,
     known: dict[int, Trace] | None = None,
 ) -> int:
-    """The largest batch that fits beside so many bytes; `known` are traces that need not be made.
+    """The largest batch that fits next to so many bytes; `known` are traces that need not be made.
 
     On a CPU it is the largest whose whole process fits, with what the session holds in the same RAM.
     """
@@ -204,7 +204,7 @@ def _largest(
 
     def fits(trace: Trace) -> bool:
         figure = estimate(trace, place.device, allocator=chosen)
-        if figure.verdict(memory - beside) != FITS:
+        if figure.verdict(memory - taken) != FITS:
             return False
         return not place.is_cpu or host_ram(session, place, trace, figure.reserved).verdict in (FITS, UNKNOWN)
 
@@ -262,7 +262,7 @@ def _source(
         )
 
     def live() -> dict[str, Any]:
-        # In the forked child only: what an optimizer has gathered so far is gathered anew on fake tensors.
+        # In the forked child only: what an optimizer has gathered so far is gathered from the start on fake tensors.
         if isinstance(optimizer, torch.optim.Optimizer):
             optimizer.state.clear()
         model.zero_grad(set_to_none=True)

@@ -42,7 +42,7 @@ _ANOTHER = {"smaller-model", "smaller-input"}
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One remedy as it is tried: what the tracer changes, and what a person writes."""
+    """One remedy as it is tried: what the tracer changes, and what a user writes."""
 
     id: str
     title: str
@@ -395,7 +395,7 @@ def _in_half_precision(device: str, word: str) -> str:
 
 
 def popular(answer: Answer, request: Request, counted: dict[str, float]) -> list[Remedy]:
-    """Advice that people find and that takes nothing from this peak, with the reason.
+    """Advice that users find and that takes nothing from this peak, with the reason.
 
     `counted` are the bytes of `linear` layers' weights, and of those of them that are `tied`, where they are known.
     """

@@ -1,4 +1,4 @@
-"""The rest of the session: host RAM, /dev/shm, disk and time that a training needs beside the device's memory."""
+"""The rest of the session: host RAM, /dev/shm, disk and time that a training needs besides the device's memory."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from buoy.units import format_bytes, format_duration, parse_bytes, parse_duratio
 _MIB = 1 << 20
 _LOADING = "loading a checkpoint"
 _SHM = "/dev/shm"  # noqa: S108 - asked about, not written to
-# Interpreter and torch on a CPU: 0.22 to 0.35 GiB measured, other libraries beside. With CUDA's libraries more, which
+# Interpreter and torch on a CPU: 0.22 to 0.35 GiB measured, other libraries besides. With CUDA's libraries more, which
 # nobody measured for us: hence the width.
 PROCESS_CPU = (200 * _MIB, 450 * _MIB)
 PROCESS_CUDA = (700 * _MIB, 3000 * _MIB)
 # What a forked worker writes to of its own: the interpreter's counts and its buffers.
 WORKER = (30 * _MIB, 150 * _MIB)
 
-# The share of the peak that trainings reach. Wide, as nothing here was measured on the person's step.
+# The share of the peak that trainings reach. Wide, as nothing here was measured on the user's step.
 _REACHED = (0.15, 0.6)
 # Below this, launching the kernels and feeding them takes longer than what they compute.
 _SHORT = 0.01
 
 
 class Wishes(TypedDict, total=False):
-    """What a person may tell about the session; sizes and durations as text or numbers."""
+    """What a user may tell about the session; sizes and durations as text or numbers."""
 
     data: str | int | None
     """Bytes of the data set, or the path of its file or folder."""
@@ -77,7 +77,7 @@ class Session:
 
     @classmethod
     def of(cls, wishes: Wishes) -> Session:
-        """Read what the person said; a wrong value is a UsageError."""
+        """Read what the user said; a wrong value is a UsageError."""
         unknown = set(wishes) - set(Wishes.__annotations__)
         if unknown:
             raise UsageError(
@@ -152,7 +152,7 @@ def step_seconds(
 def needs(
     session: Session, target: Target, trace: Trace, step_seconds: tuple[float, float] | None, peak: Interval
 ) -> tuple[Need, ...]:
-    """What this session needs of the target, beside the device's memory."""
+    """What this session needs of the target, besides the device's memory."""
     weights, state, batch = held(trace, "weights"), held(trace, "optimizer"), batch_bytes(trace)
     sample = batch / size if (size := trace.facts.get("batch")) else None
     found = [host_ram(session, target, trace, peak)]

@@ -277,12 +277,14 @@ def trace_into(order: dict[str, Any], request: Request, result: str) -> None:
             with open(result, "w", encoding="utf-8") as file:
                 json.dump(counted, file)
         else:
-            tracer("torch").trace_request(request, functools.partial(_tell, order.get("told"))).save(result)
+            tracer("torch").trace_request(request, functools.partial(_announce, order.get("announced"))).save(
+                result
+            )
 
 
-def _tell(path: str | None, text: str) -> None:
-    """A line for the person who waits, where the process that ordered the trace looks for it."""
-    if path is not None:
+def _announce(path: str | None, text: str) -> None:
+    """A line for the user who waits, where the process that ordered the trace looks for it."""
+    if path:
         with open(path, "a", encoding="utf-8") as file:
             file.write(text + "\n")
 

@@ -1,4 +1,4 @@
-"""From what the person gave (a build function, a config) to one training step: no weights, no download."""
+"""From what the user gave (a build function, a config) to one training step: no weights, no download."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from buoy._compat.torch import original_module, tree_flatten, tree_map
 from buoy._compat.transformers import built_from_config
-from buoy.estimate.child import EstimateError, Request, load
+from buoy.estimate.child import WRITE_BUILD, EstimateError, Request, load
 from buoy.estimate.tracing import remedies
 from buoy.estimate.tracing.fake import StayOnHost, parameters_on_meta, shape_lazy_modules, without_bytes
 from buoy.estimate.tracing.loss import (
@@ -23,7 +23,7 @@ from buoy.estimate.tracing.loss import (
     EitherWay,
     call_model,
     inputs_of,
-    modules_beside,
+    modules_of_loss,
     of_output,
     target_of,
 )
@@ -50,7 +50,7 @@ def build(request: Request, *, lazily: bool = True) -> Job:
     """The job a request describes. Lazily: parameters are never allocated."""
     notes: list[str] = []
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_eager_instead_of_compiled(notes))
+        stack.enter_context(eager_instead_of_compiled(notes))
         if lazily:
             stack.enter_context(parameters_on_meta())
             stack.enter_context(StayOnHost())
@@ -60,7 +60,7 @@ def build(request: Request, *, lazily: bool = True) -> Job:
             length = int(request.source.get("seq", 512))
             job = from_config(request.source["hf_config"], length, notes)
     if isinstance(job.loss, EitherWay):
-        job.loss = job.loss.decided(job.model, job.batch, job.beside)
+        job.loss = job.loss.decided(job.model, job.batch, job.loss_modules)
     if lazily:
         shape_lazy_modules(job.model, lambda: job.loss(job.model, tree_map(without_bytes, job.batch)))
     job.model = _unwrapped(job.model, notes)
@@ -104,7 +104,7 @@ def resized(batch: Any, size: int) -> Any:
 
 
 def shapes(batch: Any) -> str:
-    """A batch in words: the shapes and dtypes of its tensors.
+    """The shapes and dtypes of its tensors.
 
     >>> shapes((torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)))
     '2x3 float32, 2 int64'
@@ -154,10 +154,10 @@ def _from_function(target: str, notes: list[str]) -> Job:
     notes += parts.get("notes", [])
     job = Job(model, batch, _loss(parts.get("loss"), notes), optimizer, notes, parts.get("turns", []))
     if "turns" not in parts:  # a script's rehearsal has found them itself
-        job.beside = modules_beside(parts.get("loss"), model)
+        job.loss_modules = modules_of_loss(parts.get("loss"), model)
         own = {id(parameter) for parameter in model.parameters()}
-        if any(id(parameter) not in own for module in job.beside for parameter in module.parameters()):
-            names = ", ".join(dict.fromkeys(type(module).__name__ for module in job.beside))
+        if any(id(parameter) not in own for module in job.loss_modules for parameter in module.parameters()):
+            names = ", ".join(dict.fromkeys(type(module).__name__ for module in job.loss_modules))
             notes.append(f"the loss brings weights of its own along ({names}): counted as held on the device")
     return job
 
@@ -309,7 +309,8 @@ def _checkpoint(model: torch.nn.Module) -> str:
 
 
 @contextlib.contextmanager
-def _eager_instead_of_compiled(notes: list[str]) -> Iterator[None]:
+def eager_instead_of_compiled(notes: list[str]) -> Iterator[None]:
+    """Nothing is compiled, as it is estimated eager; `notes` say so."""
     compiled = torch.compile
 
     def eager(model: Any = None, **_: Any) -> Any:
@@ -335,7 +336,6 @@ def _describe(value: Any) -> str:
 _TOKENS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification")
 _CLASSES = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
 _SPANS = ("ForQuestionAnswering",)
-_WRITE_BUILD = "give a function that returns model and batch: `buoy plan train.py:build`"
 _SIDE = 224
 
 
@@ -389,7 +389,7 @@ def _with_head(config: Any, named: str | None, notes: list[str]) -> Any:
             "no training step is known for this config",
             received=f"{named or config.model_type}, which has no loss of its own",
             expected="a model that computes its loss from labels, such as BertForSequenceClassification",
-            hint=_WRITE_BUILD,
+            hint=WRITE_BUILD,
         ) from None
     if named is not None:
         notes.append(f"the config names {named}, which has no loss of its own: a language model in its stead")
@@ -397,7 +397,7 @@ def _with_head(config: Any, named: str | None, notes: list[str]) -> Any:
 
 
 def _sample_of(model: Any, config: Any, length: int, notes: list[str]) -> tuple[dict[str, torch.Tensor], str]:
-    """One sample of what the model takes, and what it is in words."""
+    """One sample of what the model takes, and what to call it."""
     name = model.main_input_name
     tokens = torch.zeros((1, length), dtype=torch.long)
     if getattr(config, "vision_config", None) or getattr(config, "audio_config", None):
@@ -405,7 +405,7 @@ def _sample_of(model: Any, config: Any, length: int, notes: list[str]) -> tuple[
             "this config is of a model with several kinds of input",
             received=type(model).__name__,
             expected="a model of text, of images or of sounds",
-            hint=_WRITE_BUILD,
+            hint=WRITE_BUILD,
         )
     if name == "pixel_values":
         given, words = _image(config)
@@ -426,7 +426,7 @@ def _sample_of(model: Any, config: Any, length: int, notes: list[str]) -> tuple[
             "what this model takes is not known from its config",
             received=f"{type(model).__name__} with `{name}`",
             expected="`input_ids`, `pixel_values` or `input_features`",
-            hint=_WRITE_BUILD,
+            hint=WRITE_BUILD,
         )
     labels, more = _labels(type(model).__name__, tokens)
     if name != "input_ids" and "labels" in labels and labels["labels"].dim() == 2:
@@ -451,7 +451,7 @@ def _labels(kind: str, tokens: torch.Tensor) -> tuple[dict[str, torch.Tensor], s
 
 
 def _must_have_positions(model: torch.nn.Module, config: Any, length: int, notes: list[str]) -> None:
-    """Learned positions end where their table does; computed ones go on, untrained."""
+    """Learned positions end where their table does; computed ones continue, untrained."""
     named = ("max_target_positions", "max_position_embeddings")
     known = next((size for size in (getattr(config, name, None) for name in named) if size), None)
     if not isinstance(known, int) or known < 1:

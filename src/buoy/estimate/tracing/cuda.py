@@ -423,7 +423,7 @@ class CudaAutocast:
         )
         if not cached:
             return value.to(dtype)
-        # The original is kept beside the cast: its id must not be given to another tensor meanwhile.
+        # The original is kept with the cast: its id must not be given to another tensor meanwhile.
         key = (id(value), dtype)
         if key not in self._cast:
             self._cast[key] = (value.to(dtype), value)

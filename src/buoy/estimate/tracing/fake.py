@@ -80,7 +80,7 @@ class FakeDevice(fake_tensor.FakeTensorMode):  # type: ignore[misc]
     def dispatch(
         self, func: Any, types: Any, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
     ) -> Any:
-        """Send what C++ creates on `meta`, because we told it so, back to the device."""
+        """Send what C++ creates on `meta`, because we answered so, back to the device."""
         if func is READ_VALUE and self.answers_reads:
             read: Any = args[0]
             if read.dtype.is_floating_point and getattr(read, "constant", read) is None:
@@ -113,7 +113,7 @@ def _are_on_device(tensors: Any) -> bool:
 
 
 def _described(mode: FakeDevice, args: Any) -> tuple[object, ...] | None:
-    """Arguments of an operation as one hashable value that tells all its output depends on; None: torch should try."""
+    """Arguments of an operation as one hashable value that has all its output depends on; None: torch should try."""
     found: list[object] = []
     for arg in args:
         kind = type(arg)
@@ -138,7 +138,7 @@ def _described(mode: FakeDevice, args: Any) -> tuple[object, ...] | None:
 
 
 def told_device(args: Any) -> torch.device:
-    """What C++ is told when it asks for a fake tensor's device."""
+    """The answer when it asks for a fake tensor's device."""
     fake: torch.device = args[0].fake_device
     return META if fake.type == "cuda" else fake
 
@@ -213,9 +213,9 @@ def moved(module: torch.nn.Module, device: torch.device) -> Iterator[dict[int, t
             owner[name] = old
 
 
-def together(model: torch.nn.Module, beside: Sequence[torch.nn.Module]) -> torch.nn.Module:
-    """One module that has them all; the model itself where nothing is beside it."""
-    return torch.nn.ModuleList([model, *beside]) if beside else model
+def together(model: torch.nn.Module, others: Sequence[torch.nn.Module]) -> torch.nn.Module:
+    """One module that has them all; the model itself where there are no others."""
+    return torch.nn.ModuleList([model, *others]) if others else model
 
 
 def empty_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 `train_step` is turned into a graph with a fixed batch, so that every shape is known; what is alive at once follows from
 the order in which operations run. TensorFlow runs them as their inputs arrive, on several threads, so no single order
-is the true one: the trace follows the data-flow order, and the peak in the order of the graph is kept beside it.
+is the true one: the trace follows the data-flow order, and the peak in the order of the graph is kept with it.
 """
 
 from __future__ import annotations
@@ -72,20 +72,12 @@ def _optimizers(model: Any, graph: Any) -> list[Any]:
     ] or [model.optimizer]
 
 
-def trace_step(
-    function: Any, variables: Any, optimizers: Any, batch: Any, notes: list[str], *, op_by_op: bool = False
-) -> Trace:
-    """The trace of a step that TensorFlow has made into a graph, whoever wrote it.
-
-    `op_by_op` is for a step that runs without a graph: its tape keeps all of the forward pass to the end.
-    """
+def trace_step(function: Any, variables: Any, optimizers: Any, batch: Any, notes: list[str]) -> Trace:
+    """The trace of a step that TensorFlow has made into a graph, whoever wrote it."""
     graph = _graph(function)
     operations = len(graph.nodes)
-    if op_by_op:
-        graph = _kept_by_tape(graph)
-    else:
-        ends = [*function.control_outputs, *(tensor.op for tensor in function.outputs)]
-        graph = graph.needed([operation.name for operation in ends])
+    ends = [*function.control_outputs, *(tensor.op for tensor in function.outputs)]
+    graph = graph.needed([operation.name for operation in ends])
     loops = [node.name for node in graph.nodes if node.kind in ("While", "StatelessWhile")]
     if loops:
         raise EstimateError(
@@ -132,7 +124,7 @@ def _loaded(path: str) -> Any:
 
 
 def _zeros(model: Any, parts: Any, size: int) -> Any:
-    """A batch for a saved model: like the person's own where it is known, else by its input, output and loss."""
+    """A batch for a saved model: like the user's own where it is known, else by its input, output and loss."""
     if parts is None:
         inputs = model.input_shape if not isinstance(model.input_shape, list) else model.input_shape[0]
         outputs, labels = model.output_shape[1:], "float32"
@@ -217,19 +209,6 @@ def _graph(function: Any) -> Graph:
     return Graph(nodes, unknown)
 
 
-def _kept_by_tape(graph: Graph) -> Graph:
-    backward = [node.name for node in graph.nodes if node.name.startswith("gradient_tape")]
-    last = max((i for i, node in enumerate(graph.nodes) if node.name in set(backward)), default=-1)
-    forward = [
-        name
-        for node in graph.nodes[:last]
-        if not node.name.startswith("gradient_tape")
-        for name in node.outputs
-    ]
-    tape = Node("tape", "NoOp", forward, backward, [], [])
-    return Graph([*graph.nodes[: last + 1], tape, *graph.nodes[last + 1 :]], graph.unknown)
-
-
 def _array(variable: Any) -> Any:
     """TensorFlow's variable behind a Keras one."""
     return variable if callable(variable.value) else variable.value
@@ -255,7 +234,7 @@ def made_smaller(name: Any, model: Any, batch: Any) -> tuple[Any, Any, list[str]
 
 
 def _code_of(batch: Any, said: list[str]) -> dict[str, str]:
-    """What a person writes to have them: for the smaller batch, or the sibling that `made_smaller` named."""
+    """What a user writes to have them: for the smaller batch, or the sibling that `made_smaller` named."""
     shape = tuple(tf.nest.flatten(batch)[0].shape[1:])
     cut = f"tokens = tokens[:, :{shape[0]}]" if shape else ""
     if len(shape) == 3:

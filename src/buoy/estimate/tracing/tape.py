@@ -325,7 +325,7 @@ ACCUMULATED = 4  # sums of half, bfloat16 and float are kept in float
 
 
 def scratch(name: str, args: Sequence[Any], out: Any, multiprocessors: int, threads: int) -> Steps:
-    """What the kernel behind this operation takes beside its outputs, in order."""
+    """What the kernel behind this operation takes besides its outputs, in order."""
     if name in ("sum", "mean") and isinstance(out, torch.Tensor) and args[0].is_floating_point():
         return reduction(args[0], out, multiprocessors, threads)
     if name in CONTIGUOUS:

@@ -23,7 +23,7 @@ from buoy.estimate.devices import Device, by_id
 from buoy.estimate.trace import OPTIMIZER, Trace
 from buoy.estimate.tracing.build import batch_size, build, shapes
 from buoy.estimate.tracing.fake import ordinary_values
-from buoy.estimate.tracing.steps import Job, Turn, gradients_and_state, step_in_turn, trace_steps
+from buoy.estimate.tracing.steps import Job, Turn, gradients_and_state, trace_steps
 from buoy.estimate.tracing.tape import Tape, follow_modules
 
 # The classes torch raises, by name: their homes move between versions.
@@ -129,7 +129,7 @@ def _steps(job: Job, device: Device, request: Request) -> Trace:
                 tape.mark(OPTIMIZER)
                 tape.phase = "optimizer"
                 _give_gradients(turn.optimizer, job.model)
-                step_in_turn(turn)
+                turn.optimizer.step()
                 gradients_and_state(tape, job.whole, turn.optimizer)
     trace = tape.trace()
     trace.notes = list(job.notes)
@@ -178,7 +178,7 @@ def _name_the_shapes(error: BaseException, job: Any) -> None:
 
 
 def count_operations(request: Request) -> dict[str, float]:
-    """What the step is made of, beside its memory.
+    """What the step is made of, besides its memory.
 
     `{"step": operations of forward and backward, "half": 1.0 when weights are half precision, "linear": bytes of the
     linear layers' weights, which is what weight-only quantization makes smaller, "tied": bytes of those that another
