@@ -17,7 +17,7 @@ import sysconfig
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib import import_module, util
 from typing import Any
 
@@ -73,28 +73,9 @@ class Request:
         return cls(**{**fields, "changes": tuple(fields["changes"])})
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why the child could not trace, as the user will read it."""
-
-    message: str
-    received: str | None = None
-    expected: str | None = None
-    hint: str | None = None
-    details: str = field(default="")
-    """The traceback, for `-v`."""
-
-    def error(self) -> EstimateError:
-        """The same, to raise."""
-        error = EstimateError(self.message, received=self.received, expected=self.expected, hint=self.hint)
-        if self.details:
-            error.add_note(self.details)
-        return error
-
-
 TIMEOUT = 300.0
 LEAST_MEMORY = 2 << 30
-# Written by the child next to its result.
+# Written by the child next to its result: the parts of its error, and the traceback for `-v`.
 REFUSED = ".refused"
 _CRASHES = {
     "SIGSEGV": "native code used memory that is not its own",
@@ -149,9 +130,14 @@ def failure(code: int | None, result: str, said: str, *, limit: int, timeout: fl
         )
     try:
         with open(result + REFUSED, encoding="utf-8") as file:
-            return Refusal(**json.load(file)).error()
+            *refusal, details = json.load(file)
     except (OSError, ValueError, TypeError):
         pass
+    else:
+        message, received, expected, hint = refusal
+        error = EstimateError(message, received=received, expected=expected, hint=hint)
+        error.add_note(details)
+        return error
     name = signal.Signals(-code).name if code < 0 else ""
     if name in _CRASHES:
         return EstimateError(
@@ -227,8 +213,10 @@ def refusing(result: str, request: Request) -> Iterator[None]:
     try:
         yield
     except BaseException as error:  # noqa: BLE001 - whatever it was, the parent learns it from here
+        why = explain(error, request)
+        details = "".join(traceback.format_exception(error))[-4000:]
         with open(result + REFUSED, "w", encoding="utf-8") as file:
-            json.dump(asdict(explain(error, request)), file)
+            json.dump([why.message, why.received, why.expected, why.hint, details], file)
         raise SystemExit(3) from None
 
 
@@ -335,58 +323,61 @@ def in_time(seconds: float, step: str) -> Iterator[None]:
 _NO_META = {"UnsupportedOperatorException", "UnsupportedFakeTensorException", "MetadataMismatchError"}
 
 
-def explain(error: BaseException, request: Request) -> Refusal:
-    """An exception of the user's code or of torch, in words."""
-    details = "".join(traceback.format_exception(error))[-4000:]
+def explain(error: BaseException, request: Request) -> EstimateError:
+    """An exception of the user's code or of torch, as the user will read it."""
     if isinstance(error, EstimateError):
-        return Refusal(error.message, error.received, error.expected, error.hint, details)
-    where = _where(error, request)
-    said = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
-    said = said[:400]
+        return error
+    raised = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"[
+        :400
+    ]
+    said = raised + _where(error, request)
     if isinstance(error, (EOFError, KeyboardInterrupt)):
-        return Refusal("the code to be traced asks for input", f"{said}{where}", "a build function that asks nothing",
-                       "pass what it asks for as a default", details)  # fmt: skip
+        return EstimateError("the code to be traced asks for input", received=said,
+                             expected="a build function that asks nothing",
+                             hint="pass what it asks for as a default")  # fmt: skip
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return Refusal("the code to be traced needs more memory than tracing may take", f"{said}{where}",
-                       "models without weights and small batches",
-                       "plan with a smaller batch" if request.is_of_live_objects
-                       else "let build() load no data set; trace with a smaller batch", details)  # fmt: skip
+        return EstimateError("the code to be traced needs more memory than tracing may take", received=said,
+                             expected="models without weights and small batches",
+                             hint="plan with a smaller batch" if request.is_of_live_objects
+                             else "let build() load no data set; trace with a smaller batch")  # fmt: skip
     if type(error).__name__ in _NO_META or "meta kernel" in str(error) or "fake impl" in str(error):
-        return Refusal("an operation cannot be traced: it has no meta kernel", f"{said}{where}",
-                       "operations whose output's shape is known without running",
-                       "register one with torch.library.register_fake, or plan without that operation",
-                       details)  # fmt: skip
+        return EstimateError("an operation cannot be traced: it has no meta kernel", received=said,
+                             expected="operations whose output's shape is known without running",
+                             hint="register one with torch.library.register_fake, or plan without that operation",
+                             )  # fmt: skip
     if isinstance(error, SystemExit):
-        return Refusal("the code to be traced ends the process", f"{said}{where}", "a build function that returns",
-                       "remove sys.exit() from what build() calls", details)  # fmt: skip
+        return EstimateError("the code to be traced ends the process", received=said,
+                             expected="a build function that returns",
+                             hint="remove sys.exit() from what build() calls")  # fmt: skip
     if isinstance(error, ModuleNotFoundError):
-        return Refusal("the code to be traced needs a library that is not installed here", f"{said}{where}",
-                       "an environment in which the code runs", f"pip install {(error.name or '').partition('.')[0]}",
-                       details)  # fmt: skip
+        return EstimateError("the code to be traced needs a library that is not installed here", received=said,
+                             expected="an environment in which the code runs",
+                             hint=f"pip install {(error.name or '').partition('.')[0]}")  # fmt: skip
     if _wants_network(error):
-        return Refusal("the code to be traced wants to download something", f"{said}{where}",
-                       "a build function that needs no network",
-                       "build the model from its config, weights are not needed; download data once before planning",
-                       details)  # fmt: skip
+        return EstimateError("the code to be traced wants to download something", received=said,
+                             expected="a build function that needs no network",
+                             hint="build the model from its config, weights are not needed; download data once before "
+                             "planning")  # fmt: skip
     if type(error).__name__ == "FakeTensorDeviceMismatchError" or "found two different devices" in str(error):
-        return Refusal("the step mixes tensors of the CPU with the GPU's", f"{said}{where}",
-                       "tensors on the device of the model",
-                       "make it there: `torch.zeros(n, device=x.device)`; plan a training on the CPU with `--on this`",
-                       details)  # fmt: skip
+        return EstimateError("the step mixes tensors of the CPU with the GPU's", received=said,
+                             expected="tensors on the device of the model",
+                             hint="make it there: `torch.zeros(n, device=x.device)`; plan a training on the CPU with "
+                             "`--on this`")  # fmt: skip
     if isinstance(error, TypeError) and "argument: 'closure'" in str(error):
-        return Refusal("the optimizer computes the loss again inside its step, which cannot be traced", said,
-                       "an optimizer that needs only the gradients",
-                       "plan with another one (`--optimizer SGD`); LBFGS keeps up to 2 x history_size copies of the "
-                       "weights on top of that", details)  # fmt: skip
-    shapes = getattr(error, "__notes__", [])
+        return EstimateError("the optimizer computes the loss again inside its step, which cannot be traced",
+                             received=raised, expected="an optimizer that needs only the gradients",
+                             hint="plan with another one (`--optimizer SGD`); LBFGS keeps up to 2 x history_size "
+                             "copies of the weights on top of that")  # fmt: skip
+    said += "".join(f"; {note}" for note in getattr(error, "__notes__", []))  # the batch's shapes
     if request.is_of_live_objects:
-        return Refusal("the step to be traced failed", f"{said}{where}" + "".join(f"; {note}" for note in shapes),
-                       "a step that runs", "run one step on the CPU yourself", details)  # fmt: skip
+        return EstimateError("the step to be traced failed", received=said, expected="a step that runs",
+                             hint="run one step on the CPU yourself")  # fmt: skip
     script = str(request.source.get("build", "")).endswith(":")
-    return Refusal("the code to be traced failed", f"{said}{where}" + "".join(f"; {note}" for note in shapes),
-                   "a script that comes to its first step" if script else "a build function and a step that run",
-                   "run the script on the CPU yourself" if script else "run build() and one step on the CPU yourself",
-                   details)  # fmt: skip
+    return EstimateError(
+        "the code to be traced failed", received=said,
+        expected="a script that comes to its first step" if script else "a build function and a step that run",
+        hint="run the script on the CPU yourself" if script else "run build() and one step on the CPU yourself",
+    )  # fmt: skip
 
 
 def _wants_network(error: BaseException) -> bool:

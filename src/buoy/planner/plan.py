@@ -15,7 +15,7 @@ from typing import Any, Unpack
 from buoy.errors import UsageError
 from buoy.estimate.batch import largest_batch, starting_sizes
 from buoy.estimate.child import LIVE, EstimateError, Request
-from buoy.estimate.result import Estimate, estimate
+from buoy.estimate.result import estimate
 from buoy.estimate.trace import Trace
 from buoy.planner.remedies import allocator_of, find_remedies
 from buoy.planner.result import FITS, NOT, TIGHT, UNKNOWN, Answer, Plan, Remedy
@@ -140,17 +140,12 @@ def capacity(place: Target) -> int | None:
     return max(0, place.memory - PROCESS_CPU[1])
 
 
-def judged(figure: Estimate, place: Target) -> str:
-    """The verdict of the device's memory."""
-    return figure.verdict(capacity(place))
-
-
 def _answer(
     workshop: Workshop, request: Request, trace: Trace, place: Target, session: Session,
     flops: dict[str, float] | None, say: Say, *, split: bool = True,
 ) -> Answer:  # fmt: skip
     figure = estimate(trace, place.device, allocator=allocator_of(request, place.device))
-    verdict = judged(figure, place)
+    verdict = figure.verdict(capacity(place))
     size = _size(trace, request)
     most = micro = None
     why = (

@@ -137,7 +137,7 @@ def _described(mode: FakeDevice, args: Any) -> tuple[object, ...] | None:
     return tuple(found)
 
 
-def told_device(args: Any) -> torch.device:
+def answered_device(args: Any) -> torch.device:
     """The answer when it asks for a fake tensor's device."""
     fake: torch.device = args[0].fake_device
     return META if fake.type == "cuda" else fake
@@ -165,7 +165,7 @@ def fake_device() -> Iterator[FakeDevice]:
     kernels = _kernels_of_cuda()
     try:
         with (
-            answering_metadata(DEVICE_QUESTION, told_device),
+            answering_metadata(DEVICE_QUESTION, answered_device),
             patched(fake_tensor, "init_gpu_context", lambda device: None),
             FakeDevice(allow_non_fake_inputs=True) as mode,
         ):

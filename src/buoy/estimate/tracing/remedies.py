@@ -1,9 +1,7 @@
-"""Remedies applied to a job about to be traced, as a user would apply them; runs in a tracing child.
+"""Remedies applied to a job about to be traced, as a user would apply them, and the code that a user writes for each.
 
-What a user writes to have a remedy, for the very model and batch it was applied to; runs as it stands.
-
-The user's own names are assumed: `model`, `batch`, `optimizer`, `loss_of(batch)`, and `images` or `tokens` for what a
-batch holds.
+The code is for the very model and batch, and runs as it stands. The user's own names are assumed: `model`, `batch`,
+`optimizer`, `loss_of(batch)`, and `images` or `tokens` for what a batch holds.
 """
 
 from __future__ import annotations

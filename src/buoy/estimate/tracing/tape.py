@@ -30,7 +30,7 @@ from buoy._compat.torch import (
 )
 from buoy.estimate.devices import Device
 from buoy.estimate.trace import LOSS, Event, Trace
-from buoy.estimate.tracing.fake import DEVICE_QUESTION, told_device
+from buoy.estimate.tracing.fake import DEVICE_QUESTION, answered_device
 
 FakeTensor: Any = fake_tensors().FakeTensor
 MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", *MATMULS_IN_FLOAT8})
@@ -105,7 +105,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run the operation, note what it allocated."""
         # C++ asks for devices twice as often as it runs operations; the way through the fake mode is long.
         if func is DEVICE_QUESTION and isinstance(args[0], FakeTensor):
-            return told_device(args)
+            return answered_device(args)
         out = func(*args, **(kwargs or {}))
         name = schema_of(func).name.rpartition(":")[2]
         if isinstance(out, torch.Tensor):
