@@ -52,8 +52,6 @@ def execute(arguments: list[str]) -> int:
         if script is not None:
             sys.stderr.write(f"buoy: running {script} in a child process up to its first optimizer steps\n")
             found = workshop.run_script(script, passed, request.framework)
-            if found.get("says"):
-                sys.stderr.write(f"buoy: {found['says']}\n")
             request = replace(
                 request, accumulate=found["accumulate"], autocast=request.autocast or found["autocast"]
             )

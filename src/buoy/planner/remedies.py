@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from typing import Any
 
 from buoy.estimate.child import EstimateError, Request
 from buoy.estimate.devices import Device
@@ -286,12 +287,20 @@ def _kind(remedy: Remedy) -> int:
     return 0 if remedy.exact else 2 if _ANOTHER & set(remedy.id.split("+")) else 1
 
 
-_OTHER_OPTIMIZERS = (
-    ("SGD", "SGD with momentum", 0.1, ", momentum=0.9", "one moment"),
-    ("Adafactor", "Adafactor", 0.01, "", "moments of rows and columns only"),
+_OPTIMIZERS_OF_TORCH = (
+    ("SGD", "SGD with momentum", "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)", "one moment"),
+    ("Adafactor", "Adafactor", "torch.optim.Adafactor(model.parameters(), lr=0.01)",
+     "moments of rows and columns only"),
+)  # fmt: skip
+_OPTIMIZERS_OF_KERAS = (
+    ("SGD", "SGD", "keras.optimizers.SGD(learning_rate=0.1)", "no moments"),
+    (
+        "Adafactor",
+        "Adafactor",
+        "keras.optimizers.Adafactor(learning_rate=0.001)",
+        "moments of rows and columns only",
+    ),
 )
-
-
 _QUANTIZE = """from torchao.quantization import Int8WeightOnlyConfig, quantize_
 quantize_(model, Int8WeightOnlyConfig())   # after training"""
 
@@ -321,7 +330,12 @@ def changes_for(request: Request, answer: Answer) -> list[Change]:
         found.append(Change("mixed-precision", f"mixed precision ({word})", False, time, basis, code,
                             "weights and optimizer stay float32", {"autocast": dtype}))  # fmt: skip
     if not torch:
-        return found + _keras_changes(request, answer)
+        return [
+            *found,
+            _smaller("model", request),
+            _smaller("input", request),
+            *_other_optimizers(request, answer),
+        ]
     if not request.checkpointing:
         found.append(Change(
             "checkpointing", "activation checkpointing", not norm, (1.0, 1.35),
@@ -340,8 +354,7 @@ def changes_for(request: Request, answer: Answer) -> list[Change]:
                "import peft\nmodel = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=\"all-linear\"))"
                "   # before the optimizer is made",
                "no way to train a model from scratch" + _missing("peft"), inside="lora"),
-        Change("smaller-model", "the next smaller model of its family", False, None, "fewer operations",
-               "", "another model", inside="smaller_model"),
+        _smaller("model", request),
         Change("pruning", "pruning (torch.nn.utils.prune)", False, None, "not measured",
                "from torch.nn.utils import prune\nfor layer in list(model.modules()):\n"
                "    if isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d)):\n"
@@ -349,19 +362,14 @@ def changes_for(request: Request, answer: Answer) -> list[Change]:
                "masks make weights zero, not fewer: each mask is as large as its weights, and each product is kept for "
                "backward; for inference the zeros take as much as before, until whole channels are cut out",
                inside="pruned"),
-        Change("smaller-input", "inputs of half the length or side", False, None, "fewer operations",
-               "# crop or resize the samples, or cut the sequences", "another training", inside="smaller_input"),
+        _smaller("input", request),
     ]  # fmt: skip
     if device.capability:
         found.append(Change("offload", "activations kept in host RAM", True, None,
                             "each activation crosses the bus twice",
                             "with torch.autograd.graph.save_on_cpu(pin_memory=True):\n    loss = loss_of(batch)",
                             inside="offload"))  # fmt: skip
-    for name, title, rate, options, note in _OTHER_OPTIMIZERS:
-        if answer.estimate.trace.facts.get("optimizer") != name:
-            code = f"optimizer = torch.optim.{name}(model.parameters(), lr={rate}{options})   # a rate of its own"
-            found.append(Change(f"optimizer-{name.lower()}", f"{title} instead of the optimizer", False, None,
-                                "not measured", code, note, {"optimizer": name}))  # fmt: skip
+    found += _other_optimizers(request, answer)
     if answer.estimate.trace.facts.get("optimizer") in ("Adam", "AdamW"):
         found.append(Change("optimizer-8bit", "8-bit AdamW (torchao)", False, (0.9, 1.4), "1.3 times measured on a CPU",
                             "import torchao.optim\noptimizer = torchao.optim.AdamW8bit(model.parameters(), lr=1e-3)",
@@ -414,28 +422,23 @@ def popular(answer: Answer, request: Request, counted: dict[str, float]) -> list
         return Remedy(name, title, None, "known", peak, answer.memory_verdict, time, "", code, note)
 
     torch = request.framework == "torch"
-    tool = "torchao's int8" if torch else 'model.quantize("int8")'
-    small = counted.get("linear", weights) if torch else weights
-    tied = counted.get("tied", 0.0)
-    but = (
-        f" (the tied output layer left out with `filter_fn`: quantized, it would be a copy of {format_bytes(tied / 4)})"
-        if tied
-        else ""
-    )
+    # Where the linear layers are not counted, all weights are taken for theirs.
+    small, tied = counted.get("linear", weights), counted.get("tied", 0.0)
     becomes = f"{format_bytes(weights)} of weights become "
-    if torch and not small:
+    if not torch:
+        becomes += f"at best {format_bytes(weights / 4)}"
+    elif small:
+        becomes += format_bytes(weights - small * 3 / 4)
+    else:
         becomes = f"{format_bytes(weights)} of weights stay, as only linear layers shrink"
-    then = (
-        ""
-        if torch and not small
-        else format_bytes(weights - small * 3 / 4)
-        if torch
-        else f"at best {format_bytes(weights / 4)}"
-    )
+    if tied:
+        becomes += " (the tied output layer left out with `filter_fn`: quantized, it would be a copy of "
+        becomes += f"{format_bytes(tied / 4)})"
+    tool = "torchao's int8" if torch else 'model.quantize("int8")'
     found = [
         says("quantization", f"quantization after training ({tool})", "training keeps the weights in full: the same "
-             f"peak; for inference {becomes}{then}{but}"
-             + (_missing("torchao") if torch else ""), code=_QUANTIZE if torch else 'model.quantize("int8")'),
+             f"peak; for inference {becomes}{_missing('torchao') if torch else ''}",
+             code=_QUANTIZE if torch else 'model.quantize("int8")'),
         says("gc", "gc.collect() in the loop", "tensors go when their last name goes; costs 24 % of the time measured",
              time=(1.1, 1.3)),
     ]  # fmt: skip
@@ -457,28 +460,28 @@ def popular(answer: Answer, request: Request, counted: dict[str, float]) -> list
     return found
 
 
-def _keras_changes(request: Request, answer: Answer) -> list[Change]:
-    found = [
-        Change("smaller-model", "the next smaller model of its family", False, None, "fewer operations",
-               "", "another model",
-               {"source": {**request.source, "smaller": "model"}}),
-        Change("smaller-input", "inputs of half the length or side", False, None, "fewer operations",
-               "# crop or resize the samples, or cut the sequences", "another training",
-               {"source": {**request.source, "smaller": "input"}}),
-    ]  # fmt: skip
+def _smaller(what: str, request: Request) -> Change:
+    """A smaller "model" or "input": how it is asked for depends on the framework, all else does not."""
+    how: dict[str, Any] = {"inside": f"smaller_{what}"}
+    if request.framework == "keras":
+        how = {"request": {"source": {**request.source, "smaller": what}}}
+    if what == "model":
+        return Change("smaller-model", "the next smaller model of its family", False, None, "fewer operations", "",
+                      "another model", **how)  # fmt: skip
+    return Change("smaller-input", "inputs of half the length or side", False, None, "fewer operations",
+                  "# crop or resize the samples, or cut the sequences", "another training", **how)  # fmt: skip
+
+
+def _other_optimizers(request: Request, answer: Answer) -> list[Change]:
     if "script" in request.source:
-        return found  # its optimizer is its own
-    for name, rate, note in (
-        ("SGD", 0.1, "no moments"),
-        ("Adafactor", 0.001, "moments of rows and columns only"),
-    ):
-        if answer.estimate.trace.facts.get("optimizer") != name:
-            found.append(
-                Change(f"optimizer-{name.lower()}", f"{name} instead of the optimizer", False, None, "not measured",
-                       f"optimizer = keras.optimizers.{name}(learning_rate={rate})   # a rate of its own", note,
-                       {"optimizer": name})
-            )  # fmt: skip
-    return found
+        return []  # a Keras script's is its own
+    torch = request.framework == "torch"
+    return [
+        Change(f"optimizer-{name.lower()}", f"{title} instead of the optimizer", False, None, "not measured",
+               f"optimizer = {code}   # a rate of its own", note, {"optimizer": name})
+        for name, title, code, note in (_OPTIMIZERS_OF_TORCH if torch else _OPTIMIZERS_OF_KERAS)
+        if answer.estimate.trace.facts.get("optimizer") != name
+    ]  # fmt: skip
 
 
 def _missing(library: str) -> str:

@@ -96,7 +96,7 @@ def _small_steps(request: Request, device: Device, reason: Exception) -> Trace:
         trace.notes.append(
             "mixed precision as a CPU has it: which operations stay in float32 differs on a GPU"
         )
-    trace.facts |= {"engine": "real", "batch": wanted}
+    trace.facts |= {"batch": wanted, "engine": "real"}
     return trace
 
 
