@@ -1,9 +1,8 @@
 """Where steps are traced: `python -m buoy.planner.stage FOLDER` loads PyTorch once and forks for each trace.
 
 One start serves all traces of a plan: other batch sizes, other devices, each remedy. A script is run to its first step
-once, and every trace starts there.
-
-Work done in a forked child: it sees everything this process has, and nothing it does comes back but its files.
+once, and every trace starts there. A forked child sees everything this process has, and nothing it does comes back but
+its files.
 """
 
 from __future__ import annotations
@@ -217,9 +216,8 @@ def _keras_trace(text: str, result: str, order: dict[str, Any]) -> int:
                 trace = importlib.import_module("buoy.keras.plan.script").trace(request)
             else:
                 _confine_once(int(order["memory"]))
-                importlib.import_module(
-                    "keras"
-                ).utils.clear_session()  # names are numbered from the start again
+                keras: Any = importlib.import_module("keras")
+                keras.utils.clear_session()  # names are numbered from the start again
                 trace = tracer("keras").trace_request(request)
             trace.save(result)
     except SystemExit:

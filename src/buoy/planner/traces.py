@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from buoy.errors import BuoyError, UsageError, this_system
@@ -57,12 +57,7 @@ class Workshop:
     def __enter__(self) -> Workshop:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the process and remove its files."""
         if self._stage is not None:
             try:
