@@ -21,13 +21,8 @@ from buoy.flight.imports import after_import
 
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _LIGHTNING = ["lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"]
-_ONE = (
-    "1",
-    "auto",
-    "-1",
-    "[0]",
-    "0,",
-)  # "auto" and -1 are all there are, which a plan's place may have one of
+# "auto" and -1 are all there are, which a plan's place may have one of.
+_ONE = ("1", "auto", "-1", "[0]", "0,")
 
 
 class AskedPrecision:
