@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from buoy._compat import patched
 from buoy._compat.torch import original_module, tree_flatten, tree_map
 from buoy._compat.transformers import built_from_config
 from buoy.estimate.child import WRITE_BUILD, EstimateError, Request, load
@@ -311,7 +312,6 @@ def _checkpoint(model: torch.nn.Module) -> str:
 @contextlib.contextmanager
 def eager_instead_of_compiled(notes: list[str]) -> Iterator[None]:
     """Nothing is compiled, as it is estimated eager; `notes` say so."""
-    compiled = torch.compile
 
     def eager(model: Any = None, **_: Any) -> Any:
         if model is None:
@@ -320,11 +320,8 @@ def eager_instead_of_compiled(notes: list[str]) -> Iterator[None]:
             notes.append("the model is compiled: estimated as if it were not")
         return model
 
-    torch.compile = eager
-    try:
+    with patched(torch, "compile", eager):
         yield
-    finally:
-        torch.compile = compiled
 
 
 def _describe(value: Any) -> str:

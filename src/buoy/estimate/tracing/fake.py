@@ -231,7 +231,6 @@ LARGE_TENSOR = 1 << 20
 def parameters_on_meta() -> Iterator[None]:
     """Give up each parameter's memory the moment a module takes it; other tensors stay real and can be read."""
     register = torch.nn.Module.register_parameter
-    load = torch.nn.Module.load_state_dict
 
     def registered(module: Any, name: str, parameter: Any) -> None:
         register(module, name, parameter)
@@ -245,13 +244,11 @@ def parameters_on_meta() -> Iterator[None]:
             fresh.__dict__.update(copy.copy(kept.__dict__))
             parameters_of(module)[name] = fresh
 
-    torch.nn.Module.register_parameter = registered  # type: ignore[method-assign, assignment]
-    torch.nn.Module.load_state_dict = lambda *args, **kwargs: None  # type: ignore[method-assign]
-    try:
+    with (
+        patched(torch.nn.Module, "register_parameter", registered),
+        patched(torch.nn.Module, "load_state_dict", lambda *args, **kwargs: None),
+    ):
         yield
-    finally:
-        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
-        torch.nn.Module.load_state_dict = load  # type: ignore[method-assign]
 
 
 class StayOnHost(TorchFunctionMode):
@@ -305,27 +302,13 @@ def _numel(args: tuple[Any, ...], named: dict[str, Any]) -> int:
 @contextlib.contextmanager
 def ordinary_values() -> Iterator[None]:
     """Answer what transformers and `torch.nn.Transformer` ask of values that fake tensors have not."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(
-            _answering("transformers.masking_utils", "find_packed_sequence_indices", _none_packed)
-        )
-        stack.enter_context(_answering(*CAUSAL_QUESTION, _causal_if_square))
+    # A module that is not loaded is asked nothing.
+    masks, (transformer, question) = sys.modules.get("transformers.masking_utils"), CAUSAL_QUESTION
+    with (
+        patched(masks, "find_packed_sequence_indices", _none_packed),
+        patched(sys.modules.get(transformer), question, _causal_if_square),
+    ):
         yield
-
-
-@contextlib.contextmanager
-def _answering(module: str, name: str, answer: Callable[..., Any]) -> Iterator[None]:
-    """Replaces a function of a loaded module; of none where it is not loaded, or has no such function."""
-    owner: Any = sys.modules.get(module)
-    before = getattr(owner, name, None)
-    if before is None:
-        yield
-        return
-    setattr(owner, name, answer)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def _none_packed(position_ids: Any) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from buoy._compat import patched
 from buoy.estimate.child import WRITE_BUILD, EstimateError
 from buoy.flight.imports import after_import
 
@@ -176,14 +177,10 @@ def without_gpu() -> Iterator[None]:
 
     quiet[nn.Module, "to"] = moved
     quiet[BaseProcess, "start"] = _started(BaseProcess.start)
-    before = {place: getattr(*place) for place in quiet}
-    for (owner, name), ours in quiet.items():
-        setattr(owner, name, ours)
-    try:
+    with contextlib.ExitStack() as stack:
+        for (owner, name), ours in quiet.items():
+            stack.enter_context(patched(owner, name, ours))
         yield
-    finally:
-        for (owner, name), theirs in before.items():
-            setattr(owner, name, theirs)
 
 
 def _started(start: Callable[[Any], None]) -> Callable[[Any], None]:
