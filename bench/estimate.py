@@ -97,7 +97,7 @@ def golden() -> dict[str, Any]:
     for path in sorted(GOLDEN.glob("*.json.gz")):
         recorded, name = _recorded(path), path.name.removesuffix(".json.gz")
         started = time.process_time()
-        replay = native.replay(trace_steps(job(name), _pretend("t4")).events)
+        replay = native.replay(trace_steps(job(name), by_id("t4")).events)
         allocated.append(replay.peak_allocated / recorded["peak_allocated"] - 1)
         reserved.append(replay.peak_reserved / recorded["peak_reserved"] - 1)
         seconds = time.process_time() - started
@@ -288,7 +288,7 @@ def _estimate_row(row: dict[str, str]) -> Estimate | None:
     import torch
 
     from bench.estimate_models import classify, image_model, keeping_outputs, language_model, token_loss
-    from buoy.estimate.tracing.semantics import ordinary_values
+    from buoy.estimate.tracing.fake import ordinary_values
     from buoy.estimate.tracing.steps import Job, trace_steps
 
     device = next((name for word, name in GPUS.items() if word in row["gpu"]), None)
@@ -329,15 +329,8 @@ def _estimate_row(row: dict[str, str]) -> Estimate | None:
 
     tries = _program(row) == "timm"
     with ordinary_values(), torch.backends.cudnn.flags(enabled=True, benchmark=tries):
-        found = trace_steps(Job(model.to("meta").train(), data, step, make), _pretend(device))
+        found = trace_steps(Job(model.to("meta").train(), data, step, make), by_id(device))
     return estimate(found, by_id(device))
-
-
-def _pretend(name: str) -> Any:
-    from buoy.estimate.tracing.tape import Device
-
-    row = by_id(name)
-    return Device(row.capability, row.memory or 0, row.workspace, row.multiprocessors, row.threads)
 
 
 def _recorded(path: Path) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.estimate_models import MobileNetV2, ResNet, ViTSmall, token_loss
 from buoy.estimate.allocators import host
-from buoy.estimate.tracing.semantics import ordinary_values
+from buoy.estimate.devices import by_id
+from buoy.estimate.tracing.fake import ordinary_values
 from buoy.estimate.tracing.steps import Job, trace_steps
-from buoy.estimate.tracing.tape import Device
 from tests.estimate.golden_models import classify
 
 STEPS = 3
@@ -46,7 +46,7 @@ def traced_peak(make: Make) -> int:
     """The same on fake tensors."""
     with torch.device("meta"):
         model, batch, loss = make()
-    device = Device(capability=0, usable=0)
+    device = by_id("cpu")
     with ordinary_values():
         found = trace_steps(Job(model, batch, loss, partial(torch.optim.AdamW, lr=1e-3)), device, steps=STEPS)
     return host.replay(found.events).peak_allocated

@@ -80,10 +80,8 @@ def traced(name: str, batch: int) -> tuple[float, float]:
 
     from buoy.estimate.allocators import native
     from buoy.estimate.tracing.steps import Job, trace_steps
-    from buoy.estimate.tracing.tape import Device
 
-    row = by_id(DEVICE)
-    device = Device(row.capability, row.memory or 0, row.workspace, row.multiprocessors, row.threads)
+    device = by_id(DEVICE)
     model = timm.create_model(name).train().to("meta")
     images = torch.empty(batch, *model.default_cfg["input_size"], device="meta")
     labels = torch.empty(batch, dtype=torch.long, device="meta")

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from buoy.estimate.child import EstimateError
-from buoy.keras.plan.remedies import code_of, smaller_input
+from buoy.estimate.tracing.keras import _code_of, smaller_input
 from tests.estimate.keras_builds import images
 
 layers = keras.layers
@@ -57,7 +57,7 @@ def told(build):
     made.train_on_batch(*cut)
     # The code that the remedy prints, as it stands, makes such a batch of the one there was.
     names = {"keras": keras, "images": batch[0], "tokens": batch[0]}
-    for code in code_of(cut, ["MobileNetV3Small instead"] if cut[0].shape[1] == 32 else []).values():
+    for code in _code_of(cut, ["MobileNetV3Small instead"] if cut[0].shape[1] == 32 else []).values():
         exec(code, names)
     assert cut[0].shape in (names["images"].shape, names["tokens"].shape)
     return [list(made.input_shape), *(list(leaf.shape) for leaf in cut), type(made.optimizer).__name__]

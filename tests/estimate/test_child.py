@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from buoy.estimate.child import EstimateError, Request, trace
+from buoy.estimate.child import LIVE, EstimateError, Request, explain, trace
 from buoy.estimate.devices import by_id
 from buoy.estimate.result import estimate
 from buoy.estimate.trace import Trace
@@ -112,9 +112,6 @@ def test_a_build_function_that_never_ends_is_ended_with_all_it_started(
 
 @pytest.mark.parametrize("error", [MemoryError("25 GB"), ValueError("shapes")])
 def test_of_objects_in_a_notebook_no_build_function_is_spoken_of(error: Exception) -> None:
-    from buoy.estimate.child import LIVE, Request
-    from buoy.estimate.tracing.torch import explain
-
     of_objects = explain(error, Request("torch", {"build": f"{LIVE}:build"}))
     of_a_file = explain(error, Request("torch", {"build": "train.py:build"}))
 

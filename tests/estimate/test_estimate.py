@@ -10,7 +10,7 @@ import pytest
 from buoy.estimate import devices
 from buoy.estimate.allocators import Replay, native
 from buoy.estimate.batch import at_size, largest_batch
-from buoy.estimate.result import estimate, largest
+from buoy.estimate.result import estimate
 from buoy.estimate.trace import Trace
 from buoy.machine.platforms import all_platforms
 
@@ -20,21 +20,15 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from buoy.estimate.tracing.steps import Job, trace_steps  # noqa: E402
-from buoy.estimate.tracing.tape import Device  # noqa: E402
 
 GIB = 1 << 30
 WIDTH = 512
 
 
-def pretend(name: str) -> Device:
-    row = devices.by_id(name)
-    return Device(row.capability, row.memory or 0, row.workspace, row.multiprocessors, row.threads)
-
-
 def step(model: nn.Module, batch: Any, device: str = "t4", **options: Any) -> Trace:
     optimizer: Callable[[Any], Any] = options.pop("optimizer", torch.optim.AdamW)
     loss = options.pop("loss", lambda model, batch: model(batch[0]).float().sum())
-    return trace_steps(Job(model, batch, loss, optimizer), pretend(device), **options)
+    return trace_steps(Job(model, batch, loss, optimizer), devices.by_id(device), **options)
 
 
 class Attention(nn.Module):
@@ -205,15 +199,17 @@ def test_the_largest_batch_fits_and_the_next_does_not_surely_fit() -> None:
         counted.append(samples)
         return mlp(samples)
 
-    answer = largest(counting, row, memory=GIB)
+    answer = largest_batch(counting, lambda trace: estimate(trace, row).verdict(GIB) == "fits")
 
-    assert estimate(mlp(answer.batch), row).verdict(GIB) == "fits"
-    assert estimate(mlp(answer.batch + max(2, answer.batch // 50)), row).verdict(GIB) != "fits"
-    assert answer.traces == len(counted) == 3
+    assert estimate(mlp(answer), row).verdict(GIB) == "fits"
+    assert estimate(mlp(answer + max(2, answer // 50)), row).verdict(GIB) != "fits"
+    assert len(counted) == 3
 
 
 def test_no_batch_fits_a_device_smaller_than_the_weights() -> None:
-    assert largest(mlp, devices.by_id("t4"), memory=310 << 20).batch == 0
+    row = devices.by_id("t4")
+
+    assert largest_batch(mlp, lambda trace: estimate(trace, row).verdict(310 << 20) == "fits") == 0
 
 
 def test_a_check_that_fails_brings_the_answer_down() -> None:
@@ -227,19 +223,22 @@ def test_a_check_that_fails_brings_the_answer_down() -> None:
 
     answer = largest_batch(bends, fits)
 
-    assert fits(bends(answer.batch))
-    assert answer.batch == 59
+    assert fits(bends(answer))
+    assert answer == 59
 
 
 def test_a_line_drawn_far_from_the_answer_is_drawn_anew_near_it() -> None:
+    traced: list[int] = []
+
     def bends(samples: int) -> Trace:
+        traced.append(samples)
         return Trace([("a", 0, (samples if samples < 200 else samples * 8 // 5) << 20)])
 
     answer = largest_batch(
         bends, lambda trace: native.replay(trace.events).peak_reserved <= 100 << 20, start=(64, 256)
     )
 
-    assert answer.batch == 100 and answer.traces == 4
+    assert answer == 100 and len(traced) == 4
 
 
 def test_the_number_that_decided_is_on_the_same_side_as_the_verdict() -> None:

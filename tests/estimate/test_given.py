@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from buoy.estimate.child import EstimateError, Request
-from buoy.estimate.tracing.torch import explain, trace_request
+from buoy.estimate.child import EstimateError, Request, explain
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -20,10 +19,9 @@ from torch import nn  # noqa: E402
 from buoy.estimate import devices  # noqa: E402
 from buoy.estimate.result import estimate  # noqa: E402
 from buoy.estimate.tracing import build as trace_build  # noqa: E402
-from buoy.estimate.tracing import config as trace_config  # noqa: E402
 from buoy.estimate.tracing.loss import EitherWay  # noqa: E402
 from buoy.estimate.tracing.steps import trace_steps  # noqa: E402
-from buoy.estimate.tracing.tape import Device  # noqa: E402
+from buoy.estimate.tracing.torch import trace_request  # noqa: E402
 
 BATCH = (torch.zeros(4, 8, 10), torch.zeros(4, 8, dtype=torch.long))
 
@@ -143,11 +141,9 @@ def test_what_a_loss_brings_along_is_on_the_device_and_counted(
 
     monkeypatch.setattr(trace_build, "load", lambda path, name: build)
     job = trace_build.build(Request("torch", {"build": "train.py:build"}), lazily=lazily)
-    row = devices.by_id("t4")
-    pretended = Device(row.capability, row.memory or 0, row.workspace, row.multiprocessors, row.threads)
-    trace = trace_steps(job, pretended if device == "t4" else Device(0, 0))
+    trace = trace_steps(job, devices.by_id(device))
 
-    parts = estimate(trace, row).parts
+    parts = estimate(trace, devices.by_id("t4")).parts
     assert trace.facts["parameters"] == 110 + weights
     assert parts["weights"] >= 4 * weights
     assert 4 * moments <= parts["optimizer"] <= 4 * moments + 8192
@@ -182,11 +178,11 @@ def test_sequences_end_where_learned_positions_do() -> None:
     learned = nn.ModuleDict({"wpe": nn.Embedding(1024, 8)})
     config, notes = SimpleNamespace(max_position_embeddings=1024), list[str]()
 
-    trace_config._must_have_positions(learned, config, 1024, notes)
+    trace_build._must_have_positions(learned, config, 1024, notes)
     assert notes == []
     with pytest.raises(EstimateError, match="longer than the model has positions"):
-        trace_config._must_have_positions(learned, config, 1025, notes)
-    trace_config._must_have_positions(nn.Linear(2, 2), config, 1025, notes)
+        trace_build._must_have_positions(learned, config, 1025, notes)
+    trace_build._must_have_positions(nn.Linear(2, 2), config, 1025, notes)
     assert "longer than" in notes[0], "positions that are computed go on"
 
 
@@ -217,7 +213,7 @@ def test_a_config_is_planned_with_the_head_it_names(
     pytest.importorskip("transformers")
     (tmp_path / "config.json").write_text(json.dumps(config))
 
-    job = trace_config.from_config(str(tmp_path / "config.json"), 8, torch.optim.AdamW, [])
+    job = trace_build.from_config(str(tmp_path / "config.json"), 8, [])
 
     assert [type(job.model).__name__] == config["architectures"]
     assert trace_build.shapes(job.batch) == shapes and job.loss(job.model, job.batch).shape == ()
@@ -229,9 +225,9 @@ def test_a_config_without_a_loss_of_its_own_is_told_what_to_do(tmp_path: Path) -
     path, notes = tmp_path / "config.json", list[str]()
     path.write_text(json.dumps({"model_type": "clip", "architectures": ["CLIPModel"]}))
     with pytest.raises(EstimateError, match="no training step is known") as caught:
-        trace_config.from_config(str(path), 8, torch.optim.AdamW, notes)
+        trace_build.from_config(str(path), 8, notes)
     path.write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"], **SMALL}))
-    trace_config.from_config(str(path), 8, torch.optim.AdamW, notes)
+    trace_build.from_config(str(path), 8, notes)
 
     assert "train.py:build" in str(caught.value.hint)
     assert "names BertModel, which has no loss" in notes[0], "a head that nobody asked for is said"

@@ -121,7 +121,11 @@ def traced(name: str, **options: object) -> estimate:  # type: ignore[valid-type
 
 
 @pytest.mark.usefixtures("tensorflow")
-def test_a_keras_step_is_estimated_with_a_wide_interval() -> None:
+def test_a_keras_step_is_estimated_with_a_wide_interval_and_without_pytorch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('not installed here', name='torch')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     figure = traced("images")
 
     weights = 3 * 3 * 3 * 32 + 32 + 4 * 32 + 16 * 16 * 32 * 10 + 10

@@ -9,18 +9,17 @@ import pytest
 from buoy.estimate.allocators import host
 from buoy.estimate.batch import at_size
 from buoy.estimate.child import Request
+from buoy.estimate.devices import by_id
 from buoy.estimate.trace import Trace
-from buoy.estimate.tracing.torch import _depends_on_data
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from buoy.estimate.tracing.real import _steps  # noqa: E402
 from buoy.estimate.tracing.steps import Job  # noqa: E402
-from buoy.estimate.tracing.tape import Device  # noqa: E402
+from buoy.estimate.tracing.torch import _depends_on_data, _steps  # noqa: E402
 
 MIB = 1 << 20
-CPU = Device(0, 0)
+CPU = by_id("cpu")
 
 
 class Experts(nn.Module):

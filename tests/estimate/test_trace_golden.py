@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from buoy.estimate.allocators import native
+from buoy.estimate.devices import by_id
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from buoy.estimate.tracing.steps import trace_steps  # noqa: E402
-from buoy.estimate.tracing.tape import Device  # noqa: E402
 from tests.estimate.golden_models import job  # noqa: E402
 
-T4 = Device(75, 15_828_320_256, workspace=8_519_680, multiprocessors=40, threads=1024)
+T4 = by_id("t4")
 # One of each kind here; `python -m bench estimate` compares all 24.
 NAMES = [
     "mlp.AdamW", "resnet18.SGD", "gpt2_eager.AdamW", "gpt2_amp_bf16.SGD", "gpt2_ckpt.AdamW", "llama_small_ckpt.SGD",

@@ -17,12 +17,11 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils._pytree import tree_map  # noqa: E402
 
-from buoy.estimate.tracing.real import _steps  # noqa: E402
 from buoy.estimate.tracing.remedies import apply  # noqa: E402
 from buoy.estimate.tracing.steps import Job, trace_steps  # noqa: E402
-from buoy.estimate.tracing.tape import Device  # noqa: E402
+from buoy.estimate.tracing.torch import _steps  # noqa: E402
 
-CPU = Device(0, 0)
+CPU = devices.by_id("cpu")
 
 
 class Wide(nn.Module):

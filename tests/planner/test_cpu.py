@@ -102,14 +102,13 @@ def test_what_a_product_in_half_precision_takes_as_float32_is_inside() -> None:
     """Two wide layers in bfloat16: the process grew by 814 MiB, where their tensors asked for 513."""
     torch = pytest.importorskip("torch")
     from buoy.estimate.tracing.steps import Job, trace_steps
-    from buoy.estimate.tracing.tape import Device
 
     layers = [torch.nn.Linear(2048, 8192), torch.nn.GELU(), torch.nn.Linear(8192, 2048), torch.nn.GELU()]
     model = torch.nn.Sequential(*layers, torch.nn.Linear(2048, 10)).to(torch.bfloat16).to("meta")
     batch = (torch.zeros(4096, 2048, dtype=torch.bfloat16, device="meta"),)
     job = Job(model, batch, lambda model, batch: model(batch[0]).float().sum(), torch.optim.AdamW)
 
-    trace = trace_steps(job, Device(0, 0))
+    trace = trace_steps(job, by_id("cpu"))
     found = estimate(trace, by_id("cpu"))
 
     assert trace.facts["half_product"] == 4 * (4096 * 2048 + 2048 * 8192 + 4096 * 8192) + 4 * 8192

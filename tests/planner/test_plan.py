@@ -13,9 +13,8 @@ import pytest
 
 import buoy
 from buoy.estimate.child import EstimateError
-from buoy.planner.advice import changes_for
 from buoy.planner.plan import parse_source
-from buoy.planner.remedies import NOT_APPLICABLE, find_remedies
+from buoy.planner.remedies import NOT_APPLICABLE, changes_for, find_remedies
 from buoy.planner.result import FITS, NOT, UNKNOWN, Plan
 from buoy.planner.traces import Workshop
 

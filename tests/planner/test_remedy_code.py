@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from buoy.estimate.child import Request
+from buoy.estimate.devices import by_id
 from buoy.estimate.result import estimate
 from buoy.flight import recorder
-from buoy.planner.advice import Change, changes_for, popular
-from buoy.planner.remedies import _exclude, _written
+from buoy.planner.remedies import Change, _exclude, _written, changes_for, popular
 from buoy.planner.result import FITS, Answer
 from buoy.planner.targets import targets
 
@@ -23,9 +23,8 @@ from torch import nn  # noqa: E402
 from buoy.estimate.tracing.build import _checkpoint  # noqa: E402
 from buoy.estimate.tracing.remedies import apply, remember_code  # noqa: E402
 from buoy.estimate.tracing.steps import Job, trace_steps  # noqa: E402
-from buoy.estimate.tracing.tape import Device  # noqa: E402
 
-CPU = Device(0, 0)
+CPU = by_id("cpu")
 
 
 @pytest.fixture(autouse=True)

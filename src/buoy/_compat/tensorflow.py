@@ -110,13 +110,6 @@ def with_its_autograph(function: Any) -> Any:
     return tf.function(function.python_function, autograph=function._autograph)
 
 
-def recording_graph() -> Any:
-    """The class of a `tf.function`'s graph while it is recorded."""
-    from tensorflow.python.framework.func_graph import FuncGraph
-
-    return FuncGraph
-
-
 def own_books(attribute: str) -> bool:
     """Whether an attribute of a module is TensorFlow's own record of what the module holds."""
     return attribute.startswith("_self_")

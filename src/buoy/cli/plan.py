@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 from buoy.cli.parser import Parser
 from buoy.errors import ExitCode, UsageError
@@ -42,12 +43,7 @@ def execute(arguments: list[str]) -> int:
         if not (":" in options.source or options.source.endswith((".py", ".ipynb"))):
             names, options.source = options.on, None
     request, script = _request(options)
-    wishes: Wishes = {
-        "data": options.data, "in_memory": options.in_memory, "workers": options.workers,
-        "prefetch": options.prefetch, "pin_memory": options.pin_memory, "steps": options.steps,
-        "step_time": options.step_time, "keep": options.keep, "samples": options.samples, "cache": options.cache,
-        "shuffle": options.shuffle, "augmented": options.augmented,
-    }  # fmt: skip
+    wishes = cast(Wishes, {name: getattr(options, name) for name in Wishes.__annotations__})
     places, session = targets(names or [THIS]), Session.of(wishes)
     say = _progress()
     # Ended from outside (`timeout`, a closed terminal) it still takes its child and its files with it.
@@ -56,8 +52,6 @@ def execute(arguments: list[str]) -> int:
         if script is not None:
             sys.stderr.write(f"buoy: running {script} in a child process up to its first optimizer steps\n")
             found = workshop.run_script(script, passed, request.framework)
-            if found.get("says"):
-                sys.stderr.write(f"buoy: {found['says']}\n")
             request = replace(
                 request, accumulate=found["accumulate"], autocast=request.autocast or found["autocast"]
             )

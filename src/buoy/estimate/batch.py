@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from buoy.estimate.trace import OPTIMIZER, Event, Trace
 
@@ -11,6 +10,7 @@ START = (2, 4)
 """The sizes through which the line goes, unless one was traced already."""
 
 
+MOST = 1 << 16
 _LARGE = 1 << 18
 # How many hundredths above an answer that a trace has checked are looked at.
 _LOOKS = 16
@@ -23,16 +23,6 @@ def starting_sizes(traced: int | None) -> tuple[int, int]:
     ((16, 64), (2, 3), (2, 4))
     """
     return (max(START[0], traced // 4), traced) if traced is not None and traced > START[0] else START
-
-
-@dataclass(frozen=True, slots=True)
-class LargestBatch:
-    """The answer to "how large a batch fits", and how it was found."""
-
-    batch: int
-    """0 when not even one sample fits."""
-    traces: int
-    """How many times the step was traced."""
 
 
 def at_size(first: Trace, small: int, second: Trace, large: int, size: int) -> Trace:
@@ -60,57 +50,49 @@ def at_size(first: Trace, small: int, second: Trace, large: int, size: int) -> T
         for kind, identity, bytes_ in second.events
     ]
     facts = dict(second.facts)
-    for name in ("convolution",):
-        if name in facts:
-            facts[name] = round(facts[name] * size / large)
+    if "convolution" in facts:
+        facts["convolution"] = round(facts["convolution"] * size / large)
     return Trace(events, second.labels, second.owner, second.marks, list(second.notes), facts)
 
 
 def largest_batch(
-    trace_at: Callable[[int], Trace],
-    fits: Callable[[Trace], bool],
-    *,
-    start: tuple[int, int] = START,
-    most: int = 1 << 16,
-) -> LargestBatch:
+    trace_at: Callable[[int], Trace], fits: Callable[[Trace], bool], *, start: tuple[int, int] = START
+) -> int:
     """The largest batch that fits: two traces, a search by replay between them, and a trace that checks the answer.
 
-    Where the check disagrees, the size is brought down until a real trace fits.
+    Where the check disagrees, the size is brought down until a real trace fits; 0 when not even one sample does.
     """
     small, large = start
     first, second = trace_at(small), trace_at(large)
-    traces = 2
+    known = {small: first, large: second}
 
     def guess(size: int) -> bool:
         return fits(at_size(first, small, second, large, size))
 
     low, high = 0, 1
-    while high <= most and guess(high):
+    while high <= MOST and guess(high):
         low, high = high, 2 * high
     while low + 1 < high:
         middle = (low + high) // 2
         low, high = (middle, high) if guess(middle) else (low, middle)
     while low > 0:
-        checked = {small: first, large: second}.get(low)
-        if checked is None:
-            checked, traces = trace_at(low), traces + 1
+        checked = known.get(low) or trace_at(low)
         if fits(checked):
             break
         low = low - max(1, low // 32)
     else:
-        return LargestBatch(0, traces)
+        return 0
     # The line may have been drawn far from the answer: through the trace of the answer itself it is a better one.
     near = min((small, large), key=lambda size: abs(size - low))
-    if near != low and low < most:
-        beside, higher, further = {small: first, large: second}[near], low, max(1, low // 100)
+    if near != low and low < MOST:
+        higher, further = low, max(1, low // 100)
         for _ in range(_LOOKS):
-            if not fits(at_size(beside, near, checked, low, higher + further)):
+            if not fits(at_size(known[near], near, checked, low, higher + further)):
                 break
             higher += further
-        if higher - low >= 2 * further:
-            traces += 1
-            low = higher if fits(trace_at(higher)) else low
-    return LargestBatch(low, traces)
+        if higher - low >= 2 * further and fits(trace_at(higher)):
+            low = higher
+    return low
 
 
 def _of_no_sample(first: Trace, second: Trace) -> set[int]:

@@ -1,4 +1,4 @@
-"""The devices people train on, as dated data: what an allocator can have there, and what CUDA keeps for itself.
+"""The devices users train on, as dated data: what an allocator can have there, and what CUDA keeps for itself.
 
 The numbers live in devices.csv. A leading `~` there marks a value nobody measured for us on that device.
 """
@@ -29,7 +29,7 @@ class Device:
     memory: int | None
     """Bytes CUDA reports as the device's total; None for a CPU, whose memory is the session's."""
     context: tuple[int, int]
-    """The least and most bytes CUDA and its libraries take beside the allocator."""
+    """The least and most bytes CUDA and its libraries take besides the allocator."""
     workspace: int
     """Bytes cuBLAS keeps for each thread that multiplies matrices."""
     platforms: tuple[str, ...]
@@ -37,6 +37,11 @@ class Device:
     date: str
     verified: bool
     """Whether memory and context were both measured on this very device."""
+
+    @property
+    def type(self) -> str:
+        """As torch says it."""
+        return "cuda" if self.capability else "cpu"
 
 
 @functools.cache

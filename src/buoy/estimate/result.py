@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 
-from buoy.estimate.allocators import Fits, Replay, bfc, expandable, host, native
-from buoy.estimate.batch import START, LargestBatch, largest_batch
+from buoy.estimate.allocators import BY_NAME, LAST_THRESHOLD, Fits, Replay, host
 from buoy.estimate.devices import Device
 from buoy.estimate.trace import PARTS, Trace
-
-ALLOCATORS: dict[str, ModuleType] = {"native": native, "expandable": expandable, "bfc": bfc, "host": host}
 
 # How far each engine's figure may be off: divided or multiplied by one and this. Fake tensors: the recorded traces
 # agree within 0.3 % allocated and 1.6 % reserved. Small real steps: not bounded by a recording. Graphs: the order in
@@ -23,7 +18,7 @@ DOUBT = {
 # What TensorFlow on a CPU keeps resident: more of its regions than are in use at once, and for each operation of the
 # step nodes, kernels and Python objects. Fitted on one half of the models of bench/estimate_keras.py.
 TOUCHED, PER_OPERATION = 1.36, 31_600
-# What a PyTorch process on a CPU keeps resident beside the bytes its tensors ask for: libraries that the first step
+# What a PyTorch process on a CPU keeps resident besides the bytes its tensors ask for: libraries that the first step
 # loads, and their scratch; and of blocks below the size that malloc always maps alone (32 MiB) a share that lies free
 # between others: at the most as much again, which nanoGPT needs after a few steps with two threads (6.4 GiB; 4.8 GiB
 # with every block mapped alone). 17 small models lie inside of what 0.6 gives.
@@ -32,7 +27,7 @@ PROCESS_GROWS = (60 * _MIB, 120 * _MIB, 190 * _MIB)
 LIES_FREE = (0.0, 0.35, 1.0)
 # How near the bytes are found by which a verdict was decided.
 _CLOSE = 0.005
-# What a convolution library takes beside the tensors, as multiples of the bytes the largest convolution reads and
+# What a convolution library takes besides the tensors, as multiples of the bytes the largest convolution reads and
 # writes: none, the median and the most of eight published rows. `python -m bench estimate` reports on the other rows.
 CONVOLUTION = (0.0, 1.43, 3.36)
 # On a CPU its copies of what it reads and writes in the order of its own kernels, channels filled up to whole vectors:
@@ -74,17 +69,17 @@ class Estimate:
     total: Interval
     """What `nvidia-smi` shows: reserved, and what CUDA keeps for itself."""
     parts: dict[str, int]
-    """The peak by what it is for; beside the tensors' parts `allocator` (kept but unused) and `context`."""
+    """The peak by what it is for; besides the tensors' parts `allocator` (kept but unused) and `context`."""
     owners: tuple[tuple[str, int], ...]
     """The modules that own most of the peak, largest first."""
     margin: int
-    """Bytes beside the replayed ones that a step should have to fit for sure."""
+    """Bytes besides the replayed ones that a step should have to fit for sure."""
     least: int = 0
-    """Bytes beside the replayed ones that it takes in any case."""
+    """Bytes besides the replayed ones that it takes in any case."""
 
     @property
     def notes(self) -> list[str]:
-        """What people must know about this estimate."""
+        """What users must know about this estimate."""
         return self.trace.notes
 
     def verdict(self, memory: int | None = None) -> str:
@@ -95,14 +90,14 @@ class Estimate:
         have = memory if memory is not None else self.device.memory
         if have is None:
             return "unknown"
-        fits = Fits(self.trace.events, ALLOCATORS[self.allocator], self.replay)
+        fits = Fits(self.trace.events, BY_NAME[self.allocator], self.replay)
         # A library that cannot have its largest workspace takes a smaller one: only the likely one must fit.
         if fits.within(have - self.device.context[1] - self.margin):
             return "fits"
         return "tight" if fits.within(have - self.device.context[0] - self.least) else "does not fit"
 
     def needed(self, memory: int) -> int | None:
-        """The bytes by which `verdict(memory)` decided, where the peak's interval alone does not tell.
+        """The bytes by which `verdict(memory)` decided, where the peak's interval alone does not say.
 
         With which it surely fits; of a step that does not fit, what it takes at the least. None where the memory is
         outside of the interval.
@@ -110,27 +105,27 @@ class Estimate:
         if memory not in self.total:
             return None
         verdict = self.verdict(memory)
-        beside = self.device.context[1] + self.margin
+        extra = self.device.context[1] + self.margin
         if verdict == "does not fit":
-            beside = self.device.context[0] + self.least
-        fits = Fits(self.trace.events, ALLOCATORS[self.allocator], self.replay)
+            extra = self.device.context[0] + self.least
+        fits = Fits(self.trace.events, BY_NAME[self.allocator], self.replay)
         # Between the bounds the allocator's answer is not monotone: start where it is known.
         low, high = fits.floor, self.replay.peak_reserved
         if verdict == "fits":
-            high = min(high, memory - beside)
+            high = min(high, memory - extra)
         else:
-            low = max(low, memory - beside)
+            low = max(low, memory - extra)
         while high - low > _CLOSE * high:
             middle = (low + high) // 2
             low, high = (low, middle) if fits.within(middle) else (middle, high)
-        return high + beside
+        return high + extra
 
 
 def estimate(trace: Trace, device: Device, *, allocator: str | None = None) -> Estimate:
     """Replay a trace for a device."""
     graph = "operations" in trace.facts
     chosen = allocator or ("native" if device.capability else "bfc" if graph else "host")
-    replay: Replay = ALLOCATORS[chosen].replay(trace.events)
+    replay = BY_NAME[chosen].replay(trace.events)
     engine = trace.facts.get("engine", "fake")
     off_allocated, off_reserved = DOUBT[
         "graph on a GPU" if engine == "graph" and device.capability else engine
@@ -156,7 +151,7 @@ def estimate(trace: Trace, device: Device, *, allocator: str | None = None) -> E
     parts["allocator"] = kept - sum(parts.values())
     parts["workspace"] += likely_conv
     parts["context"] = (least + most) // 2
-    # Where regions are only touched, what is resident beyond the replayed bytes stands beside them.
+    # Where regions are only touched, what is resident beyond the replayed bytes stands next to them.
     replayed = replay.peak_allocated if resident else replay.peak_reserved
     beyond = around.low - replayed + runtime if resident or chosen == "host" else 0
     margin = around.high - replayed + runtime + likely_conv + recurrent
@@ -165,25 +160,9 @@ def estimate(trace: Trace, device: Device, *, allocator: str | None = None) -> E
     )  # fmt: skip
 
 
-def largest(
-    trace_at: Callable[[int], Trace],
-    device: Device,
-    *,
-    memory: int | None = None,
-    allocator: str | None = None,
-    start: tuple[int, int] = START,
-) -> LargestBatch:
-    """The largest batch that surely fits the device: two traces and a check."""
-    return largest_batch(
-        trace_at,
-        lambda trace: estimate(trace, device, allocator=allocator).verdict(memory) == "fits",
-        start=start,
-    )
-
-
 def _resident(trace: Trace, replay: Replay, doubt: float) -> Interval:
     """What the process grows by on a CPU: more than its tensors ask for, as malloc keeps pages of blocks given back."""
-    small = [event for event in trace.events if event[0] != "a" or event[2] < host.LAST_THRESHOLD]
+    small = [event for event in trace.events if event[0] != "a" or event[2] < LAST_THRESHOLD]
     shared, moved = host.floor(small), trace.facts.get("convolution", 0)
     half = trace.facts.get("half_product", 0)
     likely, high = (

@@ -20,7 +20,7 @@ OPTIMIZER = "optimizer"
 """The mark at which an optimizer begins its step."""
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "temporaries", "workspace", "batch")
-"""What memory can be for, in the order people read it."""
+"""What memory can be for, in the order users read it."""
 
 
 @dataclass(slots=True)
@@ -38,9 +38,9 @@ class Trace:
     """Which label an allocation has."""
     marks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What people must know about this trace: fall-backs, assumptions."""
+    """What users must know about this trace: fall-backs, assumptions."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Numbers of the tracer beside the events: parameters, batch, convolution inputs."""
+    """Numbers of the tracer besides the events: parameters, batch, convolution inputs."""
 
     def label(self, identity: int) -> tuple[str, str, str]:
         """What an allocation was for."""
@@ -48,7 +48,7 @@ class Trace:
 
     def save(self, path: str) -> None:
         """Write it down; `load` reads it back."""
-        # Level 1: a child process writes this while a person waits.
+        # Level 1: a child process writes this while a user waits.
         with gzip.open(path, "wt", encoding="utf-8", compresslevel=1) as file:
             json.dump(asdict(self), file)
 

@@ -15,12 +15,11 @@ from typing import Any, Unpack
 from buoy.errors import UsageError
 from buoy.estimate.batch import largest_batch, starting_sizes
 from buoy.estimate.child import LIVE, EstimateError, Request
-from buoy.estimate.result import Estimate, estimate
+from buoy.estimate.result import estimate
 from buoy.estimate.trace import Trace
-from buoy.planner import speed
 from buoy.planner.remedies import allocator_of, find_remedies
 from buoy.planner.result import FITS, NOT, TIGHT, UNKNOWN, Answer, Plan, Remedy
-from buoy.planner.session import PROCESS_CPU, Session, Wishes, held, host_ram, needs
+from buoy.planner.session import PROCESS_CPU, Session, Wishes, held, host_ram, needs, step_seconds
 from buoy.planner.targets import THIS, Target, next_tier, targets
 from buoy.planner.traces import Workshop
 from buoy.units import format_bytes
@@ -141,17 +140,12 @@ def capacity(place: Target) -> int | None:
     return max(0, place.memory - PROCESS_CPU[1])
 
 
-def judged(figure: Estimate, place: Target) -> str:
-    """The verdict of the device's memory."""
-    return figure.verdict(capacity(place))
-
-
 def _answer(
     workshop: Workshop, request: Request, trace: Trace, place: Target, session: Session,
     flops: dict[str, float] | None, say: Say, *, split: bool = True,
 ) -> Answer:  # fmt: skip
     figure = estimate(trace, place.device, allocator=allocator_of(request, place.device))
-    verdict = judged(figure, place)
+    verdict = figure.verdict(capacity(place))
     size = _size(trace, request)
     most = micro = None
     why = (
@@ -175,7 +169,7 @@ def _answer(
     if session.step_seconds is not None:
         seconds, basis = (session.step_seconds, session.step_seconds), "as given"
     else:
-        seconds, basis = speed.step_seconds(place.device, flops, request.autocast)
+        seconds, basis = step_seconds(place.device, flops, request.autocast)
     around = needs(session, place, trace, seconds, figure.reserved)
     memory = capacity(place)
     decided = None if memory is None else figure.needed(memory)
@@ -189,10 +183,10 @@ def _largest(
     request: Request,
     place: Target,
     session: Session,
-    beside: int = 0,
+    taken: int = 0,
     known: dict[int, Trace] | None = None,
 ) -> int:
-    """The largest batch that fits beside so many bytes; `known` are traces that need not be made.
+    """The largest batch that fits next to so many bytes; `known` are traces that need not be made.
 
     On a CPU it is the largest whose whole process fits, with what the session holds in the same RAM.
     """
@@ -205,14 +199,14 @@ def _largest(
 
     def fits(trace: Trace) -> bool:
         figure = estimate(trace, place.device, allocator=chosen)
-        if figure.verdict(memory - beside) != FITS:
+        if figure.verdict(memory - taken) != FITS:
             return False
         return not place.is_cpu or host_ram(session, place, trace, figure.reserved).verdict in (FITS, UNKNOWN)
 
     start = starting_sizes(next(iter(known), None))
     chosen = allocator_of(request, place.device)
     workshop.prepare([replace(request, batch=size) for size in start if size not in known])
-    return largest_batch(trace_at, fits, start=start).batch
+    return largest_batch(trace_at, fits, start=start)
 
 
 def _or_none(find: Callable[[], int]) -> int | None:
@@ -263,7 +257,7 @@ def _source(
         )
 
     def live() -> dict[str, Any]:
-        # In the forked child only: what an optimizer has gathered so far is gathered anew on fake tensors.
+        # In the forked child only: what an optimizer has gathered so far is gathered from the start on fake tensors.
         if isinstance(optimizer, torch.optim.Optimizer):
             optimizer.state.clear()
         model.zero_grad(set_to_none=True)

@@ -1,12 +1,16 @@
-"""The rest of the session: host RAM, /dev/shm, disk and time that a training needs beside the device's memory."""
+"""The rest of the session: host RAM, /dev/shm, disk and time that a training needs besides the device's memory."""
 
 from __future__ import annotations
 
+import csv
+import functools
 import os
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from importlib import resources
+from typing import Any, TypedDict
 
 from buoy.errors import UsageError
+from buoy.estimate.devices import Device
 from buoy.estimate.result import PER_OPERATION, Interval
 from buoy.estimate.trace import Trace
 from buoy.planner.result import Need
@@ -16,16 +20,21 @@ from buoy.units import format_bytes, format_duration, parse_bytes, parse_duratio
 _MIB = 1 << 20
 _LOADING = "loading a checkpoint"
 _SHM = "/dev/shm"  # noqa: S108 - asked about, not written to
-# Interpreter and torch on a CPU: 0.22 to 0.35 GiB measured, other libraries beside. With CUDA's libraries more, which
+# Interpreter and torch on a CPU: 0.22 to 0.35 GiB measured, other libraries besides. With CUDA's libraries more, which
 # nobody measured for us: hence the width.
 PROCESS_CPU = (200 * _MIB, 450 * _MIB)
 PROCESS_CUDA = (700 * _MIB, 3000 * _MIB)
 # What a forked worker writes to of its own: the interpreter's counts and its buffers.
 WORKER = (30 * _MIB, 150 * _MIB)
 
+# The share of the peak that trainings reach. Wide, as nothing here was measured on the user's step.
+_REACHED = (0.15, 0.6)
+# Below this, launching the kernels and feeding them takes longer than what they compute.
+_SHORT = 0.01
+
 
 class Wishes(TypedDict, total=False):
-    """What a person may tell about the session; sizes and durations as text or numbers."""
+    """What a user may tell about the session; sizes and durations as text or numbers."""
 
     data: str | int | None
     """Bytes of the data set, or the path of its file or folder."""
@@ -68,7 +77,7 @@ class Session:
 
     @classmethod
     def of(cls, wishes: Wishes) -> Session:
-        """Read what the person said; a wrong value is a UsageError."""
+        """Read what the user said; a wrong value is a UsageError."""
         unknown = set(wishes) - set(Wishes.__annotations__)
         if unknown:
             raise UsageError(
@@ -76,43 +85,74 @@ class Session:
                 received=", ".join(sorted(unknown)),
                 expected=", ".join(Wishes.__annotations__),
             )
+        given: dict[str, Any] = {name: value for name, value in wishes.items() if value is not None}
         for name in ("workers", "prefetch", "keep", "steps", "samples", "shuffle", "augmented"):
-            value = wishes.get(name)
-            if value is not None and (not isinstance(value, int) or value < 0):
+            value = given.get(name, 0)
+            if not isinstance(value, int) or value < 0:
                 raise UsageError(
                     f"cannot read {name}", received=repr(value), expected="a whole number, 0 or more"
                 )
-        seconds, cache = wishes.get("step_time"), wishes.get("cache")
+        cache = given.get("cache")
         if cache not in (None, "ram", "disk"):
             raise UsageError("cannot read cache", received=repr(cache), expected="`ram` or `disk`")
-        if cache and wishes.get("samples") is None:
+        if cache and "samples" not in given:
             raise UsageError("what a cache takes depends on the decoded samples", received="cache without samples",
                              expected="their number too", hint="`--cache ram --samples 50000`")  # fmt: skip
-        took = None if seconds is None else parse_duration(str(seconds))
-        if took is not None and took <= 0:
-            raise UsageError(
-                "a step takes some time", received=f"step_time {seconds}", expected="more than 0, as `0.4s`"
-            )
-        return cls(
-            data=_bytes(wishes.get("data")),
-            in_memory=bool(wishes.get("in_memory", False)),
-            workers=wishes.get("workers", 0),
-            prefetch=wishes.get("prefetch", 2),
-            pin_memory=bool(wishes.get("pin_memory", False)),
-            steps=wishes.get("steps"),
-            step_seconds=took,
-            keep=wishes.get("keep", 3),
-            samples=wishes.get("samples"),
-            cache=cache,
-            shuffle=wishes.get("shuffle", 0),
-            augmented=wishes.get("augmented", 0),
+        if "step_time" in given:
+            said = given.pop("step_time")
+            given["step_seconds"] = parse_duration(str(said))
+            if given["step_seconds"] <= 0:
+                raise UsageError(
+                    "a step takes some time", received=f"step_time {said}", expected="more than 0, as `0.4s`"
+                )
+        return cls(**{**given, "data": _bytes(given.get("data"))})
+
+
+@functools.cache
+def rates() -> dict[str, tuple[float, float]]:
+    """Published peak rates by device, in 1e12 operations a second: float32, and half precision on tensor cores.
+
+    Float32 is without TF32, as PyTorch multiplies matrices unless told otherwise. Who published what is in rates.csv.
+
+    >>> rates()["t4"]
+    (8.1, 65.0)
+    """
+    text = resources.files("buoy.planner").joinpath("rates.csv").read_text(encoding="utf-8")
+    return {
+        row["id"]: (float(row["float32"]), float(row["half"])) for row in csv.DictReader(text.splitlines())
+    }
+
+
+def step_seconds(
+    device: Device, flops: dict[str, float] | None, autocast: str | None
+) -> tuple[tuple[float, float] | None, str]:
+    """Seconds of one step from and to, and where they come from; None for devices without a data sheet."""
+    peaks = rates().get(device.id)
+    if peaks is None:
+        return (
+            None,
+            "no data sheet of this device here: measure a step and say it (`--step-time`, `step_time=`)",
         )
+    if not flops or not flops.get("step"):
+        return (
+            None,
+            "the step's operations could not be counted: measure it and say it (`--step-time`, `step_time=`)",
+        )
+    half = autocast is not None or bool(flops.get("half"))
+    peak = peaks[1 if half else 0] * 1e12
+    low, high = flops["step"] / (peak * _REACHED[1]), flops["step"] / (peak * _REACHED[0])
+    if high < _SHORT:
+        return (
+            None,
+            "step too short to estimate from its operations: measure it and pass `--step-time` or `step_time=`",
+        )
+    return (low, high), "from the step's operations and the card's data sheet; possible, not measured"
 
 
 def needs(
     session: Session, target: Target, trace: Trace, step_seconds: tuple[float, float] | None, peak: Interval
 ) -> tuple[Need, ...]:
-    """What this session needs of the target, beside the device's memory."""
+    """What this session needs of the target, besides the device's memory."""
     weights, state, batch = held(trace, "weights"), held(trace, "optimizer"), batch_bytes(trace)
     sample = batch / size if (size := trace.facts.get("batch")) else None
     found = [host_ram(session, target, trace, peak)]

@@ -1,9 +1,8 @@
 """Where steps are traced: `python -m buoy.planner.stage FOLDER` loads PyTorch once and forks for each trace.
 
 One start serves all traces of a plan: other batch sizes, other devices, each remedy. A script is run to its first step
-once, and every trace starts there.
-
-Work done in a forked child: it sees everything this process has, and nothing it does comes back but its files.
+once, and every trace starts there. A forked child sees everything this process has, and nothing it does comes back but
+its files.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from buoy.estimate.child import EstimateError, Refusal, Request, confine, last_words, refuse
+from buoy.estimate.child import EstimateError, Request, confine, last_words, refusing, tracer
 from buoy.flight import recorder
 from buoy.machine import process
 
@@ -157,14 +156,17 @@ def _run_script(order: dict[str, Any], framework: str, said: str) -> dict[str, A
     _sit_at_a_terminal()
     confine(_UNLIMITED)
     try:
-        first_step: Any = importlib.import_module(f"buoy.{framework}.plan.script")
-        return {"code": 0, "found": first_step.run(order["script"], order["arguments"], order["timeout"])}
-    except BaseException as error:  # noqa: BLE001 - the parent tells it
-        sys.stdout.flush()
-        if isinstance(error, EstimateError):
-            error.received = f"{error.received}; it said last: {last_words(said)}"
-        _refuse(order["result"], error, Request(framework, {"build": f"{order['script']}:"}))
-        return {"code": 3}
+        with refusing(order["result"], Request(framework, {"build": f"{order['script']}:"})):
+            first_step: Any = importlib.import_module(f"buoy.{framework}.plan.script")
+            try:
+                found = first_step.run(order["script"], order["arguments"], order["timeout"])
+            except EstimateError as error:
+                sys.stdout.flush()
+                error.received = f"{error.received}; it said last: {last_words(said)}"
+                raise
+    except SystemExit as error:
+        return {"code": error.code}
+    return {"code": 0, "found": found}
 
 
 def _sit_at_a_terminal() -> None:
@@ -209,15 +211,16 @@ def _keras(order: dict[str, Any], said: str) -> dict[str, Any]:
 def _keras_trace(text: str, result: str, order: dict[str, Any]) -> int:
     request = Request.from_json(text)
     try:
-        if "script" in request.source:
-            trace = importlib.import_module("buoy.keras.plan.script").trace(request)
-        else:
-            _confine_once(int(order["memory"]))
-            importlib.import_module("keras").utils.clear_session()  # names are numbered anew
-            trace = importlib.import_module("buoy.estimate.tracing.keras").trace_request(request)
-        trace.save(result)
-    except BaseException as error:  # noqa: BLE001 - the parent learns it from here
-        _refuse(result, error, request)
+        with refusing(result, request):
+            if "script" in request.source:
+                trace = importlib.import_module("buoy.keras.plan.script").trace(request)
+            else:
+                _confine_once(int(order["memory"]))
+                keras: Any = importlib.import_module("keras")
+                keras.utils.clear_session()  # names are numbered from the start again
+                trace = tracer("keras").trace_request(request)
+            trace.save(result)
+    except SystemExit:
         return 3
     return 0
 
@@ -266,31 +269,22 @@ def trace_into(order: dict[str, Any], request: Request, result: str) -> None:
 
     confine(int(order["memory"]) + _held())
     gc.disable()  # the process is short, and what is freed must not depend on when the collector runs
-    tracer = importlib.import_module("buoy.estimate.tracing.torch")
-    real: Any = importlib.import_module("buoy.estimate.tracing.real")
-    real.announce = functools.partial(_tell, order.get("told"))
-    try:
+    with refusing(result, request):
         if order.get("count_flops"):
-            counted = importlib.import_module("buoy.torch.plan.surroundings").of(request)
+            counted = tracer("torch").count_operations(request)
             with open(result, "w", encoding="utf-8") as file:
                 json.dump(counted, file)
         else:
-            tracer.trace_request(request).save(result)
-    except BaseException as error:  # noqa: BLE001 - whatever it was, the parent learns it from here
-        _refuse(result, error, request)
-        raise SystemExit(3) from None
+            tracer("torch").trace_request(request, functools.partial(_announce, order.get("announced"))).save(
+                result
+            )
 
 
-def _tell(path: str | None, text: str) -> None:
-    """A line for the person who waits, where the process that ordered the trace looks for it."""
-    if path is not None:
+def _announce(path: str | None, text: str) -> None:
+    """A line for the user who waits, where the process that ordered the trace looks for it."""
+    if path:
         with open(path, "a", encoding="utf-8") as file:
             file.write(text + "\n")
-
-
-def _refuse(result: str, error: BaseException, request: Request) -> None:
-    refusal: Refusal = importlib.import_module("buoy.estimate.tracing.torch").explain(error, request)
-    refuse(result, refusal)
 
 
 def _held() -> int:

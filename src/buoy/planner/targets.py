@@ -25,14 +25,14 @@ class Target:
     """Devices of this kind."""
     memory: int | None
     """Bytes of the device; for a CPU the session's RAM."""
-    ram: int | None
-    disk: int | None
-    shm: int | None
-    seconds: float | None
+    ram: int | None = None
+    disk: int | None = None
+    shm: int | None = None
+    seconds: float | None = None
     """How long a session may live."""
-    seconds_source: str | None
-    units_per_hour: float | None
-    units_date: str | None
+    seconds_source: str | None = None
+    units_per_hour: float | None = None
+    units_date: str | None = None
 
     @property
     def is_cpu(self) -> bool:
@@ -60,7 +60,7 @@ def target(name: str) -> Target:
     ]  # which says nothing of its RAM
     if name in cards:
         device = devices.by_id(name)
-        return Target(name, device, 1, device.memory, None, None, None, None, None, None, None)
+        return Target(name, device, 1, device.memory)
     known = [row.id for row in platforms.all_platforms()]
     if name not in known:
         known += [*cards, THIS]
@@ -86,7 +86,6 @@ def target(name: str) -> Target:
         memory=ram if not found.capability else found.memory,
         ram=ram,
         disk=_whole(row.disk),
-        shm=None,
         seconds=row.max_runtime.value if row.max_runtime else None,
         seconds_source=row.cite(row.max_runtime) if row.max_runtime else None,
         units_per_hour=row.units_per_hour.value if row.units_per_hour else None,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from buoy.errors import BuoyError, UsageError, this_system
@@ -29,11 +29,6 @@ _FORKS = hasattr(os, "fork")
 """Not on Windows: there each trace is a process that starts from nothing."""
 
 
-def _to_stderr(text: str) -> None:
-    clear = "\r\x1b[K" if sys.stderr.isatty() else ""  # a line of progress may stand there
-    sys.stderr.write(f"{clear}buoy: {text}\n")
-
-
 class Workshop:
     """Traces requests; use it as a context, so that nothing is left behind.
 
@@ -45,7 +40,6 @@ class Workshop:
         self,
         live: Callable[[], Any] | None = None,
         timeout: float = child.TIMEOUT,
-        tell: Callable[[str], None] = _to_stderr,
     ) -> None:
         if live is not None:
             _must_fork("the objects of a running process")
@@ -54,8 +48,7 @@ class Workshop:
         self._timeout = timeout
         self._folder = tempfile.TemporaryDirectory(prefix="buoy-plan-")
         self._said = os.path.join(self._folder.name, "said.txt")
-        self._told = os.path.join(self._folder.name, "told.txt")
-        self._tell: Callable[[str], None] | None = tell
+        self._announced = os.path.join(self._folder.name, "announced.txt")
         self._stage: subprocess.Popen[str] | None = None
         self._known: dict[str, Trace | BuoyError] = {}
         self._count = 0
@@ -64,12 +57,7 @@ class Workshop:
     def __enter__(self) -> Workshop:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the process and remove its files."""
         if self._stage is not None:
             try:
@@ -123,7 +111,7 @@ class Workshop:
     ) -> dict[str, Any]:
         """Run a script in the child up to its first optimizer step; traces then start from there.
 
-        Returns what it does beside the step itself: `{"accumulate", "autocast"}`. `precision` is a policy of Keras.
+        Returns what it does besides the step itself: `{"accumulate", "autocast"}`. `precision` is a policy of Keras.
         """
         _must_fork("an unmodified script")
         result = self._new_result()
@@ -158,7 +146,7 @@ class Workshop:
         memory = child.most_memory()
         order = {"requests": [request.to_json() for request in requests], "results": results, "memory": memory,
                  "timeout": self._timeout, "count_flops": count_flops, "framework": requests[0].framework,
-                 "told": self._told}  # fmt: skip
+                 "announced": self._announced}  # fmt: skip
         codes: list[int | None]
         if self._live is not None:
             live = ModuleType(LIVE)
@@ -209,13 +197,14 @@ class Workshop:
         return {"code": None if line is None else code}
 
     def _pass_on(self) -> None:
-        """What a tracing process wants people to know while they wait: once, as every trace of the step says it."""
-        if self._tell is not None and os.path.exists(self._told):
-            with open(self._told, encoding="utf-8") as file:
+        """What a tracing process wants the user to know while they wait: once, as every trace of the step says it."""
+        if self._announced and os.path.exists(self._announced):
+            with open(self._announced, encoding="utf-8") as file:
                 text = file.readline().strip()
             if text:
-                self._tell(text)
-                self._tell = None
+                clear = "\r\x1b[K" if sys.stderr.isatty() else ""  # a line of progress may stand there
+                sys.stderr.write(f"{clear}buoy: {text}\n")
+                self._announced = ""
 
     def _new_result(self) -> str:
         self._count += 1

@@ -1,69 +1,35 @@
-"""From what the person gave (a build function, a config) to one training step: no weights, no download.
-
-The person's build function, found by `file.py:name` or `module:name`; for every framework the same.
-"""
+"""From what the user gave (a build function, a config) to one training step: no weights, no download."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
-import importlib.util
 import inspect
-import os
-import sys
+import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 
+from buoy._compat import patched
 from buoy._compat.torch import original_module, tree_flatten, tree_map
-from buoy.estimate.child import EstimateError, Request
+from buoy._compat.transformers import built_from_config
+from buoy.estimate.child import WRITE_BUILD, EstimateError, Request, load
 from buoy.estimate.tracing import remedies
-from buoy.estimate.tracing.config import from_config
+from buoy.estimate.tracing.fake import StayOnHost, parameters_on_meta, shape_lazy_modules, without_bytes
 from buoy.estimate.tracing.loss import (
     MODELS,
     OUTPUTS,
     EitherWay,
     call_model,
     inputs_of,
-    modules_beside,
+    modules_of_loss,
     of_output,
     target_of,
 )
 from buoy.estimate.tracing.remedies import apply, remember_code
 from buoy.estimate.tracing.steps import Job, Loss
-from buoy.estimate.tracing.weightless import StayOnHost, parameters_on_meta, shape_lazy_modules, without_bytes
-
-
-def load(path: str, name: str) -> Callable[[], Any]:
-    """The function; its file runs, but not what it keeps under `if __name__ == "__main__"`."""
-    if path.endswith(".py"):
-        if not os.path.exists(path):
-            raise EstimateError("no such file", received=path, expected="a Python file with a build function")
-        sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
-        # Under this name `if __name__ == "__main__"` stays quiet: nothing is trained.
-        spec = importlib.util.spec_from_file_location("buoy_traced", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["buoy_traced"] = module
-        spec.loader.exec_module(module)
-    else:
-        sys.path.insert(0, os.getcwd())
-        module = importlib.import_module(path)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise EstimateError(
-            f"{path} has no function `{name}`",
-            received=", ".join(
-                sorted(found for found, value in vars(module).items() if inspect.isfunction(value))
-            )
-            or "no functions",
-            expected="a function that returns a model and a batch",
-        )
-    return function  # type: ignore[no-any-return]
-
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "AdamW": partial(torch.optim.AdamW, lr=1e-3),
@@ -85,7 +51,7 @@ def build(request: Request, *, lazily: bool = True) -> Job:
     """The job a request describes. Lazily: parameters are never allocated."""
     notes: list[str] = []
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_eager_instead_of_compiled(notes))
+        stack.enter_context(eager_instead_of_compiled(notes))
         if lazily:
             stack.enter_context(parameters_on_meta())
             stack.enter_context(StayOnHost())
@@ -93,9 +59,9 @@ def build(request: Request, *, lazily: bool = True) -> Job:
             job = _from_function(request.source["build"], notes)
         else:
             length = int(request.source.get("seq", 512))
-            job = from_config(request.source["hf_config"], length, OPTIMIZERS["AdamW"], notes)
+            job = from_config(request.source["hf_config"], length, notes)
     if isinstance(job.loss, EitherWay):
-        job.loss = job.loss.decided(job.model, job.batch, job.beside)
+        job.loss = job.loss.decided(job.model, job.batch, job.loss_modules)
     if lazily:
         shape_lazy_modules(job.model, lambda: job.loss(job.model, tree_map(without_bytes, job.batch)))
     job.model = _unwrapped(job.model, notes)
@@ -139,7 +105,7 @@ def resized(batch: Any, size: int) -> Any:
 
 
 def shapes(batch: Any) -> str:
-    """A batch in words: the shapes and dtypes of its tensors.
+    """The shapes and dtypes of its tensors.
 
     >>> shapes((torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)))
     '2x3 float32, 2 int64'
@@ -189,10 +155,10 @@ def _from_function(target: str, notes: list[str]) -> Job:
     notes += parts.get("notes", [])
     job = Job(model, batch, _loss(parts.get("loss"), notes), optimizer, notes, parts.get("turns", []))
     if "turns" not in parts:  # a script's rehearsal has found them itself
-        job.beside = modules_beside(parts.get("loss"), model)
+        job.loss_modules = modules_of_loss(parts.get("loss"), model)
         own = {id(parameter) for parameter in model.parameters()}
-        if any(id(parameter) not in own for module in job.beside for parameter in module.parameters()):
-            names = ", ".join(dict.fromkeys(type(module).__name__ for module in job.beside))
+        if any(id(parameter) not in own for module in job.loss_modules for parameter in module.parameters()):
+            names = ", ".join(dict.fromkeys(type(module).__name__ for module in job.loss_modules))
             notes.append(f"the loss brings weights of its own along ({names}): counted as held on the device")
     return job
 
@@ -344,8 +310,8 @@ def _checkpoint(model: torch.nn.Module) -> str:
 
 
 @contextlib.contextmanager
-def _eager_instead_of_compiled(notes: list[str]) -> Iterator[None]:
-    compiled = torch.compile
+def eager_instead_of_compiled(notes: list[str]) -> Iterator[None]:
+    """Nothing is compiled, as it is estimated eager; `notes` say so."""
 
     def eager(model: Any = None, **_: Any) -> Any:
         if model is None:
@@ -354,14 +320,149 @@ def _eager_instead_of_compiled(notes: list[str]) -> Iterator[None]:
             notes.append("the model is compiled: estimated as if it were not")
         return model
 
-    torch.compile = eager
-    try:
+    with patched(torch, "compile", eager):
         yield
-    finally:
-        torch.compile = compiled
 
 
 def _describe(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return f"{type(value).__name__} of ({', '.join(type(item).__name__ for item in value)})"
     return type(value).__name__
+
+
+_TOKENS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification")
+_CLASSES = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
+_SPANS = ("ForQuestionAnswering",)
+_SIDE = 224
+
+
+def from_config(path: str, length: int, notes: list[str]) -> Job:
+    """The step of the model that a config.json describes, with one sample."""
+    try:
+        from transformers import AutoConfig
+    except ImportError:
+        raise EstimateError("transformers is not installed", hint="pip install transformers") from None
+    with open(path, encoding="utf-8") as file:
+        record = json.load(file)
+    kind = record.pop("model_type", None)
+    if kind is None:
+        raise EstimateError(
+            "not a model's config.json",
+            received=f"{path} without `model_type`",
+            expected="a Hugging Face config",
+        )
+    config = AutoConfig.for_model(kind, **record)
+    config.use_cache = False
+    if (
+        getattr(config, "is_encoder_decoder", False)
+        and getattr(config, "decoder_start_token_id", None) is None
+    ):
+        config.decoder_start_token_id = 0  # which word a decoder begins with costs nothing
+    named = next(iter(record.get("architectures") or ()), None)
+    model = _with_head(config, named, notes)
+    model.train()
+    batch, words = _sample_of(model, config, length, notes)
+    notes.append(f"{type(model).__name__} with {words}; AdamW assumed")
+
+    def loss(model: Any, batch: Any) -> torch.Tensor:
+        result: torch.Tensor = model(**batch).loss
+        return result
+
+    return Job(model, batch, loss, OPTIMIZERS["AdamW"], notes)
+
+
+def _with_head(config: Any, named: str | None, notes: list[str]) -> Any:
+    """The model with the head that the config names: a classifier has no scores for every word."""
+    import transformers
+
+    auto: Any = transformers.AutoModelForCausalLM
+    made: Any = getattr(transformers, named or "", None)
+    if made is not None and named is not None and named.endswith((*_TOKENS, *_CLASSES, *_SPANS)):
+        return built_from_config(made, config)
+    try:
+        model = auto.from_config(config)
+    except ValueError:
+        raise EstimateError(
+            "no training step is known for this config",
+            received=f"{named or config.model_type}, which has no loss of its own",
+            expected="a model that computes its loss from labels, such as BertForSequenceClassification",
+            hint=WRITE_BUILD,
+        ) from None
+    if named is not None:
+        notes.append(f"the config names {named}, which has no loss of its own: a language model in its stead")
+    return model
+
+
+def _sample_of(model: Any, config: Any, length: int, notes: list[str]) -> tuple[dict[str, torch.Tensor], str]:
+    """One sample of what the model takes, and what to call it."""
+    name = model.main_input_name
+    tokens = torch.zeros((1, length), dtype=torch.long)
+    if getattr(config, "vision_config", None) or getattr(config, "audio_config", None):
+        raise EstimateError(
+            "this config is of a model with several kinds of input",
+            received=type(model).__name__,
+            expected="a model of text, of images or of sounds",
+            hint=WRITE_BUILD,
+        )
+    if name == "pixel_values":
+        given, words = _image(config)
+        inputs = {name: given}
+    elif name == "input_ids":
+        inputs, words = {name: tokens}, f"sequences of {length} tokens"
+        _must_have_positions(model, config, length, notes)
+    elif (
+        name == "input_features"
+        and hasattr(config, "num_mel_bins")
+        and hasattr(config, "max_source_positions")
+    ):
+        frames = 2 * config.max_source_positions
+        inputs = {name: torch.zeros((1, config.num_mel_bins, frames))}
+        words = f"{frames} frames of sound"
+    else:
+        raise EstimateError(
+            "what this model takes is not known from its config",
+            received=f"{type(model).__name__} with `{name}`",
+            expected="`input_ids`, `pixel_values` or `input_features`",
+            hint=WRITE_BUILD,
+        )
+    labels, more = _labels(type(model).__name__, tokens)
+    if name != "input_ids" and "labels" in labels and labels["labels"].dim() == 2:
+        _must_have_positions(model, config, length, notes)
+        more = f"labels of {length} tokens"
+    return inputs | labels, f"{words}, {more}"
+
+
+def _image(config: Any) -> tuple[torch.Tensor, str]:
+    side = getattr(config, "image_size", None) or _SIDE
+    high, wide = (side, side) if isinstance(side, int) else side
+    return torch.zeros((1, getattr(config, "num_channels", 3), high, wide)), f"images of {high} x {wide}"
+
+
+def _labels(kind: str, tokens: torch.Tensor) -> tuple[dict[str, torch.Tensor], str]:
+    one = torch.zeros(1, dtype=torch.long)
+    if kind.endswith(_SPANS):
+        return {"start_positions": one, "end_positions": one.clone()}, "a span for each"
+    if kind.endswith(_CLASSES):
+        return {"labels": one}, "a class for each"
+    return {"labels": tokens.clone()}, "labels as long"
+
+
+def _must_have_positions(model: torch.nn.Module, config: Any, length: int, notes: list[str]) -> None:
+    """Learned positions end where their table does; computed ones continue, untrained."""
+    named = ("max_target_positions", "max_position_embeddings")
+    known = next((size for size in (getattr(config, name, None) for name in named) if size), None)
+    if not isinstance(known, int) or known < 1:
+        return
+    tables = [
+        table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+        for name, table in model.named_modules()
+        if isinstance(table, torch.nn.Embedding) and ("position" in name or name.endswith("wpe"))
+    ]
+    most = min([known, *tables])
+    if tables and length > most:
+        raise EstimateError(
+            "the sequences are longer than the model has positions", received=f"{length} tokens",
+            expected=f"at most {most:,}, the positions it learns", hint=f"`--seq {most}`",
+        )  # fmt: skip
+    if length > known:
+        notes.append(f"sequences of {length} tokens are longer than the {known:,} the config names")

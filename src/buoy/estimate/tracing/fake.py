@@ -2,19 +2,27 @@
 
 A plain fake CUDA tensor aborts the process in backward on a CPU-only wheel: the C++ engine asks for its device and has
 no such backend. So C++ is told `meta` here, while Python still sees `cuda:0`; what C++ then cannot know (which
-attention kernel, autocast, dropout) is answered in Python by `trace_semantics` and `trace_autocast`.
+attention kernel, autocast, dropout) is answered in Python by `cuda.py`.
+
+Models are built without their weights: each parameter has a shape and no bytes, and nothing moves to a device.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import copy
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedParameter, is_lazy
+from torch.overrides import TorchFunctionMode
 
 from buoy._compat import patched
 from buoy._compat.torch import (
+    CAUSAL_QUESTION,
     FOREACH_SQRT,
     READ_VALUE,
     answering_metadata,
@@ -24,6 +32,8 @@ from buoy._compat.torch import (
     foreach_operations,
     operations_without_cuda,
     parameters_of,
+    tree_flatten,
+    tree_map,
 )
 
 fake_tensor: Any = fake_tensors()
@@ -70,7 +80,7 @@ class FakeDevice(fake_tensor.FakeTensorMode):  # type: ignore[misc]
     def dispatch(
         self, func: Any, types: Any, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
     ) -> Any:
-        """Send what C++ creates on `meta`, because we told it so, back to the device."""
+        """Send what C++ creates on `meta`, because we answered so, back to the device."""
         if func is READ_VALUE and self.answers_reads:
             read: Any = args[0]
             if read.dtype.is_floating_point and getattr(read, "constant", read) is None:
@@ -103,7 +113,7 @@ def _are_on_device(tensors: Any) -> bool:
 
 
 def _described(mode: FakeDevice, args: Any) -> tuple[object, ...] | None:
-    """Arguments of an operation as one hashable value that tells all its output depends on; None: torch should try."""
+    """Arguments of an operation as one hashable value that has all its output depends on; None: torch should try."""
     found: list[object] = []
     for arg in args:
         kind = type(arg)
@@ -127,8 +137,8 @@ def _described(mode: FakeDevice, args: Any) -> tuple[object, ...] | None:
     return tuple(found)
 
 
-def told_device(args: Any) -> torch.device:
-    """What C++ is told when it asks for a fake tensor's device."""
+def answered_device(args: Any) -> torch.device:
+    """The answer when it asks for a fake tensor's device."""
     fake: torch.device = args[0].fake_device
     return META if fake.type == "cuda" else fake
 
@@ -155,7 +165,7 @@ def fake_device() -> Iterator[FakeDevice]:
     kernels = _kernels_of_cuda()
     try:
         with (
-            answering_metadata(DEVICE_QUESTION, told_device),
+            answering_metadata(DEVICE_QUESTION, answered_device),
             patched(fake_tensor, "init_gpu_context", lambda device: None),
             FakeDevice(allow_non_fake_inputs=True) as mode,
         ):
@@ -203,11 +213,115 @@ def moved(module: torch.nn.Module, device: torch.device) -> Iterator[dict[int, t
             owner[name] = old
 
 
-def together(model: torch.nn.Module, beside: Sequence[torch.nn.Module]) -> torch.nn.Module:
-    """One module that has them all; the model itself where nothing is beside it."""
-    return torch.nn.ModuleList([model, *beside]) if beside else model
+def together(model: torch.nn.Module, others: Sequence[torch.nn.Module]) -> torch.nn.Module:
+    """One module that has them all; the model itself where there are no others."""
+    return torch.nn.ModuleList([model, *others]) if others else model
 
 
 def empty_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor of the same size and layout on the device."""
     return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=device)
+
+
+LARGE_TENSOR = 1 << 20
+"""Elements from which an empty tensor is not allocated while building."""
+
+
+@contextlib.contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Give up each parameter's memory the moment a module takes it; other tensors stay real and can be read."""
+    register = torch.nn.Module.register_parameter
+
+    def registered(module: Any, name: str, parameter: Any) -> None:
+        register(module, name, parameter)
+        kept = parameters_of(module).get(name)
+        if kept is not None and is_lazy(kept):
+            options: Any = {"requires_grad": kept.requires_grad, "device": "meta", "dtype": kept.dtype}
+            parameters_of(module)[name] = UninitializedParameter(**options)
+        elif kept is not None and kept.device.type != "meta":
+            empty = torch.empty_like(kept, device="meta")
+            fresh = torch.nn.Parameter(empty, requires_grad=kept.requires_grad)
+            fresh.__dict__.update(copy.copy(kept.__dict__))
+            parameters_of(module)[name] = fresh
+
+    with (
+        patched(torch.nn.Module, "register_parameter", registered),
+        patched(torch.nn.Module, "load_state_dict", lambda *args, **kwargs: None),
+    ):
+        yield
+
+
+class StayOnHost(TorchFunctionMode):
+    """While building, nothing moves: a model that sends itself to `cuda` is put there by the tracer later."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func in (torch.Tensor.cuda, torch.Tensor.cpu):
+            return args[0]
+        if named.get("device") is not None and torch.device(named["device"]).type == "cuda":
+            named["device"] = "meta" if func is torch.Tensor.to and args[0].is_meta else "cpu"
+        fresh = func is torch.empty and named.get("device") is None and "out" not in named
+        if fresh and _numel(args, named) > LARGE_TENSOR:
+            named["device"] = "meta"  # a weight to be: its bytes mean nothing yet, and are never needed
+        if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], (str, torch.device)):
+            args = (args[0], args[0].device, *args[2:])
+        try:
+            return func(*args, **named)
+        except RuntimeError:
+            # A forward pass while building, mostly to learn a shape: the weights have no bytes, so the rest needs none.
+            if not _is_mixed((args, named)):
+                raise
+            bare = tree_map(without_bytes, (args, named))
+            return func(*bare[0], **bare[1])
+
+
+def shape_lazy_modules(model: torch.nn.Module, forward: Callable[[], object]) -> None:
+    """Let the parameters that learn their shape from the first batch learn it."""
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        with torch.no_grad(), StayOnHost():
+            forward()
+
+
+def _is_mixed(values: Any) -> bool:
+    kinds = {leaf.is_meta for leaf in tree_flatten(values)[0] if isinstance(leaf, torch.Tensor)}
+    return len(kinds) == 2
+
+
+def without_bytes(leaf: Any) -> Any:
+    """A tensor's shape and dtype alone; what is no tensor stays."""
+    return leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _numel(args: tuple[Any, ...], named: dict[str, Any]) -> int:
+    size = named.get("size", args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args)
+    return math.prod(size) if all(isinstance(dimension, int) for dimension in size) else 0
+
+
+@contextlib.contextmanager
+def ordinary_values() -> Iterator[None]:
+    """Answer what transformers and `torch.nn.Transformer` ask of values that fake tensors have not."""
+    # A module that is not loaded is asked nothing.
+    masks, (transformer, question) = sys.modules.get("transformers.masking_utils"), CAUSAL_QUESTION
+    with (
+        patched(masks, "find_packed_sequence_indices", _none_packed),
+        patched(sys.modules.get(transformer), question, _causal_if_square),
+    ):
+        yield
+
+
+def _none_packed(position_ids: Any) -> None:
+    """No row packs several sequences.
+
+    transformers looks into the positions for that; where it cannot it builds a mask, which on a GPU costs the mask and
+    the faster attention kernels.
+    """
+
+
+def _causal_if_square(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """A square mask is the causal one: it is what `nn.Transformer` is given such masks for."""
+    if is_causal is not None or mask is None:
+        return is_causal is True
+    side = size if size is not None else mask.size(-2)
+    return tuple(mask.size()) == (side, side)

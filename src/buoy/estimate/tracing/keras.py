@@ -1,45 +1,31 @@
-"""The child process that traces Keras on TensorFlow: `python -m buoy.estimate.tracing.keras RESULT MEMORY`.
+"""Traces one training step of Keras on TensorFlow, and applies remedies to a model as a user would; in a child process.
 
 `train_step` is turned into a graph with a fixed batch, so that every shape is known; what is alive at once follows from
 the order in which operations run. TensorFlow runs them as their inputs arrive, on several threads, so no single order
-is the true one: the trace follows the data-flow order, and the peak in the order of the graph is kept beside it.
+is the true one: the trace follows the data-flow order, and the peak in the order of the graph is kept with it.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
-import sys
 import weakref
 from typing import Any
 
+import keras
+import numpy as np
+import tensorflow as tf
+
 from buoy._compat.keras import decide_compilation, layers_of
-from buoy.estimate.child import EstimateError, Request, confine, refuse
+from buoy.estimate.child import EstimateError, Request, load
 from buoy.estimate.devices import by_id
+from buoy.estimate.siblings import Sibling, smaller
 from buoy.estimate.trace import Trace
 from buoy.estimate.tracing.graph import Graph, Node, live_peak, to_trace
-from buoy.estimate.tracing.torch import explain
-
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-
-
-def main() -> None:
-    """Read the request, trace, leave the result or the reason."""
-    result, memory = sys.argv[1], int(sys.argv[2])
-    request = Request.from_json(sys.stdin.read())
-    confine(memory)
-    try:
-        trace_request(request).save(result)
-    except BaseException as error:  # noqa: BLE001 - whatever it was, the parent learns it from here
-        refuse(result, explain(error, request))
-        raise SystemExit(3) from None
 
 
 def trace_request(request: Request) -> Trace:
     """The trace of one train step of the model the request names."""
-    import keras
-
     if keras.backend.backend() != "tensorflow":
         raise EstimateError(
             "Keras models are traced on TensorFlow only",
@@ -54,10 +40,9 @@ def trace_request(request: Request) -> Trace:
     automatic = _asks_for_compilation()
     model, batch, notes = _built(request)
     on_gpu = bool(by_id(request.device).capability)
-    remedies = importlib.import_module("buoy.keras.plan.remedies")
-    model, batch, said = remedies.apply(request.source.get("smaller"), model, batch)
+    model, batch, said = made_smaller(request.source.get("smaller"), model, batch)
     trace = trace_model(model, batch, [*notes, *said])
-    trace.facts["code"] = remedies.code_of(batch, said)
+    trace.facts["code"] = _code_of(batch, said)
     if model.jit_compile or (on_gpu and model in automatic and _can_be_compiled(model)):
         trace.facts["engine"] = "graph" if on_gpu else "xla"
         trace.notes.append(
@@ -69,8 +54,6 @@ def trace_request(request: Request) -> Trace:
 
 def trace_model(model: Any, batch: Any, notes: list[str]) -> Trace:
     """Trace `model.train_step` with this batch; the model is compiled and built."""
-    import tensorflow as tf
-
     specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), batch)
     model.optimizer.build(model.trainable_variables)
     graph = tf.function(model.train_step).get_concrete_function(specs).graph
@@ -89,22 +72,12 @@ def _optimizers(model: Any, graph: Any) -> list[Any]:
     ] or [model.optimizer]
 
 
-def trace_step(
-    function: Any, variables: Any, optimizers: Any, batch: Any, notes: list[str], *, op_by_op: bool = False
-) -> Trace:
-    """The trace of a step that TensorFlow has made into a graph, whoever wrote it.
-
-    `op_by_op` is for a step that runs without a graph: its tape keeps all of the forward pass to the end.
-    """
-    import tensorflow as tf
-
+def trace_step(function: Any, variables: Any, optimizers: Any, batch: Any, notes: list[str]) -> Trace:
+    """The trace of a step that TensorFlow has made into a graph, whoever wrote it."""
     graph = _graph(function)
     operations = len(graph.nodes)
-    if op_by_op:
-        graph = _kept_by_tape(graph)
-    else:
-        ends = [*function.control_outputs, *(tensor.op for tensor in function.outputs)]
-        graph = graph.needed([operation.name for operation in ends])
+    ends = [*function.control_outputs, *(tensor.op for tensor in function.outputs)]
+    graph = graph.needed([operation.name for operation in ends])
     loops = [node.name for node in graph.nodes if node.kind in ("While", "StatelessWhile")]
     if loops:
         raise EstimateError(
@@ -135,8 +108,6 @@ def trace_step(
 
 
 def _loaded(path: str) -> Any:
-    import keras
-
     try:
         return keras.models.load_model(path, compile=True)
     except (TypeError, ValueError) as error:
@@ -153,9 +124,7 @@ def _loaded(path: str) -> Any:
 
 
 def _zeros(model: Any, parts: Any, size: int) -> Any:
-    """A batch for a saved model: like the person's own where it is known, else by its input, output and loss."""
-    import numpy as np
-
+    """A batch for a saved model: like the user's own where it is known, else by its input, output and loss."""
     if parts is None:
         inputs = model.input_shape if not isinstance(model.input_shape, list) else model.input_shape[0]
         outputs, labels = model.output_shape[1:], "float32"
@@ -168,8 +137,6 @@ def _zeros(model: Any, parts: Any, size: int) -> Any:
 
 def _asks_for_compilation() -> weakref.WeakSet[Any]:
     """The models built from here on with `jit_compile="auto"`, which Keras answers by the devices it sees."""
-    import keras
-
     automatic: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def resolve(model: Any) -> bool:
@@ -185,17 +152,12 @@ def _can_be_compiled(model: Any) -> bool:
 
 
 def _built(request: Request) -> tuple[Any, Any, list[str]]:
-    import keras
-    import tensorflow as tf
-
     notes: list[str] = []
     given: Any
     if "keras" in request.source:
         model = _loaded(request.source["keras"])
         given = (model, _zeros(model, request.source.get("parts"), request.batch or 32))
     else:
-        from buoy.estimate.tracing.build import load
-
         path, _, name = str(request.source["build"]).rpartition(":")
         given = load(path, name)()
     if isinstance(given, dict):
@@ -247,19 +209,6 @@ def _graph(function: Any) -> Graph:
     return Graph(nodes, unknown)
 
 
-def _kept_by_tape(graph: Graph) -> Graph:
-    backward = [node.name for node in graph.nodes if node.name.startswith("gradient_tape")]
-    last = max((i for i, node in enumerate(graph.nodes) if node.name in set(backward)), default=-1)
-    forward = [
-        name
-        for node in graph.nodes[:last]
-        if not node.name.startswith("gradient_tape")
-        for name in node.outputs
-    ]
-    tape = Node("tape", "NoOp", forward, backward, [], [])
-    return Graph([*graph.nodes[: last + 1], tape, *graph.nodes[last + 1 :]], graph.unknown)
-
-
 def _array(variable: Any) -> Any:
     """TensorFlow's variable behind a Keras one."""
     return variable if callable(variable.value) else variable.value
@@ -274,5 +223,109 @@ def _bytes(tensor: Any) -> Any:
     return int(tensor.shape.num_elements()) * tensor.dtype.size
 
 
-if __name__ == "__main__":
-    main()
+def made_smaller(name: Any, model: Any, batch: Any) -> tuple[Any, Any, list[str]]:
+    """The model and batch with a smaller "model" or "input", and what is to be said of it."""
+    if name == "input":
+        return *smaller_input(model, batch), []
+    if name == "model":
+        made, sibling = smaller_model(model)
+        return made, batch, [f"{sibling} instead"]
+    return model, batch, []
+
+
+def _code_of(batch: Any, said: list[str]) -> dict[str, str]:
+    """What a user writes to have them: for the smaller batch, or the sibling that `made_smaller` named."""
+    shape = tuple(tf.nest.flatten(batch)[0].shape[1:])
+    cut = f"tokens = tokens[:, :{shape[0]}]" if shape else ""
+    if len(shape) == 3:
+        cut = (
+            f"images = keras.ops.image.resize(images, {shape[:2]})   # and keras.Input({shape}) in the model"
+        )
+    found = {"smaller-input": cut}
+    if said:
+        name = said[0].split()[0]
+        made = f"keras.applications.{name}(weights=None, include_top=False, input_shape={shape})"
+        found["smaller-model"] = f"base = {made}   # your own layers follow"
+    return found
+
+
+def smaller_model(model: Any) -> tuple[Any, str]:
+    """The model with its keras.applications part replaced by the next smaller sibling, and that sibling's name."""
+    sibling = smaller("keras", model.name)
+    made = _whole(model, sibling) if sibling is not None else None
+    for layer in model.layers:
+        inner = smaller("keras", layer.name) if made is None else None
+        if inner is not None:
+            sibling, made = inner, _with_part(model, layer, inner)
+    if sibling is None or made is None:
+        raise EstimateError("no smaller sibling is known")
+    made.compile_from_config(model.get_compile_config())
+    return made, sibling.name
+
+
+def smaller_input(model: Any, batch: Any) -> tuple[Any, Any]:
+    """The model rebuilt for inputs of half the side or length, and such a batch."""
+    sides: dict[int, int] = {}
+
+    def halved(shape: Any, tokens: bool = False) -> list[Any]:
+        first = 2 if len(shape) > 3 and keras.config.image_data_format() == "channels_first" else 1
+        last = first + max(len(shape) - 2, 1 if tokens else 0)
+        made = [
+            max(1, side // 2) if side and first <= axis < last else side for axis, side in enumerate(shape)
+        ]
+        sides.update({side: half for side, half in zip(shape, made, strict=True) if half != side})
+        return made
+
+    def rebuilt(value: Any) -> Any:
+        if isinstance(value, dict):
+            if value.get("class_name") == "InputLayer":
+                config = value["config"]
+                tokens = "int" in str(config.get("dtype"))
+                return {**value, "config": {**config, "batch_shape": halved(config["batch_shape"], tokens)}}
+            # What a layer was built with follows from its input.
+            return {name: rebuilt(part) for name, part in value.items() if name != "build_config"}
+        return type(value)(map(rebuilt, value)) if isinstance(value, (list, tuple)) else value
+
+    kinds = {type(layer).__name__: type(layer) for layer in layers_of(model)}
+    try:
+        config = rebuilt(keras.saving.serialize_keras_object(model))
+        if not sides:
+            raise EstimateError("the inputs have no side or length")
+        made = keras.saving.deserialize_keras_object(config, custom_objects=kinds)
+    except (ValueError, TypeError, NotImplementedError, KeyError) as error:
+        raise EstimateError("the model cannot be built for smaller inputs", received=str(error)) from None
+    if not made.compiled:
+        made.compile_from_config(model.get_compile_config())
+
+    def cut(leaf: Any) -> Any:
+        shape = [leaf.shape[0], *(sides.get(side, side) for side in leaf.shape[1:])]
+        return tf.zeros(shape, leaf.dtype) if shape != list(leaf.shape) else leaf
+
+    return made, tf.nest.map_structure(cut, batch)
+
+
+def _whole(model: Any, sibling: Sibling) -> Any:
+    if len(model.output_shape) != 2:
+        return _application(sibling, model.input_shape, include_top=False)
+    return _application(sibling, model.input_shape, classes=model.output_shape[-1])
+
+
+def _with_part(model: Any, base: Any, sibling: Sibling) -> Any:
+    """The same layers around the smaller part."""
+    pooling = "avg" if len(base.output_shape) == 2 else None
+
+    def cloned(layer: Any) -> Any:
+        if layer is not base:
+            return layer.__class__.from_config(layer.get_config())
+        made = _application(sibling, base.input_shape, include_top=False, pooling=pooling)
+        made.trainable = base.trainable
+        return made
+
+    return keras.models.clone_model(model, clone_function=cloned)
+
+
+def _application(sibling: Sibling, shape: Any, **options: Any) -> Any:
+    try:
+        return getattr(keras.applications, sibling.name)(weights=None, input_shape=shape[1:], **options)
+    except (ValueError, TypeError) as error:
+        raise EstimateError(f"{sibling.name} cannot take the model's place", received=str(error)) from None

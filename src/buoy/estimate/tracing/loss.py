@@ -1,4 +1,4 @@
-"""How a person's loss function is called: with the model's output and the target, or with the model and the batch."""
+"""How a user's loss function is called: with the model's output and the target, or with the model and the batch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import torch
 
 from buoy._compat.torch import tree_map
 from buoy.estimate.child import EstimateError
-from buoy.estimate.tracing.fake import empty_like, fake_device, moved, together
-from buoy.estimate.tracing.semantics import ordinary_values
+from buoy.estimate.tracing.fake import empty_like, fake_device, moved, ordinary_values, together
 
 OUTPUTS = ("input", "outputs", "output", "y_pred", "preds", "logits", "pred")
 MODELS = ("model", "net", "network", "module")
@@ -24,7 +23,7 @@ MODELS = ("model", "net", "network", "module")
 
 @dataclass(frozen=True, slots=True)
 class EitherWay:
-    """A loss whose parameters' names do not tell what it takes."""
+    """A loss whose parameters' names do not say what it takes."""
 
     function: Callable[..., Any]
 
@@ -33,13 +32,13 @@ class EitherWay:
         return of_output(self.function, model, batch)
 
     def decided(
-        self, model: torch.nn.Module, batch: Any, beside: Sequence[torch.nn.Module] = ()
+        self, model: torch.nn.Module, batch: Any, loss_modules: Sequence[torch.nn.Module] = ()
     ) -> Callable[[torch.nn.Module, Any], torch.Tensor]:
         """The way that works, tried on fake tensors: with the output first, then with the model."""
-        first = _why_not(partial(of_output, self.function), model, batch, beside)
+        first = _why_not(partial(of_output, self.function), model, batch, loss_modules)
         if first is None or _reads_values(first):
             return partial(of_output, self.function)
-        second = _why_not(self.function, model, batch, beside)
+        second = _why_not(self.function, model, batch, loss_modules)
         if second is None or _reads_values(second):
             return self.function
         raise EstimateError(
@@ -51,7 +50,7 @@ class EitherWay:
         )
 
 
-def modules_beside(loss: Any, model: torch.nn.Module) -> list[torch.nn.Module]:
+def modules_of_loss(loss: Any, model: torch.nn.Module) -> list[torch.nn.Module]:
     """Modules with weights or buffers that a loss is, or holds, or calls by name, and that are no part of the model."""
     found: dict[int, torch.nn.Module] = {}
     seen = {id(part) for part in model.modules()}
@@ -105,7 +104,7 @@ def call_model(model: torch.nn.Module, inputs: Any) -> Any:
 
 
 def _why_not(
-    loss: Callable[..., Any], model: torch.nn.Module, batch: Any, beside: Sequence[torch.nn.Module]
+    loss: Callable[..., Any], model: torch.nn.Module, batch: Any, loss_modules: Sequence[torch.nn.Module]
 ) -> Exception | None:
     host = torch.device("cpu")
 
@@ -113,9 +112,9 @@ def _why_not(
         return empty_like(leaf, host) if isinstance(leaf, torch.Tensor) else leaf
 
     try:
-        with ordinary_values(), fake_device(), moved(together(model, beside), host), torch.no_grad():
+        with ordinary_values(), fake_device(), moved(together(model, loss_modules), host), torch.no_grad():
             found = loss(model, tree_map(fake, batch))
-    except Exception as error:  # noqa: BLE001 - the person's code may raise anything
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return error
     return (
         None if isinstance(found, torch.Tensor) else TypeError(f"returned {type(found).__name__}, no tensor")

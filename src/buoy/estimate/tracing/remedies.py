@@ -1,9 +1,7 @@
-"""Remedies applied to a job about to be traced, as a person would apply them; runs in a tracing child.
+"""Remedies applied to a job about to be traced, as a user would apply them, and the code that a user writes for each.
 
-What a person writes to have a remedy, for the very model and batch it was applied to; runs as it stands.
-
-The person's own names are assumed: `model`, `batch`, `optimizer`, `loss_of(batch)`, and `images` or `tokens` for what a
-batch holds.
+The code is for the very model and batch, and runs as it stands. The user's own names are assumed: `model`, `batch`,
+`optimizer`, `loss_of(batch)`, and `images` or `tokens` for what a batch holds.
 """
 
 from __future__ import annotations
@@ -124,7 +122,7 @@ def _cut(name: str, leaf: torch.Tensor, shape: tuple[int, ...]) -> str:
 
 
 def _own_names(model: nn.Module, names: list[str]) -> tuple[str, ...]:
-    """As the person's own model has them: a script's modules lie in a holder of ours."""
+    """As the user's own model has them: a script's modules lie in a holder of ours."""
     if type(model) is nn.Module:
         return tuple(name.partition(".")[2] for name in names)
     return tuple(names)
@@ -136,7 +134,7 @@ _VOCABULARY, _LENGTH = 8192, 8
 _RANK, _SCALING = 8, 1.0
 # Narrower layers gain nothing, and where linear layers hold less than this share, the rest is what would be trained.
 _LEAST_WIDTH, _LEAST_SHARE = 64, 0.1
-# torchao quantizes moments of so many numbers and more, in blocks, and keeps the values of a byte beside them.
+# torchao quantizes moments of so many numbers and more, in blocks, and keeps the values of a byte with them.
 _LEAST_QUANTIZED, _BLOCK, _VALUES = 4096, 256, 256
 # Fields by which configs of transformers scale or bound the scores themselves.
 _CHANGES_SCORES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -153,12 +151,12 @@ def apply(job: Any, names: tuple[str, ...]) -> None:
 
 
 def remember_code(job: Any, name: str, code: str) -> None:
-    """What a person writes to have this remedy on this very model: among the trace's facts."""
+    """What a user writes to have this remedy on this very model: among the trace's facts."""
     job.facts["code"] = {**job.facts.get("code", {}), name: code}
 
 
 def _lora(job: Any) -> None:
-    """Small matrices beside the frozen weights of linear layers, as peft's `all-linear` adds them."""
+    """Small matrices next to the frozen weights of linear layers, as peft's `all-linear` adds them."""
     head, model = _head(job.model), job.model
     wide = [
         layer
@@ -199,7 +197,7 @@ def _is_published(module: nn.Module) -> bool:
 def _add_low_rank(layer: Any) -> None:
     """In place, as other code may look at the layer's own weight.
 
-    As peft does it: beside weights of half precision the small matrices are float32, and what goes through them too.
+    As peft does it: next to weights of half precision the small matrices are float32, and what goes through them too.
     """
     dtype = torch.float32 if layer.weight.dtype in (torch.float16, torch.bfloat16) else layer.weight.dtype
     kind: Any = {"dtype": dtype, "device": layer.weight.device}
@@ -352,14 +350,14 @@ def _chunked_loss(job: Any) -> None:
 def _head_part(model: nn.Module, body: nn.Module) -> str | None:
     """The name of the part that makes scores of what the body returns; None where that is not one part alone."""
     head = _head(model)
-    beside = {
+    others = {
         name: part
         for name, part in model.named_children()
         if part is not body and any(True for _ in part.parameters())
     }
-    if not isinstance(head, nn.Linear) or len(beside) != 1 or body is model:
+    if not isinstance(head, nn.Linear) or len(others) != 1 or body is model:
         return None
-    name, part = next(iter(beside.items()))
+    name, part = next(iter(others.items()))
     return name if any(inner is head for inner in part.modules()) else None
 
 

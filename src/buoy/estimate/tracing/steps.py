@@ -14,11 +14,11 @@ import torch
 
 from buoy._compat import patched
 from buoy._compat.torch import fake_tensors, load_compiler, modes_in_backward, steps_always, tree_map
+from buoy.estimate.devices import Device
 from buoy.estimate.trace import OPTIMIZER, Event, Trace
-from buoy.estimate.tracing.autocast import CudaAutocast
+from buoy.estimate.tracing.cuda import RESERVE_DOUBT, CudaAutocast, CudaSemantics
 from buoy.estimate.tracing.fake import empty_like, fake_device, moved, together
-from buoy.estimate.tracing.semantics import RESERVE_DOUBT, CudaSemantics
-from buoy.estimate.tracing.tape import Device, Tape, follow_modules
+from buoy.estimate.tracing.tape import Tape, follow_modules
 
 load_compiler()
 
@@ -70,13 +70,11 @@ class Turn:
     losses: list[tuple[Loss, bool]]
     """What is differentiated before it steps, in order, and whether the graph is kept for another one."""
     optimizer: torch.optim.Optimizer
-    is_assumed: bool = False
-    """It was built and never seen to step: counted as if it had, with a gradient for each of its weights."""
 
 
 @dataclass(slots=True)
 class Job:
-    """What one training step needs, as the person's code gave it."""
+    """What one training step needs, as the user's code gave it."""
 
     model: torch.nn.Module
     batch: Any
@@ -87,13 +85,13 @@ class Job:
     """Where several optimizers step in turns; `loss` is then the sum of theirs, and `optimizer` the first."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What a remedy found out while the step ran; goes into the trace's facts."""
-    beside: list[torch.nn.Module] = field(default_factory=list)
+    loss_modules: list[torch.nn.Module] = field(default_factory=list)
     """Modules that the loss brings along: itself where it has weights (of classes, of a head), a teacher."""
 
     @property
     def whole(self) -> torch.nn.Module:
         """The model, and what the loss brings along."""
-        return together(self.model, self.beside)
+        return together(self.model, self.loss_modules)
 
 
 def trace_steps(
@@ -150,7 +148,7 @@ def trace_steps(
                     scale.step(turn.optimizer)
                     scale.update()
                 else:
-                    step_in_turn(turn)  # a scaler refuses one whose gradients came with another's
+                    turn.optimizer.step()  # a scaler refuses one whose gradients came with another's
                 fake.answers_reads = False
                 gradients_and_state(tape, job.whole, turn.optimizer)
 
@@ -184,8 +182,8 @@ def on(leaf: Any, device: torch.device) -> Any:
 
 @contextlib.contextmanager
 def pretended_cuda(device: Device) -> Iterator[None]:
-    """Make the parts of `torch.cuda` that people's code asks answer as the device would."""
-    present, capability, usable = bool(device.capability), device.capability, device.usable
+    """Make the parts of `torch.cuda` that users' code asks answer as the device would."""
+    present, capability, memory = bool(device.capability), device.capability, device.memory or 0
     answers: dict[str, Any] = {
         "is_available": lambda: present,
         "device_count": lambda: int(present),
@@ -195,7 +193,7 @@ def pretended_cuda(device: Device) -> Iterator[None]:
         "empty_cache": lambda: None,
         "is_bf16_supported": lambda *args, **kwargs: present,
         "get_device_capability": lambda device=None: divmod(capability, 10),
-        "mem_get_info": lambda device=None: (usable, usable),
+        "mem_get_info": lambda device=None: (memory, memory),
         "memory_allocated": lambda device=None: 0,
         "memory_reserved": lambda device=None: 0,
         "max_memory_allocated": lambda device=None: 0,
@@ -238,24 +236,6 @@ def _on_moved(optimizer: torch.optim.Optimizer, parameters: dict[int, torch.nn.P
         optimizer.state.clear()
         for group, own in zip(groups, before, strict=True):
             group["params"] = own
-
-
-def step_in_turn(turn: Turn) -> None:
-    """The optimizer's step; one that was not seen to step is given its gradients first."""
-    if not turn.is_assumed:
-        turn.optimizer.step()
-        return
-    trained = [p for group in turn.optimizer.param_groups for p in group["params"] if p.requires_grad]
-    for parameter in trained:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    try:
-        turn.optimizer.step()
-    except Exception:  # noqa: BLE001 - it may want a closure: two moments are what most keep
-        for parameter in trained:
-            if not turn.optimizer.state[parameter]:
-                moments = {name: torch.zeros_like(parameter) for name in ("first", "second")}
-                turn.optimizer.state[parameter] = moments
 
 
 def _parameters(model: torch.nn.Module) -> int:

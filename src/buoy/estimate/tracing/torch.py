@@ -1,17 +1,30 @@
-"""The child that traces PyTorch: `python -m buoy.estimate.tracing.torch RESULT MEMORY`, the request on stdin."""
+"""Traces one training step of PyTorch and counts its operations; in a child process.
+
+On fake tensors; code that reads values (`.item()`, masks) in small real steps on the CPU at two sizes, and the line
+through them.
+"""
 
 from __future__ import annotations
 
-import gc
-import os
-import sys
-import sysconfig
-import traceback
+import contextlib
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from buoy.estimate.child import EstimateError, Refusal, Request, confine, refuse
-from buoy.estimate.devices import by_id
-from buoy.estimate.trace import Trace
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from buoy._compat.torch import parameters_of, tree_flatten, tree_map
+from buoy.estimate.batch import at_size
+from buoy.estimate.child import EstimateError, Request
+from buoy.estimate.devices import Device, by_id
+from buoy.estimate.trace import OPTIMIZER, Trace
+from buoy.estimate.tracing.build import batch_size, build, shapes
+from buoy.estimate.tracing.fake import ordinary_values
+from buoy.estimate.tracing.steps import Job, Turn, gradients_and_state, trace_steps
+from buoy.estimate.tracing.tape import Tape, follow_modules
 
 # The classes torch raises, by name: their homes move between versions.
 DEPENDS_ON_DATA = {
@@ -25,35 +38,15 @@ READS_BYTES = (
 )  # fmt: skip
 # What torch's fake kernels refuse though the real ones take it: grouped matrix products of experts in float32.
 STRICTER = ("Expected inputs of BF16 type",)
-NO_META = {"UnsupportedOperatorException", "UnsupportedFakeTensorException", "MetadataMismatchError"}
+SIZES = (2, 4)
+# The backward pass multiplies by the weights and by the inputs: twice the forward's work.
+_STEP = 3
 
 
-def main() -> None:
-    """Read the request, trace, leave the result or the reason."""
-    result, memory = sys.argv[1], int(sys.argv[2])
-    request = Request.from_json(sys.stdin.read())
-    confine(memory)
-    gc.disable()  # the process is short, and what is freed must not depend on when the collector runs
-    try:
-        trace_request(request).save(result)
-    except BaseException as error:  # noqa: BLE001 - whatever it was, the parent learns it from here
-        refuse(result, explain(error, request))
-        raise SystemExit(3) from None
-
-
-def trace_request(request: Request) -> Trace:
-    """Trace on fake tensors; where the code reads values, in small real steps on the CPU."""
-    import torch
-
-    from buoy.estimate.tracing.build import batch_size, build
-    from buoy.estimate.tracing.real import trace_small_steps
-    from buoy.estimate.tracing.semantics import ordinary_values
-    from buoy.estimate.tracing.steps import trace_steps
-    from buoy.estimate.tracing.tape import Device
-
+def trace_request(request: Request, announce: Callable[[str], None] = lambda text: None) -> Trace:
+    """Trace on fake tensors; where the code reads values, in small real steps on the CPU, which is announced before."""
     torch.set_num_threads(1)
-    row = by_id(request.device)
-    device = Device(row.capability, row.memory or 0, row.workspace, row.multiprocessors, row.threads)
+    device = by_id(request.device)
     job = None
     try:
         job = build(request)
@@ -69,83 +62,104 @@ def trace_request(request: Request) -> Trace:
         if not _depends_on_data(error):
             _name_the_shapes(error, job)
             raise
-        trace = trace_small_steps(request, device, error)
-        trace.facts["engine"] = "real"
-        return trace
-    if request.autocast == "bf16" and 0 < row.capability < 80:
+        announce(
+            f"running real steps on the CPU, with {SIZES[0]} and {SIZES[1]} samples: the step reads values "
+            f"({_short(error)})"
+        )
+        return _small_steps(request, device, error)
+    if request.autocast == "bf16" and 0 < device.capability < 80:
         trace.notes.append(
-            f"{row.name} has no bfloat16 units: no attention kernel there takes it without keeping all scores, and "
+            f"{device.name} has no bfloat16 units: no attention kernel there takes it without keeping all scores, and "
             "the copies of the weights come on top; `--autocast fp16` is what this card is made for"
         )
     trace.facts |= {"engine": "fake", "batch": batch_size(job.batch), "torch": torch.__version__}
     return trace
 
 
-def explain(error: BaseException, request: Request) -> Refusal:
-    """An exception of the person's code or of torch, in words."""
-    details = "".join(traceback.format_exception(error))[-4000:]
-    if isinstance(error, EstimateError):
-        return Refusal(error.message, error.received, error.expected, error.hint, details)
-    where = _where(error, request)
-    said = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
-    said = said[:400]
-    if isinstance(error, (EOFError, KeyboardInterrupt)):
-        return Refusal("the code to be traced asks for input", f"{said}{where}", "a build function that asks nothing",
-                       "pass what it asks for as a default", details)  # fmt: skip
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return Refusal("the code to be traced needs more memory than tracing may take", f"{said}{where}",
-                       "models without weights and small batches",
-                       "plan with a smaller batch" if request.is_of_live_objects
-                       else "let build() load no data set; trace with a smaller batch", details)  # fmt: skip
-    if type(error).__name__ in NO_META or "meta kernel" in str(error) or "fake impl" in str(error):
-        return Refusal("an operation cannot be traced: it has no meta kernel", f"{said}{where}",
-                       "operations whose output's shape is known without running",
-                       "register one with torch.library.register_fake, or plan without that operation",
-                       details)  # fmt: skip
-    if isinstance(error, SystemExit):
-        return Refusal("the code to be traced ends the process", f"{said}{where}", "a build function that returns",
-                       "remove sys.exit() from what build() calls", details)  # fmt: skip
-    if isinstance(error, ModuleNotFoundError):
-        return Refusal("the code to be traced needs a library that is not installed here", f"{said}{where}",
-                       "an environment in which the code runs", f"pip install {(error.name or '').partition('.')[0]}",
-                       details)  # fmt: skip
-    if _wants_network(error):
-        return Refusal("the code to be traced wants to download something", f"{said}{where}",
-                       "a build function that needs no network",
-                       "build the model from its config, weights are not needed; download data once before planning",
-                       details)  # fmt: skip
-    if type(error).__name__ == "FakeTensorDeviceMismatchError" or "found two different devices" in str(error):
-        return Refusal("the step mixes tensors of the CPU with the GPU's", f"{said}{where}",
-                       "tensors on the device of the model",
-                       "make it there: `torch.zeros(n, device=x.device)`; plan a training on the CPU with `--on this`",
-                       details)  # fmt: skip
-    if isinstance(error, TypeError) and "argument: 'closure'" in str(error):
-        return Refusal("the optimizer computes the loss again inside its step, which cannot be traced", said,
-                       "an optimizer that needs only the gradients",
-                       "plan with another one (`--optimizer SGD`); LBFGS keeps up to 2 x history_size copies of the "
-                       "weights on top of that", details)  # fmt: skip
-    shapes = getattr(error, "__notes__", [])
-    if request.is_of_live_objects:
-        return Refusal("the step to be traced failed", f"{said}{where}" + "".join(f"; {note}" for note in shapes),
-                       "a step that runs", "run one step on the CPU yourself", details)  # fmt: skip
-    script = str(request.source.get("build", "")).endswith(":")
-    return Refusal("the code to be traced failed", f"{said}{where}" + "".join(f"; {note}" for note in shapes),
-                   "a script that comes to its first step" if script else "a build function and a step that run",
-                   "run the script on the CPU yourself" if script else "run build() and one step on the CPU yourself",
-                   details)  # fmt: skip
+def _small_steps(request: Request, device: Device, reason: Exception) -> Trace:
+    """Run real steps with 2 and 4 samples and extrapolate every allocation to the batch asked for."""
+    wanted = request.batch or batch_size(build(request).batch)
+    if wanted is None:
+        raise EstimateError(
+            "the step depends on values, and its batch has no size to vary",
+            received=type(reason).__name__,
+            expected="a batch whose tensors share their first dimension",
+        )
+    small = [_steps(build(replace(request, batch=size), lazily=False), device, request) for size in SIZES]
+    trace = at_size(small[0], SIZES[0], small[1], SIZES[1], wanted)
+    trace.notes = [
+        *trace.notes,
+        f"the step depends on values ({_short(reason)}): extrapolated from real CPU steps with "
+        f"{SIZES[0]} and {SIZES[1]} samples",
+    ]
+    if request.autocast is not None:
+        trace.notes.append(
+            "mixed precision as a CPU has it: which operations stay in float32 differs on a GPU"
+        )
+    trace.facts |= {"batch": wanted, "engine": "real"}
+    return trace
 
 
-def _wants_network(error: BaseException) -> bool:
-    """By the words of our own refusal, of Keras, and of a name that could not be looked up."""
-    chain: BaseException | None = error
-    while chain is not None:
-        names = {kind.__name__ for kind in type(chain).__mro__}
-        if names & {"URLError", "gaierror", "NameResolutionError", "OfflineModeIsEnabled"}:
-            return True
-        if "downloads nothing" in str(chain) or "URL fetch failure" in str(chain):
-            return True
-        chain = chain.__cause__ or chain.__context__
-    return False
+def _steps(job: Job, device: Device, request: Request) -> Trace:
+    tape = Tape(device, where="cpu")
+    optimizer = job.optimizer
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tape)
+        tape.see([*job.whole.parameters(), *job.whole.buffers()], "weights")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            optimizer = optimizer([p for p in job.whole.parameters() if p.requires_grad])
+        turns = job.turns or [Turn([(job.loss, False)], optimizer)]
+        stack.callback(follow_modules(job.model, tape))
+        for step in range(2):
+            tape.phase = "batch"
+            tape.mark(f"step {step + 1}")
+            tape.see([leaf for leaf in tree_flatten(job.batch)[0] if isinstance(leaf, torch.Tensor)], "batch")
+            for turn in turns:
+                if turn.losses:
+                    turn.optimizer.zero_grad()
+                for loss_of, kept in turn.losses * request.accumulate:
+                    tape.phase = "forward"
+                    with _autocast(request):
+                        loss = loss_of(job.model, job.batch)
+                    tape.mark("backward")
+                    tape.phase = "backward"
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")
+                        loss.backward(retain_graph=kept)  # type: ignore[no-untyped-call]
+                tape.mark(OPTIMIZER)
+                tape.phase = "optimizer"
+                _give_gradients(turn.optimizer, job.model)
+                turn.optimizer.step()
+                gradients_and_state(tape, job.whole, turn.optimizer)
+    trace = tape.trace()
+    trace.notes = list(job.notes)
+    trace.facts |= {
+        "parameters": sum(parameter.numel() for parameter in job.whole.parameters()),
+        "optimizer": ", ".join(dict.fromkeys(type(turn.optimizer).__name__ for turn in turns)),
+        **job.facts,
+    }
+    return trace
+
+
+def _autocast(request: Request) -> torch.autocast:
+    """Half precision as a CPU has it, where the request asks for it: numbers of two bytes either way."""
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=request.autocast is not None)
+
+
+def _give_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
+    """So few samples may leave weights unused (experts that no token was sent to) which a whole batch uses.
+
+    Only the model's: a teacher that the loss brings along gets none from any batch.
+    """
+    own = {id(parameter) for parameter in model.parameters()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) in own and parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+
+def _short(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
 
 
 def _depends_on_data(error: BaseException | None) -> bool:
@@ -159,36 +173,33 @@ def _depends_on_data(error: BaseException | None) -> bool:
 
 
 def _name_the_shapes(error: BaseException, job: Any) -> None:
-    from buoy.estimate.tracing.build import shapes
-
     if job is not None and isinstance(error, (RuntimeError, TypeError, ValueError, IndexError)):
         error.add_note(f"the batch is {shapes(job.batch)}")
 
 
-def _where(error: BaseException, request: Request) -> str:
-    """The last line of the person's own files on the way to the error."""
-    target = str(request.source.get("build", "")).rpartition(":")[0]
-    frames = traceback.extract_tb(error.__traceback__)
-    named = [frame for frame in frames if target and frame.filename.endswith(target)]
-    own = [frame for frame in frames if _is_own(frame.filename)] or named
-    if not own:
-        return ""
-    path, last = own[-1].filename, own[-1]
-    here = target if named and path == named[-1].filename else os.path.relpath(path)
-    return f" at {path if here.startswith('..') else here}:{last.lineno}"
+def count_operations(request: Request) -> dict[str, float]:
+    """What the step is made of, besides its memory.
 
-
-def _is_own(path: str) -> bool:
-    """Whether a file is neither Python's, nor a library's, nor ours."""
-    installed = {os.path.realpath(folder) for folder in sysconfig.get_paths().values()}
-    ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    real = os.path.realpath(path)
-    if {"site-packages", "dist-packages"} & set(real.split(os.sep)):
-        return False
-    return os.path.isfile(path) and not any(
-        real.startswith(folder + os.sep) for folder in (*installed, os.path.realpath(ours))
+    `{"step": operations of forward and backward, "half": 1.0 when weights are half precision, "linear": bytes of the
+    linear layers' weights, which is what weight-only quantization makes smaller, "tied": bytes of those that another
+    module uses too, of which quantization makes a copy}`
+    """
+    job = build(request)
+    job.whole.to("meta")
+    model = job.model
+    batch = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, job.batch)
+    counter = FlopCounterMode(display=False)
+    with ordinary_values(), counter:
+        job.loss(model, batch)
+    half = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in model.parameters())
+    linear = [layer.weight for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+    uses = Counter(
+        id(own) for part in model.modules() for own in parameters_of(part).values() if own is not None
     )
-
-
-if __name__ == "__main__":
-    main()
+    tied = {id(weight): weight for weight in linear if uses[id(weight)] > 1}
+    return {
+        "step": float(_STEP * counter.get_total_flops() * request.accumulate),
+        "half": float(half),
+        "linear": float(sum(weight.nbytes for weight in linear if id(weight) not in tied)),
+        "tied": float(sum(weight.nbytes for weight in tied.values())),
+    }

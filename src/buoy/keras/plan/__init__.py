@@ -1,1 +1,1 @@
-"""What `buoy plan` needs of Keras: a script run up to its first step, remedies."""
+"""What `buoy plan` needs of Keras: a script run up to its first step."""

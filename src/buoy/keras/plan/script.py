@@ -1,8 +1,7 @@
 """An unmodified Keras script, run up to its first training step: the step it was about to make, to be traced.
 
-Runs in a child process. `fit` and `train_on_batch` are left as soon as their first batch is known; a loop of the
-script's own is left when its optimizer is about to change the weights. What a `tf.function` or `fit` would do is traced
-for any batch size; a loop that calls TensorFlow operation by operation is recorded as it goes, for the batch it has.
+Runs in a child process. `fit` and `train_on_batch` are left as soon as their first batch is known; a `tf.function` of
+the script's own is left when its optimizer is about to change the weights. A loop without one is refused.
 """
 
 from __future__ import annotations
@@ -19,19 +18,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from buoy._compat.keras import adapter_of, build_on_symbols, layers_of, optimizer_weights
-from buoy._compat.tensorflow import recording_graph, with_its_autograph
-from buoy.estimate.child import EstimateError, Request, in_time
+from buoy._compat.keras import adapter_of, build_on_symbols, layers_of
+from buoy._compat.tensorflow import with_its_autograph
+from buoy.estimate.child import WRITE_BUILD, EstimateError, Request, in_time
 from buoy.estimate.trace import Trace
-from buoy.estimate.tracing.keras import trace_model, trace_step
-from buoy.keras.plan.remedies import apply
+from buoy.estimate.tracing.keras import made_smaller, trace_model, trace_step
 
 _Function: Any = type(tf.function(lambda: None))
 _found: _Step | None = None
-_OP_BY_OP = (
-    "the script's loop runs operation by operation, and so keeps all of the forward pass; `@tf.function` on the step "
-    "takes less memory and time"
-)
 
 
 class _Reached(BaseException):
@@ -40,13 +34,12 @@ class _Reached(BaseException):
 
 @dataclass(slots=True)
 class _Step:
-    """What the script was about to do: exactly one of model, function and graph says how to trace it."""
+    """What the script was about to do: its model, or its function, says how to trace it."""
 
     batch: Any = None
     model: Any = None
     function: Any = None
     arguments: tuple[Any, dict[str, Any]] = ((), {})
-    graph: Any = None
     optimizer: Any = None
 
 
@@ -66,25 +59,24 @@ def run(path: str, arguments: list[str], timeout: float) -> dict[str, Any]:
             runpy.run_path(path, run_name="__main__")
     except _Reached:
         _found = script.step
+        if _found.model is None and _found.function is None:
+            raise EstimateError(
+                "the script's training step runs operation by operation",
+                received="an optimizer's `apply_gradients` outside of any `tf.function`",
+                expected="a training step in a `tf.function`, or `model.fit`",
+                hint=f"put `@tf.function` on the step (it takes less memory and time), or {WRITE_BUILD}",
+            ) from None
         return {"accumulate": 1, "autocast": None}
     except SystemExit as error:
         raise EstimateError(
             "the script ended before its first training step", received=f"exit code {error.code}",
             expected="a training", hint="pass its arguments after `--`: `buoy plan train.py -- --data d`",
         ) from None  # fmt: skip
-    except Exception as error:
-        if script.recording is None:
-            raise
-        raise EstimateError(
-            "the script's own loop cannot be traced", received=f"{type(error).__name__}: {error}",
-            expected="a training step in a `tf.function`, or `model.fit`",
-            hint="put `@tf.function` on the step, or give a function: `buoy plan train.py:build`",
-        ) from None  # fmt: skip
     raise EstimateError(
         "the script came to its end without a training step",
         received="no `model.fit`, `train_on_batch` or `optimizer.apply_gradients`",
         expected="a Keras training",
-        hint="give a function that returns model and batch: `buoy plan train.py:build`",
+        hint=WRITE_BUILD,
     )
 
 
@@ -96,28 +88,15 @@ def trace(request: Request) -> Trace:
         raise EstimateError("the optimizer of a script is its own", expected="a build function to change it")
     if step.model is not None:
         batch = _sized(step.batch, request.batch)
-        return trace_model(*apply(request.source.get("smaller"), step.model, batch))
+        return trace_model(*made_smaller(request.source.get("smaller"), step.model, batch))
     if request.source.get("smaller"):
         raise EstimateError("no smaller sibling is known")
-    if step.function is not None:
-        args, kwargs = _sized(step.arguments, request.batch)
-        # The script's own function was left half made.
-        fresh = with_its_autograph(step.function)
-        graph = fresh.get_concrete_function(*args, **kwargs).graph
-        batch = _tensors((args, kwargs))
-    else:
-        if request.batch is not None and request.batch != _size(step.batch):
-            raise EstimateError(
-                "the batch of this loop cannot be changed", received=f"{request.batch} samples",
-                expected="a training step in a `tf.function`",
-            )  # fmt: skip
-        graph, batch = step.graph, step.batch
-    optimizer = step.optimizer
-    if step.graph is not None:
-        return trace_step(graph, optimizer_weights(optimizer), [optimizer], batch, [_OP_BY_OP], op_by_op=True)
-    owned = {id(getattr(variable, "value", variable)) for variable in optimizer.variables}
+    args, kwargs = _sized(step.arguments, request.batch)
+    # The script's own function was left half made.
+    graph = with_its_autograph(step.function).get_concrete_function(*args, **kwargs).graph
+    owned = {id(getattr(variable, "value", variable)) for variable in step.optimizer.variables}
     variables = [variable for variable in graph.variables if id(variable) not in owned]
-    return trace_step(graph, variables, [optimizer], batch, [])
+    return trace_step(graph, variables, [step.optimizer], _tensors((args, kwargs)), [])
 
 
 class _Script:
@@ -125,8 +104,6 @@ class _Script:
 
     def __init__(self) -> None:
         self.step = _Step()
-        self.recording: Any = None
-        """The graph into which a loop without a `tf.function` is recorded."""
         self._calls: list[tuple[Any, Any]] = []
         self._undo = contextlib.ExitStack()
 
@@ -135,7 +112,6 @@ class _Script:
         self._replace(keras.Model, "train_on_batch", self._train_on_batch)
         self._replace(keras.optimizers.Optimizer, "apply", self._apply)
         self._replace(_Function, "__call__", self._call)
-        self._replace(tf.GradientTape, "__enter__", self._tape)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -187,24 +163,15 @@ class _Script:
         finally:
             self._calls.pop()
 
-    def _tape(self, original: Any, tape: Any) -> Any:
-        """A tape outside of any function begins the loop's step: from here on it is written down, not computed."""
-        if tf.executing_eagerly() and not self._calls:
-            self.recording = recording_graph()("step")
-            self._undo.enter_context(self.recording.as_default())
-        return original(tape)
-
     def _apply(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        done = original(optimizer, *args, **kwargs)
         if self._calls:
+            original(optimizer, *args, **kwargs)
             function, arguments = self._calls[0]
             self.step = _Step(function=function, arguments=arguments, optimizer=optimizer)
-        elif self.recording is not None:
-            batch = [tensor for tensor, _ in self.recording.captures if tensor.dtype != tf.resource]
-            self.step = _Step(graph=self.recording, batch=batch, optimizer=optimizer)
-        else:
-            return done
-        raise _Reached
+            raise _Reached
+        if tf.executing_eagerly():
+            raise _Reached  # without a step to trace
+        return original(optimizer, *args, **kwargs)
 
 
 def _tensors(value: Any) -> list[Any]:

@@ -10,10 +10,10 @@ A script's calls and the tensors in what they are given and return: found, repla
 
 from __future__ import annotations
 
+import gc
 import os
 import runpy
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,17 +26,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from buoy._compat.torch import parameters_of
-from buoy.estimate.child import EstimateError, in_time
+from buoy.estimate.child import WRITE_BUILD, EstimateError, in_time
+from buoy.estimate.tracing.build import eager_instead_of_compiled
 from buoy.estimate.tracing.steps import Turn
-from buoy.torch.plan.precision import AskedPrecision
-from buoy.torch.plan.surroundings import (
-    HOST,
-    hold_what_is_beside,
-    modules_alive,
-    not_stepped,
-    on_host,
-    without_gpu,
-)
+from buoy.torch.plan.gpu import HOST, AskedPrecision, on_host, without_gpu
+from buoy.units import format_bytes
 
 
 @dataclass(slots=True)
@@ -110,9 +104,51 @@ def at(value: Any, path: tuple[Any, ...]) -> Any:
     return value
 
 
+def modules_alive() -> list[nn.Module]:
+    """The modules that exist while the script is at its step; a part of another one is not named itself."""
+    gc.collect()
+    modules = [value for value in gc.get_objects() if issubclass(type(value), nn.Module)]
+    inner = {id(child) for module in modules for child in module.children()}
+    return [module for module in modules if id(module) not in inner]
+
+
+def not_stepped(
+    built: list[weakref.ref[torch.optim.Optimizer]], stepped: list[torch.optim.Optimizer]
+) -> list[torch.optim.Optimizer]:
+    """The optimizers that exist and train something which none that stepped does: one around another is the other."""
+    trained = {id(parameter) for optimizer in stepped for parameter in _parameters(optimizer)}
+    alive = [optimizer for made in built if (optimizer := made()) is not None]
+    return [
+        optimizer
+        for optimizer in alive
+        if any(p.requires_grad and id(p) not in trained for p in _parameters(optimizer))
+    ]
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def hold_others(holder: nn.Module, others: list[nn.Module]) -> list[str]:
+    """Let the holder have the weights that exist besides the step's; returns what to say about them."""
+    inside = {id(value) for value in (*holder.parameters(), *holder.buffers())}
+    names: dict[str, int] = {}
+    for module in others:
+        for value in (*module.parameters(), *module.buffers()):
+            if id(value) not in inside:
+                inside.add(id(value))
+                holder.register_buffer(f"other{len(inside)}", value.detach(), persistent=False)
+                size = value.numel() * value.element_size()
+                names[type(module).__name__] = names.get(type(module).__name__, 0) + size
+    if not names:
+        return []
+    said = ", ".join(f"{name} {format_bytes(size)}" for name, size in names.items())
+    return [f"modules other than the step's own are counted as held on the device: {said}"]
+
+
 _found: _Script | None = None
-# How long a script is followed after its first step, where an optimizer has not stepped yet.
-_REPEATED_STEPS, _MORE_SECONDS = 8, 20.0
+# How many further steps a script is followed, where an optimizer has not stepped yet.
+_REPEATED_STEPS = 8
 
 
 class _Reached(BaseException):
@@ -125,17 +161,14 @@ def run(path: str, arguments: list[str], timeout: float) -> dict[str, Any]:
     script = _Script()
     sys.argv = [path, *arguments]
     sys.path.insert(0, os.path.dirname(path))
-    with script, script.precision, without_gpu(script.compiled), in_time(timeout, "optimizer step"):
+    eager = eager_instead_of_compiled(script.notes)
+    with script, script.precision, without_gpu(), eager, in_time(timeout, "optimizer step"):
         try:
             runpy.run_path(path, run_name="__main__")
         except _Reached:
             pass
-        except (Exception, SystemExit) as error:
-            if script.turns:
-                pass  # the step is known: what came after it only looked for the other optimizers'
-            elif not isinstance(error, SystemExit):
-                raise
-            else:
+        except SystemExit as error:
+            if not script.turns:
                 raise EstimateError(
                     "the script ended before its first optimizer step", received=f"exit code {error.code}",
                     expected="a training loop", hint="pass its arguments after `--`: `buoy plan train.py -- --data d`",
@@ -145,7 +178,14 @@ def run(path: str, arguments: list[str], timeout: float) -> dict[str, Any]:
             "the script came to its end without an optimizer step on a loss",
             received="no call of `optimizer.step` after `loss.backward`",
             expected="a PyTorch training loop with an optimizer that steps",
-            hint="give a function that returns model and batch: `buoy plan train.py:build`",
+            hint=WRITE_BUILD,
+        )
+    if script.idle:
+        raise EstimateError(
+            "an optimizer of the script was not seen to step",
+            received=", ".join(type(optimizer).__name__ for optimizer in script.idle),
+            expected="optimizers that each step within the first batches",
+            hint=f"make it only where it is used, or {WRITE_BUILD}",
         )
     _found = script
     return {
@@ -174,14 +214,13 @@ class _Script(TorchFunctionMode):
         self.turns: list[SeenTurn] = []
         self.built: list[weakref.ref[torch.optim.Optimizer]] = []
         self.idle: list[torch.optim.Optimizer] = []
-        """Optimizers that were built and not seen to step."""
-        self.beside: list[nn.Module] = []
+        """Optimizers that were built and have not stepped yet."""
+        self.others: list[nn.Module] = []
         """Modules with weights that the step does not call: a moving average, a teacher."""
+        self.notes: list[str] = []
         self._losses: list[tuple[From, bool]] = []
         self._repeated = 0
-        self._until = 0.0
         self.precision = AskedPrecision()
-        self.compiled: list[bool] = []
         self._undo: list[Callable[[], object]] = []
 
     def __enter__(self) -> _Script:
@@ -305,15 +344,13 @@ class _Script(TorchFunctionMode):
         def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
             return sum(loss_at(number, model, batch) for number in range(len(ends)))  # type: ignore[return-value]
 
-        if self.compiled:
-            torch.compile(holder)  # said while building: estimated as if it were not
         step: dict[str, Any] = {"model": holder, "batch": batch, "optimizer": self.optimizer, "loss": loss}
         numbers = iter(range(len(ends)))
         step["turns"] = [
             Turn([(partial(loss_at, next(numbers)), kept) for _, kept in turn.losses], turn.optimizer)
             for turn in turns
-        ] + [Turn([], optimizer, is_assumed=True) for optimizer in self.idle]
-        step["notes"] = hold_what_is_beside(holder, self.idle, self.beside)
+        ]
+        step["notes"] = self.notes + hold_others(holder, self.others)
         return step
 
     def _note(self, function: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
@@ -336,7 +373,7 @@ class _Script(TorchFunctionMode):
     @property
     def takes_turns(self) -> bool:
         """Whether the step has more than one optimizer."""
-        return len(self.turns) + len(self.idle) > 1
+        return len(self.turns) > 1
 
     def _leading_to(self, ends: list[From]) -> list[int]:
         wanted, found = [end.call for end in ends], set()
@@ -417,10 +454,10 @@ class _Script(TorchFunctionMode):
             needed = set(self._leading_to([loss for turn in self.turns for loss, _ in turn.losses]))
             self._forget(set(range(before.calls)) - needed)
         if self.optimizer is None:
-            self.optimizer, self._until = optimizer, time.monotonic() + _MORE_SECONDS
+            self.optimizer = optimizer
         self.idle = not_stepped(self.built, [turn.optimizer for turn in self.turns])
-        if not self.idle or self._repeated >= _REPEATED_STEPS or time.monotonic() > self._until:
-            self.beside = modules_alive()
+        if not self.idle or self._repeated >= _REPEATED_STEPS:
+            self.others = modules_alive()
             raise _Reached
         # Nothing is trained while the others are waited for: without gradients a step changes nothing.
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
@@ -438,7 +475,7 @@ class _Script(TorchFunctionMode):
         needed = set(self._leading_to([loss for loss, _ in self._losses]))
         gone = set(self._leading_to([loss for loss, kept in passed if not kept])) - needed
         for index, call in enumerate(self.calls):
-            # What was made of them beside the loss (how many were right) holds them too.
+            # What was made of them besides the loss (how many were right) holds them too.
             if index not in needed and any(source.call in gone for source in call.sources.values()):
                 gone.add(index)
         self._forget(gone)

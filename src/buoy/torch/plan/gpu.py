@@ -1,27 +1,29 @@
-"""Which mixed precision a rehearsed script asks for: without a GPU neither PyTorch nor the libraries on it grant it."""
+"""What a script that is run for its plan asks of a GPU which is not here: its devices, and which mixed precision.
+
+No GPU is touched, no more threads are made, and no process that trains is started.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
+from torch import nn
 
-from buoy.estimate.child import EstimateError
+from buoy._compat import patched
+from buoy.estimate.child import WRITE_BUILD, EstimateError
 from buoy.flight.imports import after_import
 
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _LIGHTNING = ["lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"]
-_ONE = (
-    "1",
-    "auto",
-    "-1",
-    "[0]",
-    "0,",
-)  # "auto" and -1 are all there are, which a plan's place may have one of
+# "auto" and -1 are all there are, which a plan's place may have one of.
+_ONE = ("1", "auto", "-1", "[0]", "0,")
 
 
 class AskedPrecision:
@@ -138,3 +140,61 @@ class AskedPrecision:
             init(trainer, *args, **kwargs)
 
         init = self._replace(importlib.import_module(name).Trainer, "__init__", made)
+
+
+HOST = torch.device("cpu")
+# Processes that make data: the DataLoader's workers, pools and managers.
+_DATA = ("torch.utils.data.", "multiprocessing.")
+
+
+def on_host(args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Where the script asks for a GPU it gets the host: no GPU is touched, and the tracer puts everything on one."""
+
+    def host(value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return torch.device("cpu") if value.type == "cuda" else value
+        return "cpu" if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")) else value
+
+    if "device" in named:
+        named["device"] = HOST if type(named["device"]) is int else host(named["device"])
+    return tuple(host(value) for value in args), named
+
+
+@contextlib.contextmanager
+def without_gpu() -> Iterator[None]:
+    """What scripts ask of CUDA besides its tensors; and no process of theirs trains."""
+    quiet: dict[tuple[Any, str], Any] = {
+        (torch.cuda, name): lambda *args, **kwargs: None
+        for name in ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats")
+    }
+    # Traces are forked off later: the threads of a pool would be missing there.
+    quiet[torch, "set_num_threads"] = lambda number: None
+    move = nn.Module.to
+
+    def moved(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        numbered = bool(args) and type(args[0]) is int
+        return move(module, *(HOST, *args[1:]) if numbered else args, **kwargs)
+
+    quiet[nn.Module, "to"] = moved
+    quiet[BaseProcess, "start"] = _started(BaseProcess.start)
+    with contextlib.ExitStack() as stack:
+        for (owner, name), ours in quiet.items():
+            stack.enter_context(patched(owner, name, ours))
+        yield
+
+
+def _started(start: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Starts workers that make data; a script that trains elsewhere would train for real there."""
+
+    def started(process: Any) -> None:
+        target = process._target
+        if target is not None and not str(target.__module__).startswith(_DATA):
+            raise EstimateError(
+                "the script trains in processes of its own",
+                received=f"it starts one for {target.__name__}()",
+                expected="a training loop in the script's own process",
+                hint=WRITE_BUILD,
+            )
+        start(process)
+
+    return started

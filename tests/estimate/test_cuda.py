@@ -19,7 +19,6 @@ from torch import nn  # noqa: E402
 
 from buoy.estimate.tracing import fake  # noqa: E402
 from buoy.estimate.tracing.steps import Job, trace_steps  # noqa: E402
-from buoy.estimate.tracing.tape import Device  # noqa: E402
 
 ROWS, WIDTH = 640, 384
 Loss = Callable[[Any, Any], Any]
@@ -33,11 +32,9 @@ def traced(
     device: str = "t4",
     **options: Any,
 ) -> Trace:
-    row = devices.by_id(device)
-    pretended = Device(row.capability, row.memory or 0, row.workspace, row.multiprocessors, row.threads)
     batch = (torch.zeros(ROWS, WIDTH, device="meta"),)
     loss = loss or (lambda model, batch: model(batch[0]).float().sum())
-    return trace_steps(Job(model, batch, loss, optimizer), pretended, **options)
+    return trace_steps(Job(model, batch, loss, optimizer), devices.by_id(device), **options)
 
 
 def linear(count: int = 1) -> nn.Module:
