@@ -16,7 +16,7 @@ import select
 import sys
 import time
 from dataclasses import asdict
-from typing import Any, NoReturn
+from typing import Any
 
 if __name__ == "__main__":  # started by path: make `import buoy` find the package this file belongs to, last
     sys.path[0:1] = []
@@ -25,8 +25,7 @@ if __name__ == "__main__":  # started by path: make `import buoy` find the packa
     )
 
 from buoy.checkpoint.lock import writes_for
-from buoy.checkpoint.manifest import MANIFEST, MOST_MANIFEST_BYTES, STATE, VALUES, pieces_of, size_of, unseal
-from buoy.checkpoint.mirror.folder import is_drive
+from buoy.checkpoint.manifest import MANIFEST, MOST_MANIFEST_BYTES, STATE, VALUES, pieces_of, unseal
 from buoy.checkpoint.mirror.owner import (
     BEAT_SECONDS,
     NotOurs,
@@ -36,7 +35,6 @@ from buoy.checkpoint.mirror.owner import (
     owner_of,
     refuse_anothers,
     refuse_two_machines,
-    sign_of_life,
 )
 from buoy.checkpoint.mirror.storage import (
     LOCK,
@@ -44,8 +42,8 @@ from buoy.checkpoint.mirror.storage import (
     STATUS_SCHEMA,
     Copy,
     DamagedSource,
-    GiveUp,
     Storage,
+    is_drive,
     is_half,
     is_url,
     open_storage,
@@ -54,11 +52,10 @@ from buoy.checkpoint.mirror.storage import (
 )
 from buoy.checkpoint.reader import open_checkpoint, read_manifest
 from buoy.checkpoint.retention import PASSING, Keep, is_enough, surplus, to_make_room
-from buoy.checkpoint.store import Store
-from buoy.checkpoint.unusable import Unusable
+from buoy.checkpoint.store import Store, Unusable
 from buoy.errors import BuoyError
 from buoy.flight.mirror import PERIOD, copy_tail, number_there
-from buoy.machine import files
+from buoy.machine import disk, files
 from buoy.machine.process import step_back
 from buoy.units import format_bytes
 
@@ -83,12 +80,10 @@ class Worker:
         self._there: dict[str, Copy] = {}
         self._unusable = set(orders["unusable"])
         """Names that were found damaged there when they were read, whatever their sizes say."""
-        self._proven: set[object] = set()
-        """What is there as it should be, by our own doing or by comparing it: only that is called safe."""
+        self._sent: set[object] = set()
+        """What this process has sent: only that is called safe."""
         self._left_out: set[object] = set()
         """What is damaged here, and what there is no room for beside newer ones there."""
-        self._sent: set[tuple[object, str]] = set()
-        """(checkpoint, file) that are there whole, by our own doing: not sent again after trouble."""
         self._refused = 0
         """So often in a row there was no room for a copy."""
         self._settled: list[str] | None = None
@@ -117,13 +112,10 @@ class Worker:
                 if self._status.values["trouble"] is not None:
                     self._status.set(trouble=None, not_ours=False)
                 retry = float(self._orders["retry"])
-            except GiveUp:
-                self._status.set(copying=None)
-                continue
             except Exception as error:  # noqa: BLE001 - a mirror that fails is tried again; nobody waits for it
                 done, pause = False, retry
                 retry = min(_RETRY_MOST, 2 * retry)
-                self._storage, self._there, self._proven, self._settled = None, {}, set(), None
+                self._storage, self._there, self._settled = None, {}, None
                 self._status.set(trouble=_in_words(error, self._where), copying=None)
                 if isinstance(error, NotOurs):
                     none = dict.fromkeys(("newest", "newest_made", "newest_safe"))
@@ -155,7 +147,7 @@ class Worker:
             self._there = {copy.name: copy for copy in there if copy.name not in self._unusable}
             self._report_there()
         storage = self._storage
-        self._show_life(storage)
+        self._renew(storage)
         if self._log.is_due:
             self._expect_ours(storage)
             self._log.copy(storage)
@@ -164,14 +156,12 @@ class Worker:
             self._status.beat()
             return True
         self._expect_ours(storage)
-        here = self._here()
-        if here and self._has(here[0]) and here[0].key not in self._proven:
-            self._prove(storage, here[0])
+        here = [copy for copy in _copies_here(self._run) if copy.key not in self._left_out]
         everything = {**self._there, **{copy.name: copy for copy in here}}
         unwanted = {copy.name for copy in surplus(list(everything.values()), self._keep)}
         missing = [copy for copy in here if not self._has(copy) and copy.name not in unwanted]
         if missing:
-            self._copy(storage, missing[0], newest=missing[0] is here[0])
+            self._copy(storage, missing[0])
         self._remove_surplus(storage)
         if missing:
             return False
@@ -179,84 +169,54 @@ class Worker:
         self._settled = names
         return True
 
-    def _copy(self, storage: Storage, copy: Copy, newest: bool) -> None:
+    def _copy(self, storage: Storage, copy: Copy) -> None:
+        """Send it, or learn that it cannot be sent; an error where it is to be tried again later."""
         folder = os.path.join(self._run, "checkpoints", copy.name)
-        began = checked = time.monotonic()
+        began = time.monotonic()
         moved = {"step": copy.step, "done": 0, "bytes": copy.bytes, "moved": time.time()}
         self._status.set(copying=moved)
 
         def progress(count: int) -> None:
-            nonlocal checked
             moved["done"] += count
             moved["moved"] = time.time()
             self._status.beat()
-            if time.monotonic() - checked > _LOOK_SECONDS:
-                checked = time.monotonic()
-                self._show_life(storage)
-                self._expect_wanted(copy, newest)
+            self._renew(storage)
 
         try:
             manifest = files.read_bounded(os.path.join(folder, MANIFEST), MOST_MANIFEST_BYTES)
             if unseal(manifest, folder) != copy.fields:
-                raise GiveUp  # another one has taken its name since the folder was read
-            sizes = storage.sizes().get(copy.name, {})
-            if MANIFEST in sizes:
-                # Of an earlier life, and maybe damaged. Its manifest must not stand beside files of this one.
+                return  # another one has taken its name since the folder was read
+            if copy.name in storage.sizes():
+                # Half a copy, or one of an earlier life, whose manifest must not stand beside files of this one.
                 storage.remove(copy.name)
                 self._there.pop(copy.name, None)
-                sizes = {}
             for file in (STATE, VALUES):
-                # Not what an earlier life has sent of this name: a size does not show what is in it.
-                if (copy.key, file) not in self._sent or sizes.get(file) != size_of(copy.fields, file):
-                    pieces = pieces_of(copy.fields, file)
-                    storage.put(os.path.join(folder, file), copy.name, file, pieces, progress)
-                    self._sent.add((copy.key, file))
+                storage.put(
+                    os.path.join(folder, file), copy.name, file, pieces_of(copy.fields, file), progress
+                )
             storage.write(copy.name, MANIFEST, manifest)
             if storage.read(copy.name, MANIFEST, len(manifest) + 1) != manifest:
                 raise OSError(errno.EIO, "the manifest did not read back as it was written")
         except (FileNotFoundError, BuoyError):
             if os.path.isdir(folder):
                 raise
-            raise GiveUp from None  # removed here while it was copied
-        except DamagedSource as error:
-            self._leave_out(copy, error)
+            return  # removed here while it was copied
+        except DamagedSource as error:  # what would arrive there would be so too
+            self._left_out.add(copy.key)
+            self._status.set(damaged_here=f"step {copy.step} here is damaged ({error.strerror})")
+            return
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT) and self._make_room(storage, copy, error.errno):
-                raise GiveUp from None  # tried again at once
+                return  # tried again at once
             raise
+        finally:
+            self._status.set(copying=None)
         self._there[copy.name] = copy
         self._refused = 0
         self._unusable.discard(copy.name)
-        self._proven.add(copy.key)
-        self._status.set(copying=None, damaged_here=None, copy_seconds=time.monotonic() - began)
+        self._sent.add(copy.key)
+        self._status.set(damaged_here=None, copy_seconds=time.monotonic() - began)
         self._report_there()
-
-    def _prove(self, storage: Storage, copy: Copy) -> None:
-        """Compare what an earlier life has sent, before it is called safe; else it is sent again."""
-        folder = os.path.join(self._run, "checkpoints", copy.name)
-        try:
-            good = all(
-                storage.holds(os.path.join(folder, file), copy.name, file, pieces_of(copy.fields, file))
-                for file in (STATE, VALUES)
-            )
-        except DamagedSource as error:
-            self._leave_out(copy, error)
-        except FileNotFoundError:
-            raise GiveUp from None  # removed here meanwhile
-        if good:
-            self._proven.add(copy.key)
-        else:
-            del self._there[copy.name]
-        self._report_there()
-
-    def _leave_out(self, copy: Copy, error: DamagedSource) -> NoReturn:
-        """The one here is damaged: what would arrive there would be so too."""
-        self._left_out.add(copy.key)
-        self._status.set(damaged_here=f"step {copy.step} here is damaged ({error.strerror})", copying=None)
-        raise GiveUp
-
-    def _here(self) -> list[Copy]:
-        return [copy for copy in _copies_here(self._run) if copy.key not in self._left_out]
 
     def _names_here(self) -> list[str]:
         try:
@@ -269,14 +229,6 @@ class Worker:
         there = self._there.get(copy.name)
         return there is not None and there.key == copy.key
 
-    def _expect_wanted(self, copy: Copy, newest: bool) -> None:
-        """An old one gives way to a new one; what was sent of it is used later."""
-        if newest:
-            return
-        here = self._here()
-        if here and not self._has(here[0]) and here[0].name != copy.name:
-            raise GiveUp
-
     def _remove_surplus(self, storage: Storage) -> None:
         """Retention there, never touching the newest."""
         for copy in surplus(list(self._there.values()), self._keep):
@@ -287,22 +239,24 @@ class Worker:
     def _make_room(self, storage: Storage, copy: Copy, number: int) -> bool:
         """Free what this copy needs (two good ones stay if that will do, else the newest); whether to try again."""
         self._refused += 1
-        if number == errno.ENOSPC and is_enough(storage.free(), copy.bytes) and self._refused <= PASSING:
+        space = None if is_url(self._where) else disk.space(self._where)
+        free = space.free if space is not None else 0
+        if number == errno.ENOSPC and is_enough(free, copy.bytes) and self._refused <= PASSING:
             return False  # the place itself has room: it may pass
         there = list(self._there.values())
         if any(other.age > copy.age for other in there):
             self._left_out.add(copy.key)  # an older one does not drive out a newer
             return True
         found = storage.sizes()
-        halves = [name for name in self._halves(found) if step_of(name) <= copy.step and name != copy.name]
+        halves = [name for name in self._halves(found) if step_of(name) <= copy.step]
         # Where a quota is full the disk still has room, and so nothing seems to be missing: one is tried then.
-        missing = max(1, copy.bytes - sum(found.get(copy.name, {}).values()) - storage.free())
+        missing = max(1, copy.bytes - sum(found.get(copy.name, {}).values()) - free)
         going = to_make_room(there, self._keep, missing) or to_make_room(there, self._keep, missing, 1)
         self._left_out.update(old.key for old in going)
         for name in [*halves, *(old.name for old in going)]:
             storage.remove(name)
             self._there.pop(name, None)
-        return bool(halves or going)
+        return bool(going or set(halves) - {copy.name})
 
     def _remove_halves(self, storage: Storage) -> None:
         """What nobody will finish: the step was made again, or the checkpoint removed here, while it was copied."""
@@ -315,8 +269,8 @@ class Worker:
         return {name for name, sizes in found.items() if is_half(sizes) and name not in self._there}
 
     def _report_there(self) -> None:
-        proven = [copy for copy in self._there.values() if copy.key in self._proven]
-        newest = max(proven or self._there.values(), key=lambda copy: copy.age, default=None)
+        sent = [copy for copy in self._there.values() if copy.key in self._sent]
+        newest = max(sent or self._there.values(), key=lambda copy: copy.age, default=None)
         before = self._status.values
         if newest is None:
             self._status.set(there={}, newest=None, newest_made=None, newest_safe=None)
@@ -326,21 +280,20 @@ class Worker:
             there={name: copy.digest for name, copy in sorted(self._there.items())},
             newest=newest.step,
             newest_made=newest.time,
-            newest_safe=((is_known and before["newest_safe"]) or time.time()) if proven else None,
+            newest_safe=((is_known and before["newest_safe"]) or time.time()) if sent else None,
         )
 
-    def _expect_ours(self, storage: Storage) -> None:
+    def _expect_ours(self, storage: Storage, **renew: bool) -> None:
         """Before anything is written there: two runs of one name must not write over each other."""
         place = f"{self._orders['shown']}/{self._name}"
-        expect_ours(storage, self._run, str(self._orders["life"]), place)
+        expect_ours(storage, self._run, str(self._orders["life"]), place, **renew)
 
-    def _show_life(self, storage: Storage) -> None:
+    def _renew(self, storage: Storage) -> None:
         """Now and then, and once when the training has ended: from then on another machine may take over."""
         if time.monotonic() < self._beat_due:
             return
-        self._expect_ours(storage)
         ended = self._training_ended()
-        sign_of_life(storage, self._run, str(self._orders["life"]), ended=ended)
+        self._expect_ours(storage, renew=True, ended=ended)
         self._beat_due = time.monotonic() + (float("inf") if ended else BEAT_SECONDS)
 
     def _copy_last_log(self) -> None:
