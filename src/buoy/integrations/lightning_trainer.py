@@ -27,7 +27,7 @@ from buoy._compat.lightning import (
 )
 from buoy._compat.torchmetrics import read_counts, write_counts
 from buoy.checkpoint.store import StoredTensor
-from buoy.integrations.batches import hint_in_a_trainer, samples_of, split_of
+from buoy.integrations.guarding import hint_in_a_trainer, samples_of, split_of
 from buoy.torch.state.tensors import kept
 from buoy.torch.step.snapshot import Snapshot
 from buoy.torch.step.transaction import Transaction

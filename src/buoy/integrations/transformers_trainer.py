@@ -17,7 +17,7 @@ import torch
 from buoy._compat.transformers import COUNTERS, set_waiting_loss, waiting_loss
 from buoy.checkpoint.store import StoredTensor
 from buoy.checkpoint.values import Container
-from buoy.integrations.batches import hint_in_a_trainer, samples_of
+from buoy.integrations.guarding import hint_in_a_trainer, samples_of
 from buoy.microbatch.errors import BadLoss
 from buoy.torch.data.rng import generator_state, set_generator_state
 from buoy.torch.state.tensors import kept
