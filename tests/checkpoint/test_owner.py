@@ -16,7 +16,7 @@ from buoy.checkpoint.mirror import owner
 from buoy.checkpoint.mirror.mirror import Mirror, read_status
 from buoy.checkpoint.mirror.owner import FILE, NotOurs, claim, expect_ours, life_of
 from buoy.checkpoint.mirror.storage import FolderStorage, UrlStorage
-from buoy.checkpoint.mirror.worker import _copies_here, fetch
+from buoy.checkpoint.mirror.worker import fetch
 from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.store import Store, newest_good
 from buoy.errors import UsageError
@@ -278,10 +278,10 @@ def test_the_list_compares_content_not_names(tmp_path: Path) -> None:
     mirrored(run, tmp_path / "drive", 10)
     assert listed("run", Store(run).list(), read_status(str(run))).splitlines()[2].endswith("yes")
 
-    made = _copies_here(str(run))[0]
+    made = Store(run).list()[0]
     shutil.rmtree(run / "checkpoints")
     save(run, 10, size=400)  # the same name and step, made in another life
-    assert _copies_here(str(run))[0].name == made.name
+    assert Store(run).list()[0].name == made.name
     assert listed("run", Store(run).list(), read_status(str(run))).splitlines()[2].endswith("no")
     assert os.path.exists(tmp_path / "drive" / "run" / "checkpoints" / made.name)
 

@@ -7,12 +7,14 @@ step, it is restored into a folder of its own, so that nothing newer is lost for
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import shlex
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from buoy.checkpoint import lock
@@ -58,16 +60,29 @@ _NAME = re.compile(r"step-([0-9]{9,18})(?:\.([0-9]{1,9}))?")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A checkpoint as its folder and manifest tell, its bytes not verified."""
+    """A checkpoint here or in a mirror, as its folder and manifest tell, its bytes not verified."""
 
     step: int
     folder: str
+    """Its whole path; of one in a mirror the name alone."""
     time: float | None
     """When it was saved, in seconds since 1970."""
     bytes: int
     about: dict[str, object]
     complete: bool
     """Whether the manifest is as written, every file has its size, and no search has found it damaged."""
+    fields: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
+    """Its manifest; empty where that cannot be read."""
+
+    @property
+    def name(self) -> str:
+        """What it is called, here and in the mirror."""
+        return os.path.basename(self.folder)
+
+    @property
+    def digest(self) -> str:
+        """What tells it from any other, also of the same name: its manifest has the checksum of every byte."""
+        return hashlib.sha256(json.dumps(self.fields, sort_keys=True).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +309,7 @@ def _entry(folder: str, step: int) -> Entry:
         whole = whole and not os.path.lexists(os.path.join(folder, _MARK))
         about = about or {}
         size += sum(size_of(fields, name) for name in (STATE, VALUES))
-        return Entry(step, folder, saved_at(about), size, about, whole)
+        return Entry(step, folder, saved_at(about), size, about, whole, fields)
     except BuoyError:
         return Entry(step, folder, None, 0, {}, complete=False)
 

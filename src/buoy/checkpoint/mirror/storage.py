@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import re
 import zlib
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, Any
+from typing import IO
 
 from buoy.checkpoint.manifest import (
     MANIFEST,
@@ -27,8 +26,9 @@ from buoy.checkpoint.manifest import (
     size_of,
     unseal,
 )
-from buoy.checkpoint.reader import decode_about, read_manifest
-from buoy.checkpoint.store import DAMAGED, HALF, NEWER, Unusable
+from buoy.checkpoint.reader import decode_about
+from buoy.checkpoint.retention import age
+from buoy.checkpoint.store import DAMAGED, HALF, NEWER, Entry, Unusable
 from buoy.errors import BuoyError, UsageError
 from buoy.machine import disk, files
 from buoy.machine.shared_folder import SharedFolder
@@ -347,49 +347,7 @@ def _os_errors() -> Iterator[None]:
         raise OSError(errno.EIO, f"{type(error).__name__}: {error}"[:300]) from error
 
 
-class Copy:
-    """A checkpoint, here or in the mirror, as retention sees it."""
-
-    def __init__(self, name: str, fields: dict[str, Any], size: int) -> None:
-        about = decode_about(fields)
-        if about is None:
-            raise ValueError("nothing about it")
-        self.name = name
-        self.fields = fields
-        self.step = int(fields["step"])
-        self.about: dict[str, object] = about
-        self.time = saved_at(about)
-        self.bytes = size
-        self.complete = True
-        self.digest = digest_of(fields)
-        """Its content: the manifest has the checksum of every byte."""
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Which one it is, among those of the same name that several lives of a run may make."""
-        return self.name, self.digest
-
-    @property
-    def age(self) -> tuple[int, float]:
-        """The newest is the greatest."""
-        return self.step, self.time or 0.0
-
-
-def digest_of(fields: dict[str, Any]) -> str:
-    """What tells a checkpoint from any other, by the fields of its manifest."""
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def is_there(folder: str, digests: dict[str, object]) -> bool:
-    """Whether the checkpoint in this folder is the one that a mirror holds under its name (name -> digest)."""
-    expected = digests.get(os.path.basename(folder))
-    try:
-        return expected is not None and digest_of(read_manifest(folder)[0]) == expected
-    except (OSError, BuoyError):
-        return False
-
-
-def survey(storage: Storage) -> tuple[list[Copy], list[Unusable]]:
+def survey(storage: Storage) -> tuple[list[Entry], list[Unusable]]:
     """The complete checkpoints there (by manifest and sizes), newest first, and what is there besides."""
     found, unusable = [], []
     for name, sizes in storage.sizes().items():
@@ -402,11 +360,11 @@ def survey(storage: Storage) -> tuple[list[Copy], list[Unusable]]:
                 raise
             # A pipe, a device, a link: nothing that a copy could be.
             one = Unusable(step_of(name), name, f"{MANIFEST}: {error.strerror}")
-        if isinstance(one, Copy):
+        if isinstance(one, Entry):
             found.append(one)
         else:
             unusable.append(one)
-    return sorted(found, key=lambda copy: copy.age, reverse=True), unusable
+    return sorted(found, key=age, reverse=True), unusable
 
 
 def is_half(sizes: dict[str, int]) -> bool:
@@ -423,7 +381,7 @@ def step_of(name: str) -> int:
     return int(name.removeprefix("step-").partition(".")[0])
 
 
-def _look_at(storage: Storage, name: str, sizes: dict[str, int]) -> Copy | Unusable:
+def _look_at(storage: Storage, name: str, sizes: dict[str, int]) -> Entry | Unusable:
     step, fault = step_of(name), DAMAGED
     if is_half(sizes):
         return Unusable(step, name, f"{MANIFEST} is not there: its copying was not finished", HALF)
@@ -437,7 +395,10 @@ def _look_at(storage: Storage, name: str, sizes: dict[str, int]) -> Copy | Unusa
                 return Unusable(step, name, f"{file}: it is not there")
             if found != expected:
                 return Unusable(step, name, f"{file}: {found} of {expected} bytes are there")
-        return Copy(name, fields, sum(sizes.values()))
+        about = decode_about(fields)
+        if about is None:
+            raise ValueError("nothing about it")
+        return Entry(step, name, saved_at(about), sum(sizes.values()), about, True, fields)
     except NewerCheckpoint as error:
         what, fault = f"{MANIFEST}: {error.received}", NEWER
     except BuoyError as error:

@@ -40,7 +40,6 @@ from buoy.checkpoint.mirror.storage import (
     LOCK,
     STATUS,
     STATUS_SCHEMA,
-    Copy,
     DamagedSource,
     Storage,
     is_drive,
@@ -50,9 +49,9 @@ from buoy.checkpoint.mirror.storage import (
     step_of,
     survey,
 )
-from buoy.checkpoint.reader import open_checkpoint, read_manifest
-from buoy.checkpoint.retention import PASSING, Keep, is_enough, surplus, to_make_room
-from buoy.checkpoint.store import Store, Unusable
+from buoy.checkpoint.reader import open_checkpoint
+from buoy.checkpoint.retention import PASSING, Keep, age, is_enough, surplus, to_make_room
+from buoy.checkpoint.store import Entry, Store, Unusable
 from buoy.errors import BuoyError
 from buoy.flight.mirror import PERIOD, copy_tail, number_there
 from buoy.machine import disk, files
@@ -77,7 +76,7 @@ class Worker:
         self._name = os.path.basename(self._run)
         self._keep = Keep(**orders["keep"])
         self._storage: Storage | None = None
-        self._there: dict[str, Copy] = {}
+        self._there: dict[str, Entry] = {}
         self._unusable = set(orders["unusable"])
         """Names that were found damaged there when they were read, whatever their sizes say."""
         self._sent: set[object] = set()
@@ -156,7 +155,7 @@ class Worker:
             self._status.beat()
             return True
         self._expect_ours(storage)
-        here = [copy for copy in _copies_here(self._run) if copy.key not in self._left_out]
+        here = [copy for copy in _copies_here(self._run) if _key(copy) not in self._left_out]
         everything = {**self._there, **{copy.name: copy for copy in here}}
         unwanted = {copy.name for copy in surplus(list(everything.values()), self._keep)}
         missing = [copy for copy in here if not self._has(copy) and copy.name not in unwanted]
@@ -169,9 +168,9 @@ class Worker:
         self._settled = names
         return True
 
-    def _copy(self, storage: Storage, copy: Copy) -> None:
+    def _copy(self, storage: Storage, copy: Entry) -> None:
         """Send it, or learn that it cannot be sent; an error where it is to be tried again later."""
-        folder = os.path.join(self._run, "checkpoints", copy.name)
+        folder = copy.folder
         began = time.monotonic()
         moved = {"step": copy.step, "done": 0, "bytes": copy.bytes, "moved": time.time()}
         self._status.set(copying=moved)
@@ -202,7 +201,7 @@ class Worker:
                 raise
             return  # removed here while it was copied
         except DamagedSource as error:  # what would arrive there would be so too
-            self._left_out.add(copy.key)
+            self._left_out.add(_key(copy))
             self._status.set(damaged_here=f"step {copy.step} here is damaged ({error.strerror})")
             return
         except OSError as error:
@@ -214,7 +213,7 @@ class Worker:
         self._there[copy.name] = copy
         self._refused = 0
         self._unusable.discard(copy.name)
-        self._sent.add(copy.key)
+        self._sent.add(_key(copy))
         self._status.set(damaged_here=None, copy_seconds=time.monotonic() - began)
         self._report_there()
 
@@ -224,10 +223,10 @@ class Worker:
         except OSError:
             return []
 
-    def _has(self, copy: Copy) -> bool:
+    def _has(self, copy: Entry) -> bool:
         """Whether this very checkpoint is there: another life may have made one of the same name."""
         there = self._there.get(copy.name)
-        return there is not None and there.key == copy.key
+        return there is not None and there.digest == copy.digest
 
     def _remove_surplus(self, storage: Storage) -> None:
         """Retention there, never touching the newest."""
@@ -236,7 +235,7 @@ class Worker:
             del self._there[copy.name]
             self._report_there()
 
-    def _make_room(self, storage: Storage, copy: Copy, number: int) -> bool:
+    def _make_room(self, storage: Storage, copy: Entry, number: int) -> bool:
         """Free what this copy needs (two good ones stay if that will do, else the newest); whether to try again."""
         self._refused += 1
         space = None if is_url(self._where) else disk.space(self._where)
@@ -244,15 +243,15 @@ class Worker:
         if number == errno.ENOSPC and is_enough(free, copy.bytes) and self._refused <= PASSING:
             return False  # the place itself has room: it may pass
         there = list(self._there.values())
-        if any(other.age > copy.age for other in there):
-            self._left_out.add(copy.key)  # an older one does not drive out a newer
+        if any(age(other) > age(copy) for other in there):
+            self._left_out.add(_key(copy))  # an older one does not drive out a newer
             return True
         found = storage.sizes()
         halves = [name for name in self._halves(found) if step_of(name) <= copy.step]
         # Where a quota is full the disk still has room, and so nothing seems to be missing: one is tried then.
         missing = max(1, copy.bytes - sum(found.get(copy.name, {}).values()) - free)
         going = to_make_room(there, self._keep, missing) or to_make_room(there, self._keep, missing, 1)
-        self._left_out.update(old.key for old in going)
+        self._left_out.update(_key(old) for old in going)
         for name in [*halves, *(old.name for old in going)]:
             storage.remove(name)
             self._there.pop(name, None)
@@ -269,8 +268,8 @@ class Worker:
         return {name for name, sizes in found.items() if is_half(sizes) and name not in self._there}
 
     def _report_there(self) -> None:
-        sent = [copy for copy in self._there.values() if copy.key in self._sent]
-        newest = max(sent or self._there.values(), key=lambda copy: copy.age, default=None)
+        sent = [copy for copy in self._there.values() if _key(copy) in self._sent]
+        newest = max(sent or self._there.values(), key=age, default=None)
         before = self._status.values
         if newest is None:
             self._status.set(there={}, newest=None, newest_made=None, newest_safe=None)
@@ -378,6 +377,11 @@ class Status:
             pass  # the local disk is full: the copies matter more than the report
 
 
+def _key(copy: Entry) -> tuple[str, str]:
+    """Which one it is, among those of the same name that several lives of a run may make."""
+    return copy.name, copy.digest
+
+
 def fetch(orders: dict[str, Any]) -> None:
     """Bring the newest good checkpoint (or the step asked for) back; what cannot be used on the way is named."""
     run, is_training = str(orders["run"]), orders["life"] is not None
@@ -390,8 +394,8 @@ def fetch(orders: dict[str, Any]) -> None:
     copies, unusable = survey(storage)
     answer(newest=copies[0].step if copies else None)
     # Of one step the whole one comes first: what stands beside it is of no interest then.
-    candidates: list[Copy | Unusable] = [*copies, *unusable]
-    candidates.sort(key=lambda one: (one.step, isinstance(one, Copy)), reverse=True)
+    candidates: list[Entry | Unusable] = [*copies, *unusable]
+    candidates.sort(key=lambda one: (one.step, isinstance(one, Entry)), reverse=True)
     for candidate in candidates:
         if orders["step"] is not None and candidate.step != orders["step"]:
             continue
@@ -439,12 +443,11 @@ def _make_ours(storage: Storage, orders: dict[str, Any]) -> bool:
     return True
 
 
-def _bring(storage: Storage, copy: Copy, run: str) -> str:
+def _bring(storage: Storage, copy: Entry, run: str) -> str:
     """The folder that it is now; `DamagedCheckpoint` when a byte is not as it was written."""
     for here in _copies_here(run):
-        folder = os.path.join(run, "checkpoints", here.name)
-        if here.digest == copy.digest and _reads_well(folder):
-            return folder
+        if here.digest == copy.digest and _reads_well(here.folder):
+            return here.folder
     checkpoints = os.path.join(run, "checkpoints")
     files.make_folder(run)
     files.make_folder(checkpoints)
@@ -487,17 +490,9 @@ def _reads_well(folder: str) -> bool:
     return True
 
 
-def _copies_here(run: str) -> list[Copy]:
+def _copies_here(run: str) -> list[Entry]:
     """The committed checkpoints of the run folder, newest first."""
-    found = []
-    for entry in Store(run).list():
-        if entry.complete:
-            try:
-                fields, _ = read_manifest(entry.folder)
-                found.append(Copy(os.path.basename(entry.folder), fields, entry.bytes))
-            except (OSError, BuoyError, ValueError):
-                continue
-    return found
+    return [entry for entry in Store(run).list() if entry.complete]
 
 
 def keep(orders: dict[str, Any]) -> None:
