@@ -79,8 +79,8 @@ class Worker:
         self._there: dict[str, Entry] = {}
         self._unusable = set(orders["unusable"])
         """Names that were found damaged there when they were read, whatever their sizes say."""
-        self._sent: set[object] = set()
-        """What this process has sent: only that is called safe."""
+        self._sent: dict[object, float] = {}
+        """What this process has sent, and when: only that is called safe."""
         self._left_out: set[object] = set()
         """What is damaged here, and what there is no room for beside newer ones there."""
         self._refused = 0
@@ -90,8 +90,11 @@ class Worker:
         self._status = Status(
             self._run, str(orders["shown"]), not is_url(self._where) and is_drive(self._where)
         )
-        self._log = LogTail(self._run, orders["attempt"] if is_url(self._where) else None)
-        self._beat_due = 0.0
+        self._attempt: str | None = orders["attempt"] if is_url(self._where) else None
+        """Whose log is copied: in a mirror that only fsspec reaches; into folders the recorder copies it itself."""
+        self._log_number: int | None = None
+        self._log_due = 0.0
+        self._beat_due = time.monotonic() + BEAT_SECONDS  # to claim the mirror was the first
         self._ended: float | None = None
         try:
             self._training = os.pidfd_open(int(orders["pid"]))
@@ -117,8 +120,8 @@ class Worker:
                 self._storage, self._there, self._settled = None, {}, None
                 self._status.set(trouble=_in_words(error, self._where), copying=None)
                 if isinstance(error, NotOurs):
-                    none = dict.fromkeys(("newest", "newest_made", "newest_safe"))
-                    self._status.set(there={}, not_ours=True, **none)
+                    self._status.set(not_ours=True)
+                    self._report_there()
             if is_last and (done or self._is_hopeless()):
                 self._copy_last_log()
                 return
@@ -147,10 +150,12 @@ class Worker:
             self._report_there()
         storage = self._storage
         self._renew(storage)
-        if self._log.is_due:
-            self._expect_ours(storage)
-            self._log.copy(storage)
-        names = self._names_here()
+        if time.monotonic() >= self._log_due:
+            self._copy_log(storage)
+        try:
+            names = sorted(os.listdir(os.path.join(self._run, "checkpoints")))
+        except OSError:
+            names = []
         if names == self._settled:
             self._status.beat()
             return True
@@ -158,13 +163,18 @@ class Worker:
         here = [copy for copy in _copies_here(self._run) if _key(copy) not in self._left_out]
         everything = {**self._there, **{copy.name: copy for copy in here}}
         unwanted = {copy.name for copy in surplus(list(everything.values()), self._keep)}
-        missing = [copy for copy in here if not self._has(copy) and copy.name not in unwanted]
+        copied = {_key(copy) for copy in self._there.values()}
+        missing = [copy for copy in here if _key(copy) not in copied and copy.name not in unwanted]
         if missing:
             self._copy(storage, missing[0])
-        self._remove_surplus(storage)
+        for copy in surplus(list(self._there.values()), self._keep):
+            self._remove(storage, copy.name)
         if missing:
             return False
-        self._remove_halves(storage)
+        # What nobody will finish: the step was made again, or the checkpoint removed here, while it was copied.
+        newest = max((copy.step for copy in self._there.values()), default=-1)
+        for name in _halves(storage.sizes(), newest):  # a newer one may be all that is left of its step
+            self._remove(storage, name)
         self._settled = names
         return True
 
@@ -187,12 +197,10 @@ class Worker:
                 return  # another one has taken its name since the folder was read
             if copy.name in storage.sizes():
                 # Half a copy, or one of an earlier life, whose manifest must not stand beside files of this one.
-                storage.remove(copy.name)
-                self._there.pop(copy.name, None)
+                self._remove(storage, copy.name)
             for file in (STATE, VALUES):
-                storage.put(
-                    os.path.join(folder, file), copy.name, file, pieces_of(copy.fields, file), progress
-                )
+                pieces = pieces_of(copy.fields, file)
+                storage.put(os.path.join(folder, file), copy.name, file, pieces, progress)
             storage.write(copy.name, MANIFEST, manifest)
             if storage.read(copy.name, MANIFEST, len(manifest) + 1) != manifest:
                 raise OSError(errno.EIO, "the manifest did not read back as it was written")
@@ -213,73 +221,46 @@ class Worker:
         self._there[copy.name] = copy
         self._refused = 0
         self._unusable.discard(copy.name)
-        self._sent.add(_key(copy))
+        self._sent[_key(copy)] = time.time()
         self._status.set(damaged_here=None, copy_seconds=time.monotonic() - began)
         self._report_there()
 
-    def _names_here(self) -> list[str]:
-        try:
-            return sorted(os.listdir(os.path.join(self._run, "checkpoints")))
-        except OSError:
-            return []
-
-    def _has(self, copy: Entry) -> bool:
-        """Whether this very checkpoint is there: another life may have made one of the same name."""
-        there = self._there.get(copy.name)
-        return there is not None and there.digest == copy.digest
-
-    def _remove_surplus(self, storage: Storage) -> None:
-        """Retention there, never touching the newest."""
-        for copy in surplus(list(self._there.values()), self._keep):
-            storage.remove(copy.name)
-            del self._there[copy.name]
-            self._report_there()
+    def _remove(self, storage: Storage, name: str) -> None:
+        storage.remove(name)
+        self._there.pop(name, None)
+        self._report_there()
 
     def _make_room(self, storage: Storage, copy: Entry, number: int) -> bool:
         """Free what this copy needs (two good ones stay if that will do, else the newest); whether to try again."""
         self._refused += 1
-        space = None if is_url(self._where) else disk.space(self._where)
-        free = space.free if space is not None else 0
-        if number == errno.ENOSPC and is_enough(free, copy.bytes) and self._refused <= PASSING:
+        if number == errno.ENOSPC and is_enough(self._free(), copy.bytes) and self._refused <= PASSING:
             return False  # the place itself has room: it may pass
         there = list(self._there.values())
         if any(age(other) > age(copy) for other in there):
             self._left_out.add(_key(copy))  # an older one does not drive out a newer
             return True
-        found = storage.sizes()
-        halves = [name for name in self._halves(found) if step_of(name) <= copy.step]
+        halves = _halves(storage.sizes(), copy.step)
+        for name in halves:
+            self._remove(storage, name)
         # Where a quota is full the disk still has room, and so nothing seems to be missing: one is tried then.
-        missing = max(1, copy.bytes - sum(found.get(copy.name, {}).values()) - free)
+        missing = max(1, copy.bytes - self._free())
         going = to_make_room(there, self._keep, missing) or to_make_room(there, self._keep, missing, 1)
-        self._left_out.update(_key(old) for old in going)
-        for name in [*halves, *(old.name for old in going)]:
-            storage.remove(name)
-            self._there.pop(name, None)
+        for old in going:
+            self._left_out.add(_key(old))
+            self._remove(storage, old.name)
         return bool(going or set(halves) - {copy.name})
 
-    def _remove_halves(self, storage: Storage) -> None:
-        """What nobody will finish: the step was made again, or the checkpoint removed here, while it was copied."""
-        newest = max((copy.step for copy in self._there.values()), default=-1)
-        for name in self._halves(storage.sizes()):
-            if step_of(name) <= newest:  # else it may be all that is left of its step
-                storage.remove(name)
-
-    def _halves(self, found: dict[str, dict[str, int]]) -> set[str]:
-        return {name for name, sizes in found.items() if is_half(sizes) and name not in self._there}
+    def _free(self) -> int:
+        space = None if is_url(self._where) else disk.space(self._where)
+        return space.free if space is not None else 0
 
     def _report_there(self) -> None:
-        sent = [copy for copy in self._there.values() if _key(copy) in self._sent]
-        newest = max(sent or self._there.values(), key=age, default=None)
-        before = self._status.values
-        if newest is None:
-            self._status.set(there={}, newest=None, newest_made=None, newest_safe=None)
-            return
-        is_known = (before["newest"], before["newest_made"]) == (newest.step, newest.time)
+        newest = max(self._there.values(), key=age, default=None)
         self._status.set(
             there={name: copy.digest for name, copy in sorted(self._there.items())},
-            newest=newest.step,
-            newest_made=newest.time,
-            newest_safe=((is_known and before["newest_safe"]) or time.time()) if sent else None,
+            newest=newest.step if newest is not None else None,
+            newest_made=newest.time if newest is not None else None,
+            newest_safe=self._sent.get(_key(newest)) if newest is not None else None,
         )
 
     def _expect_ours(self, storage: Storage, **renew: bool) -> None:
@@ -295,11 +276,24 @@ class Worker:
         self._expect_ours(storage, renew=True, ended=ended)
         self._beat_due = time.monotonic() + (float("inf") if ended else BEAT_SECONDS)
 
+    def _copy_log(self, storage: Storage) -> None:
+        """Under a number that no other machine's log has there."""
+        self._log_due = time.monotonic() + PERIOD
+        if self._attempt is not None:
+            self._expect_ours(storage)
+            if self._log_number is None:
+                self._log_number = number_there(self._attempt, storage.read_beside)
+            marker = os.path.join(self._run, "run.json")
+            copy_tail(self._attempt, marker, self._log_number, storage.write_beside)
+
     def _copy_last_log(self) -> None:
+        if self._attempt is None or self._storage is None:
+            return
+        until = time.monotonic() + _VERDICT_SECONDS  # the recorder needs a moment for it
+        while time.monotonic() < until and not os.path.exists(os.path.join(self._attempt, "verdict.json")):
+            time.sleep(_LOOK_SECONDS)
         try:
-            if self._storage is not None and self._log.wait_for_verdict():
-                self._expect_ours(self._storage)
-                self._log.copy(self._storage)
+            self._copy_log(self._storage)
         except OSError:
             pass  # the checkpoints are safe, or the mirror is another's; the log is here
 
@@ -314,37 +308,6 @@ class Worker:
             select.select([self._training], [], [], seconds)
         else:
             time.sleep(seconds)
-
-
-class LogTail:
-    """The flight log's tail in a mirror that only fsspec reaches; into folders the recorder copies it itself."""
-
-    def __init__(self, run: str, attempt: str | None) -> None:
-        self._run, self._attempt = run, attempt
-        self._due = 0.0
-        self._number: int | None = None
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it is time for the next copy."""
-        return self._attempt is not None and time.monotonic() >= self._due
-
-    def wait_for_verdict(self) -> bool:
-        """The recorder needs a moment for it; whether there is a log to copy."""
-        if self._attempt is None:
-            return False
-        until = time.monotonic() + _VERDICT_SECONDS
-        while time.monotonic() < until and not os.path.exists(os.path.join(self._attempt, "verdict.json")):
-            time.sleep(_LOOK_SECONDS)
-        return True
-
-    def copy(self, storage: Storage) -> None:
-        """Copy it, under a number that no other machine's log has there."""
-        assert self._attempt is not None
-        self._due = time.monotonic() + PERIOD
-        if self._number is None:
-            self._number = number_there(self._attempt, storage.read_beside)
-        copy_tail(self._attempt, os.path.join(self._run, "run.json"), self._number, storage.write_beside)
 
 
 class Status:
@@ -375,6 +338,11 @@ class Status:
             files.write_json(self._path, {**self.values, "wall": time.time()})
         except OSError:
             pass  # the local disk is full: the copies matter more than the report
+
+
+def _halves(found: dict[str, dict[str, int]], newest: int) -> list[str]:
+    """Copies that were not finished, of steps up to this one."""
+    return [name for name, sizes in found.items() if is_half(sizes) and step_of(name) <= newest]
 
 
 def _key(copy: Entry) -> tuple[str, str]:
