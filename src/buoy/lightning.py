@@ -42,7 +42,7 @@ _SHARDED = ("FSDP", "DeepSpeed", "ModelParallel", "XLA")
 class Guard(TrainerGuard, _pl.Callback):  # type: ignore[misc]
     """Checkpoints and out-of-memory recovery for `Trainer.fit`, and the way back to the same bits after any death.
 
-    A run that was killed goes on at the batch after its newest checkpoint when the same script is started again.
+    A run that was killed resumes at the batch after its newest checkpoint when the same script is started again.
     A batch that does not fit is done in micro-batches, with the same gradient.
 
         Trainer(max_epochs=10, callbacks=[buoy.lightning.Guard("runs/cats")]).fit(model, loader)

@@ -37,7 +37,7 @@ _trainer: Any = import_module("transformers.trainer")
 class Guard(TrainerGuard, transformers.TrainerCallback):
     """Checkpoints and out-of-memory recovery for `Trainer.train`, and the way back to the same bits after any death.
 
-    A run that was killed goes on at the step after its newest checkpoint when the same script is started again.
+    A run that was killed resumes at the step after its newest checkpoint when the same script is started again.
     A batch that does not fit is done in micro-batches, with the same gradient.
 
         Trainer(model, args, train_dataset=data, callbacks=[buoy.transformers.Guard("runs/cats")]).train()

@@ -26,7 +26,7 @@ SAFE = 2
 _PATIENCE = 10.0
 """Seconds for a removal; where it takes longer, saving would not go well either."""
 _GROWN = 1.1
-"""A checkpoint that is so many times the planned size is planned for anew."""
+"""A checkpoint that is so many times the planned size is planned for again."""
 _SHORT_SECONDS = 1800.0
 """So long after room was short for them fewer are kept; then as many as the disk says it has room for."""
 _PAGES = 16 << 10
@@ -193,7 +193,7 @@ def _pinned(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def _history(good: Sequence[Entry], keep: Keep) -> list[Entry]:
-    """The first of each period, counted from the epoch so that what once stayed goes on to stay."""
+    """The first of each period, counted from the epoch so that what once stayed still stays."""
     if keep.every is None:
         return []
     first: dict[int, Entry] = {}
@@ -463,7 +463,7 @@ class DiskBudget:
         return f"the loss or a weight is not a finite number at step {step}; checkpoints are made as ever, and {kept}"
 
     def newest_step(self) -> int | None:
-        """The step of the newest that looks whole; None when there is none or it cannot be told."""
+        """The step of the newest that looks whole; None when there is none or it is not known."""
         try:
             return next((entry.step for entry in self._store.list() if entry.complete), None)
         except Exception:  # noqa: BLE001 - only words depend on it

@@ -125,7 +125,7 @@ class Guarding:
 
     @property
     def resumed(self) -> bool:
-        """Whether this fit goes on from a checkpoint."""
+        """Whether this fit resumes from a checkpoint."""
         return bool(self.place)
 
     def replace(self, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
@@ -193,7 +193,7 @@ class Guarding:
         self._saves.measured(plain)
 
     def wish(self, pin: str | None) -> None:
-        """A person asks for a checkpoint: it is made at the next safe point."""
+        """A user asks for a checkpoint: it is made at the next safe point."""
         self._saves.wish("user", pin)
 
     def finished(self, step: int, epoch: int, **place: Any) -> Receipt | None:

@@ -46,7 +46,7 @@ class Held:
         """What was logged in this epoch before a resume, by key, until the key is logged again."""
         self.outputs: list[tuple[int, dict[str, Any]]] = []
         self.size: int | None = None
-        """Samples of the part that is computed; None: nothing is, and what is logged goes on at once."""
+        """Samples of the part that is computed; None: nothing is, and what is logged is passed on at once."""
         self._logs: list[Log] = []
         self._results = results
         self._log: Callable[..., None] = results.log

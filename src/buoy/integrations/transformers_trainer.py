@@ -103,7 +103,7 @@ class TrainerState:
 
 
 def _names_of_library(kind: type) -> set[str]:
-    """Attributes that transformers' own code reads or writes: it restores them itself, or makes them anew."""
+    """Attributes that transformers' own code reads or writes: it restores them itself, or makes them again."""
     theirs = [each for each in kind.__mro__ if each.__module__.partition(".")[0] == "transformers"]
     codes = [value.__code__ for each in theirs for value in vars(each).values() if hasattr(value, "__code__")]
     return {name for code in codes for name in code.co_names}

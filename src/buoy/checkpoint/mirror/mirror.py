@@ -131,7 +131,7 @@ class Mirror:
             self._alive.close()
         self._alive = starter.stdout
 
-    # -- while the training goes on ---------------------------------------------------------------------------
+    # -- while the training runs ----------------------------------------------------------------------------
 
     def report(self, now: float, trouble: Trouble, say: Say) -> None:
         """Look every few seconds at what its process says, and pass on what a user should know."""

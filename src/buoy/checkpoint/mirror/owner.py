@@ -159,7 +159,7 @@ def _id_here(run: str) -> str | None:
 
 
 def _is_trained_here(there: dict[str, Any], run: str) -> bool:
-    """Whether the owner is another folder of this machine in which a training goes on now."""
+    """Whether the owner is another folder of this machine in which a training runs now."""
     other = there["path"]
     return (
         other != os.path.realpath(run)
