@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
 from inspect import signature
@@ -20,10 +18,9 @@ from buoy._compat.lightning import (
     show_again,
     train_loaders,
 )
-from buoy.checkpoint.retention import Keep
 from buoy.errors import UsageError
 from buoy.flight.last_words import leave_out_ours
-from buoy.integrations.guarding import Guarding, refuse_many_processes
+from buoy.integrations.guarding import Guarding, TrainerGuard, refuse_many_processes
 from buoy.integrations.lightning_trainer import (
     Held,
     StepTransaction,
@@ -33,68 +30,26 @@ from buoy.integrations.lightning_trainer import (
     transactional,
 )
 from buoy.machine.process import is_rehearsal
-from buoy.planner.result import Plan
 from buoy.torch.data.loader import ResumableLoader
 from buoy.torch.state.state_dict import tracked
-from buoy.training import recording
 from buoy.training.messages import say
-from buoy.training.options import Options, folder_name
 
 _LIBRARY = find_library()
 _pl: Any = import_module(_LIBRARY)
 _SHARDED = ("FSDP", "DeepSpeed", "ModelParallel", "XLA")
 
 
-class Guard(_pl.Callback):  # type: ignore[misc]
+class Guard(TrainerGuard, _pl.Callback):  # type: ignore[misc]
     """Checkpoints and out-of-memory recovery for `Trainer.fit`, and the way back to the same bits after any death.
 
-    A run that was killed goes on at the batch after its newest checkpoint when the same script is started again.
+    A run that was killed resumes at the batch after its newest checkpoint when the same script is started again.
     A batch that does not fit is done in micro-batches, with the same gradient.
 
         Trainer(max_epochs=10, callbacks=[buoy.lightning.Guard("runs/cats")]).fit(model, loader)
     """
 
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        mirror: str | None = None,
-        time_limit: str | float | None = None,
-        disk: str | None = None,
-        save: str | int | None = None,
-        keep: Keep | int | None = None,
-        seed: int | None = None,
-        micro_batch: int | None = None,
-        inexact: tuple[str, ...] = (),
-        memory_cap: str | int | None = None,
-        remedies: tuple[str, ...] | str = (),
-        plan: Plan | None = None,
-    ) -> None:
-        super().__init__()
-        self.options = Options(
-            mirror=mirror, time_limit=time_limit, disk=disk, save=save, keep=keep, seed=seed,
-            micro_batch=micro_batch, inexact=inexact, memory_cap=memory_cap, remedies=remedies, plan=plan,
-        )  # fmt: skip
-        self.folder = folder_name(folder)
-        self._fit: _Fit | None = None
-
-    def __repr__(self) -> str:
-        return f"<buoy.lightning.Guard {self.folder}>"
-
-    def _repr_html_(self) -> str:
-        from buoy.view.cards import guard_card
-
-        return guard_card(repr(self), self.folder)
-
-    @property
-    def resumed(self) -> bool:
-        """Whether this fit goes on from a checkpoint."""
-        return self._fit is not None and self._fit.guarding.resumed
-
-    def save(self, *, pin: str | None = None) -> None:
-        """A checkpoint before the next batch. A pinned one is never deleted."""
-        if self._fit is not None:
-            self._fit.guarding.wish(pin)
+    library = "lightning"
+    _fit: _Fit | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """The guard comes last: at its turn every other callback has done what it does."""
@@ -106,6 +61,7 @@ class Guard(_pl.Callback):  # type: ignore[misc]
             return
         _refuse(trainer, pl_module)
         self._fit = _Fit(self, trainer, pl_module)
+        self.guarding = self._fit.guarding
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The loop begins."""
@@ -148,9 +104,9 @@ class Guard(_pl.Callback):  # type: ignore[misc]
         self._close()
 
     def _close(self) -> None:
-        if self._fit is not None:
-            fit, self._fit = self._fit, None
-            fit.close()
+        if self.guarding is not None:
+            guarding, self.guarding, self._fit = self.guarding, None, None
+            guarding.stack.close()
 
 
 class _Fit:
@@ -158,26 +114,23 @@ class _Fit:
 
     def __init__(self, guard: Guard, trainer: Any, module: Any) -> None:
         self._trainer = trainer
-        self._stack = ExitStack()
         self.loader: ResumableLoader | None = None
         held = Held(results_of(trainer), trainer.lightning_module)
-        self._stack.callback(held.remove)
         self._state = TrainerState(trainer, held)
         try:
-            self.guarding = Guarding(
-                guard.folder, "lightning", guard.options, partial(StepTransaction, module, held),
-            )  # fmt: skip
-            keeper = self.guarding.keeper
-            recording.record_plan(guard.options.plan, keeper.recorder.event)
-            self._stack.callback(keeper.finish)
-            self._stack.callback(recording.compare, guard.options.plan, keeper.recorder.event, say)
+            self.guarding = guarding = Guarding(guard, partial(StepTransaction, module, held))
+        except BaseException:
+            held.remove()
+            raise
+        guarding.stack.callback(held.remove)
+        try:
             self._begin(module)
-            self._stack.callback(transactional(trainer, _LIBRARY, held, self.guarding.micro.backward))
-            self._replace(trainer.strategy, "process_dataloader", self._process_loader)
-            self._replace(trainer.fit_loop.epoch_loop, "advance", self._advance)
+            guarding.stack.callback(transactional(trainer, _LIBRARY, held, guarding.micro.backward))
+            guarding.replace(trainer.strategy, "process_dataloader", self._process_loader)
+            guarding.replace(trainer.fit_loop.epoch_loop, "advance", self._advance)
             self._take_over_data()
         except BaseException:
-            self.close()
+            guarding.stack.close()
             raise
 
     def _begin(self, module: Any) -> None:
@@ -190,10 +143,6 @@ class _Fit:
         if self.guarding.resumed:
             self._go_back()
 
-    def close(self) -> None:
-        """Leave the trainer as it was found."""
-        self._stack.close()
-
     def training_begins(self) -> None:
         """From here on signals wait for a safe point."""
         loaders = train_loaders(self._trainer) or []
@@ -204,7 +153,7 @@ class _Fit:
                 expected="one DataLoader",
                 hint="join the datasets in one, with torch.utils.data.StackDataset for example",
             )
-        self._stack.enter_context(self.guarding.keeper.loop())
+        self.guarding.stack.enter_context(self.guarding.keeper.loop())
 
     def _go_back(self) -> None:
         """The counters stand at the saved place; let the loop begin that epoch."""
@@ -216,17 +165,13 @@ class _Fit:
         self._state.loads_loops = not finished
         if finished and trainer.fit_loop.done:
             # Lightning empties it before it finds nothing to do.
-            self._stack.callback(show_again, trainer, dict(trainer.callback_metrics))
+            guarding.stack.callback(show_again, trainer, dict(trainer.callback_metrics))
             say(
                 f"{guarding.keeper.folder} is finished: {trainer.current_epoch} epochs, {guarding.saved_step} steps; "
                 "the model has its final weights. More epochs train on; another training needs a folder of its own"
             )
         else:
             say(f"resumed from step {guarding.saved_step} (epoch {trainer.current_epoch + 1})")
-
-    def _replace(self, owner: Any, name: str, replacement: Any) -> None:
-        setattr(owner, name, partial(replacement, getattr(owner, name)))
-        self._stack.callback(vars(owner).pop, name, None)
 
     def _take_over_data(self) -> None:
         """`trainer.estimated_stepping_batches`, read in `configure_optimizers`, has had the data set up before us."""

@@ -8,7 +8,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -17,73 +16,40 @@ import transformers
 
 import buoy.training  # noqa: F401 - the first of ours: it says in one sentence that it needs Linux
 from buoy._compat.transformers import FIND_PLACE, LOAD_CALLBACKS, LOADERS, missing
-from buoy.checkpoint.retention import Keep
 from buoy.errors import UsageError
 from buoy.flight.last_words import leave_out_ours
-from buoy.integrations.batches import samples_of, split_of
-from buoy.integrations.guarding import Guarding, refuse_many_processes
+from buoy.integrations.guarding import (
+    Guarding,
+    TrainerGuard,
+    refuse_many_processes,
+    samples_of,
+    split_of,
+)
 from buoy.integrations.transformers_trainer import StepLoss, StepTransaction, TrainerState, plain
 from buoy.machine.process import is_rehearsal
-from buoy.planner.result import Plan
 from buoy.torch.data.loader import ResumableLoader
 from buoy.torch.state.state_dict import tracked
-from buoy.training import recording
 from buoy.training.messages import say
-from buoy.training.options import Options, folder_name
 
 _trainer: Any = import_module("transformers.trainer")
 
 
-class Guard(transformers.TrainerCallback):
+class Guard(TrainerGuard, transformers.TrainerCallback):
     """Checkpoints and out-of-memory recovery for `Trainer.train`, and the way back to the same bits after any death.
 
-    A run that was killed goes on at the step after its newest checkpoint when the same script is started again.
+    A run that was killed resumes at the step after its newest checkpoint when the same script is started again.
     A batch that does not fit is done in micro-batches, with the same gradient.
 
         Trainer(model, args, train_dataset=data, callbacks=[buoy.transformers.Guard("runs/cats")]).train()
     """
 
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        mirror: str | None = None,
-        time_limit: str | float | None = None,
-        disk: str | None = None,
-        save: str | int | None = None,
-        keep: Keep | int | None = None,
-        seed: int | None = None,
-        micro_batch: int | None = None,
-        inexact: tuple[str, ...] = (),
-        memory_cap: str | int | None = None,
-        remedies: tuple[str, ...] | str = (),
-        plan: Plan | None = None,
-    ) -> None:
-        self.options = Options(
-            mirror=mirror, time_limit=time_limit, disk=disk, save=save, keep=keep, seed=seed,
-            micro_batch=micro_batch, inexact=inexact, memory_cap=memory_cap, remedies=remedies, plan=plan,
-        )  # fmt: skip
-        self.folder = folder_name(folder)
-        self._training: _Training | None = None
+    library = "transformers"
+    _training: _Training | None = None
+
+    @functools.wraps(TrainerGuard.__init__)  # type: ignore[misc]
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         _teach_trainer()
-
-    def __repr__(self) -> str:
-        return f"<buoy.transformers.Guard {self.folder}>"
-
-    def _repr_html_(self) -> str:
-        from buoy.view.cards import guard_card
-
-        return guard_card(repr(self), self.folder)
-
-    @property
-    def resumed(self) -> bool:
-        """Whether this training goes on from a checkpoint."""
-        return self._training is not None and self._training.guarding.resumed
-
-    def save(self, *, pin: str | None = None) -> None:
-        """A checkpoint before the next step. A pinned one is never deleted."""
-        if self._training is not None:
-            self._training.guarding.wish(pin)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Model, optimizer and scheduler are built."""
@@ -117,11 +83,12 @@ class Guard(transformers.TrainerCallback):
             return original(trainer, **arguments)
         _refuse(trainer)
         self._training = training = _Training(self, trainer)
+        self.guarding = training.guarding
         try:
             return training.run(original, arguments)
         finally:
-            self._training = None
-            training.close()
+            self._training = self.guarding = None
+            training.guarding.stack.close()
 
 
 class _Training:
@@ -129,38 +96,27 @@ class _Training:
 
     def __init__(self, guard: Guard, trainer: Any) -> None:
         self._trainer = trainer
-        self._stack = ExitStack()
         self._loader: ResumableLoader | None = None
         self._loss = StepLoss(trainer, trainer.training_step)
-        self.guarding = Guarding(
-            guard.folder, "transformers", guard.options, partial(StepTransaction, self._loss),
-        )  # fmt: skip
-        keeper = self.guarding.keeper
-        recording.record_plan(guard.options.plan, keeper.recorder.event)
-        self._stack.callback(keeper.finish)
-        self._stack.callback(recording.compare, guard.options.plan, keeper.recorder.event, say)
+        self.guarding = Guarding(guard, partial(StepTransaction, self._loss))
         self._is_over = False
         """Nothing is left to train."""
-
-    def close(self) -> None:
-        """Leave the trainer as it was found."""
-        self._stack.close()
 
     def run(self, original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """The trainer's own `train`, with our data, steps and safe points."""
         guarding, trainer = self.guarding, self._trainer
-        self._replace("get_train_dataloader", self._get_loader)
-        self._replace("training_step", self._training_step)
-        self._replace("get_batch_samples", self._between_steps)
+        guarding.replace(trainer, "get_train_dataloader", self._get_loader)
+        guarding.replace(trainer, "training_step", self._training_step)
+        guarding.replace(trainer, "get_batch_samples", self._between_steps)
         if guarding.resumed:
             arguments = {**arguments, "resume_from_checkpoint": self._pretended_checkpoint()}
             for name in LOADERS:
-                self._replace(name, _nothing)
-            self._replace(LOAD_CALLBACKS, self._name_callbacks)
+                guarding.replace(trainer, name, _nothing)
+            guarding.replace(trainer, LOAD_CALLBACKS, self._name_callbacks)
             if hasattr(trainer, FIND_PLACE):
-                self._replace(FIND_PLACE, self._place)
+                guarding.replace(trainer, FIND_PLACE, self._place)
             skips = trainer.args.ignore_data_skip
-            self._stack.callback(setattr, trainer.args, "ignore_data_skip", skips)
+            guarding.stack.callback(setattr, trainer.args, "ignore_data_skip", skips)
             trainer.args.ignore_data_skip = False
         with guarding.keeper.loop():
             made = original(trainer, **arguments)
@@ -243,7 +199,7 @@ class _Training:
             f"{self.guarding.keeper.folder} is finished: {state.global_step} steps; the model has its final "
             "weights. More epochs train on; another training needs a folder of its own"
         )
-        self._replace("log", _nothing)  # what `train` would log is of no step
+        self.guarding.replace(self._trainer, "log", _nothing)  # what `train` would log is of no step
         return sys.maxsize, 0
 
     def _name_callbacks(self, original: Callable[..., Any]) -> None:
@@ -266,14 +222,10 @@ class _Training:
 
     def _pretended_checkpoint(self) -> str:
         """A folder with the trainer's state alone: by it `train` finds the place, and loads nothing else."""
-        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="buoy-"))
+        folder = self.guarding.stack.enter_context(tempfile.TemporaryDirectory(prefix="buoy-"))
         with open(os.path.join(folder, _trainer.TRAINER_STATE_NAME), "w", encoding="utf-8") as file:
             json.dump(self.guarding.place["state"], file)
         return folder
-
-    def _replace(self, name: str, replacement: Callable[..., Any]) -> None:
-        setattr(self._trainer, name, partial(replacement, getattr(self._trainer, name, None)))
-        self._stack.callback(vars(self._trainer).pop, name, None)
 
 
 def _make_generators(collator: Any) -> None:

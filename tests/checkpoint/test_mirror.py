@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from buoy.checkpoint.manifest import STATE, pieces_of
-from buoy.checkpoint.mirror.folder import FolderStorage
+from buoy.checkpoint.manifest import STATE
 from buoy.checkpoint.mirror.mirror import Mirror
-from buoy.checkpoint.reader import read_manifest
+from buoy.checkpoint.mirror.storage import FolderStorage
 from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.store import Store
 from buoy.errors import UsageError
@@ -271,25 +270,6 @@ train(sys.argv[1], mirror=sys.argv[2], steps=65, save=10, pause=0.01, each=each)
     assert "step 40 safe in the mirror" in listed and "nobody copies any more" in listed
 
 
-def test_an_interrupted_copy_goes_on_from_its_last_good_piece(tmp_path: Path) -> None:
-    train(
-        tmp_path / "run", tmp_path / "drive", "train(sys.argv[1], steps=2, save=1, size=3_000_000, pause=0)"
-    )
-    folder = Path(Store(str(tmp_path / "run")).list()[0].folder)
-    fields, _ = read_manifest(str(folder))
-    pieces = pieces_of(fields, STATE)
-    whole = (folder / STATE).read_bytes()
-    home = FolderStorage(str(tmp_path / "second"), "run")
-    target = tmp_path / "second" / "run" / "checkpoints" / folder.name
-    target.mkdir(parents=True)
-    (target / f"{STATE}.part").write_bytes(whole[: sum(length for length, _ in pieces[:2])] + b"torn")
-    moved: list[int] = []
-
-    home.put(str(folder / STATE), folder.name, STATE, pieces, moved.append)
-    assert moved[0] == sum(length for length, _ in pieces[:2]) and sum(moved) == len(whole)
-    assert (target / STATE).read_bytes() == whole
-
-
 def test_old_copies_go_truncated_where_the_trash_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,7 +278,7 @@ def test_old_copies_go_truncated_where_the_trash_counts(
     copies = tmp_path / "drive" / "run" / "checkpoints"
     trash = tmp_path / "trash"
     os.link(copies / "step-000000045" / STATE, trash)
-    monkeypatch.setattr("buoy.checkpoint.mirror.folder.is_drive", lambda path: True)
+    monkeypatch.setattr("buoy.checkpoint.mirror.storage.is_drive", lambda path: True)
 
     FolderStorage(str(tmp_path / "drive"), "run").remove("step-000000045")
     assert not (copies / "step-000000045").exists() and trash.stat().st_size == 0

@@ -13,11 +13,10 @@ import pytest
 
 from buoy.checkpoint.manifest import MANIFEST
 from buoy.checkpoint.mirror import owner
-from buoy.checkpoint.mirror.folder import FolderStorage
 from buoy.checkpoint.mirror.mirror import Mirror, read_status
-from buoy.checkpoint.mirror.owner import ALIVE, FILE, NotOurs, claim, expect_ours, life_of
-from buoy.checkpoint.mirror.url import UrlStorage
-from buoy.checkpoint.mirror.worker import _copies_here, fetch
+from buoy.checkpoint.mirror.owner import FILE, NotOurs, claim, expect_ours, life_of
+from buoy.checkpoint.mirror.storage import FolderStorage, UrlStorage
+from buoy.checkpoint.mirror.worker import fetch
 from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.store import Store, newest_good
 from buoy.errors import UsageError
@@ -136,7 +135,7 @@ def test_the_end_of_a_training_whose_mirror_was_taken_over_says_the_truth(tmp_pa
     code = """
 save_policy._LOOK_SECONDS = 0.05
 from buoy.checkpoint.mirror.owner import FILE, claim
-from buoy.checkpoint.mirror.folder import FolderStorage
+from buoy.checkpoint.mirror.storage import FolderStorage
 def each(step):
     if step == 12:
         os.makedirs(sys.argv[2] + "/new/run")
@@ -168,8 +167,9 @@ def test_a_folder_of_its_own_checkpoints_that_never_was_there_is_another_run(tmp
 
 def on_another_machine(drive: Path, wall: float, *, ended: bool = False) -> None:
     """The sign of life that the process on another machine leaves in the mirror."""
+    owner = read(drive / "run" / FILE)
     sign = {"life": "other", "machine": "another", "run": "exp1/run", "wall": wall, "ended": ended}
-    (drive / "run" / ALIVE).write_text(json.dumps(sign))
+    (drive / "run" / FILE).write_text(json.dumps({**owner, **sign}))
 
 
 def test_two_machines_at_once_are_refused_at_the_start(
@@ -177,7 +177,6 @@ def test_two_machines_at_once_are_refused_at_the_start(
 ) -> None:
     drive = tmp_path / "drive"
     mirrored(tmp_path / "exp1" / "run", drive, 10)
-    claimed = (drive / "run" / FILE).read_bytes()
     monkeypatch.setattr(owner, "BEAT_SECONDS", 1.0)
     on_another_machine(drive, time.time())
     renews = threading.Timer(0.3, on_another_machine, (drive, time.time() + 1))
@@ -190,7 +189,7 @@ def test_two_machines_at_once_are_refused_at_the_start(
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert answers[0]["waits"].startswith("exp1/run was trained on another machine")
     assert answers[1]["refused"][0] == "this run is being trained on another machine"
-    assert len(answers) == 2 and (drive / "run" / FILE).read_bytes() == claimed
+    assert len(answers) == 2 and read(drive / "run" / FILE)["life"] == "other"
 
 
 @pytest.mark.parametrize(("seconds_ago", "ended"), [(0, True), (3600, False), (0, False)])
@@ -213,15 +212,15 @@ def test_the_process_that_copies_leaves_signs_of_life_until_its_training_ends(tm
 save_policy._LOOK_SECONDS = 0.05
 def each(step):
     if step == 25:
-        print(open(sys.argv[2] + "/run/alive.json").read())
+        print(open(sys.argv[2] + "/run/owner.json").read())
 train(sys.argv[1], mirror=sys.argv[2], steps=30, save=10, pause=0.05, each=each)
 """
     out, err = train(tmp_path / "run", tmp_path / "drive", code)
     alive = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
     assert alive["ended"] is False and alive["run"].endswith("/run"), err
 
-    wait_until(lambda: read(tmp_path / "drive" / "run" / ALIVE)["ended"], "the last sign of life")
-    assert read(tmp_path / "drive" / "run" / ALIVE)["life"] == alive["life"]
+    wait_until(lambda: read(tmp_path / "drive" / "run" / FILE)["ended"], "the last sign of life")
+    assert read(tmp_path / "drive" / "run" / FILE)["life"] == alive["life"]
 
 
 def test_a_new_machine_takes_the_run_over_and_says_whose_it_was(tmp_path: Path) -> None:
@@ -279,10 +278,10 @@ def test_the_list_compares_content_not_names(tmp_path: Path) -> None:
     mirrored(run, tmp_path / "drive", 10)
     assert listed("run", Store(run).list(), read_status(str(run))).splitlines()[2].endswith("yes")
 
-    made = _copies_here(str(run))[0]
+    made = Store(run).list()[0]
     shutil.rmtree(run / "checkpoints")
     save(run, 10, size=400)  # the same name and step, made in another life
-    assert _copies_here(str(run))[0].name == made.name
+    assert Store(run).list()[0].name == made.name
     assert listed("run", Store(run).list(), read_status(str(run))).splitlines()[2].endswith("no")
     assert os.path.exists(tmp_path / "drive" / "run" / "checkpoints" / made.name)
 

@@ -7,11 +7,9 @@ import random
 import shutil
 from pathlib import Path
 
-from buoy.checkpoint.mirror import folder as home_folder
-from buoy.checkpoint.mirror.folder import FolderStorage
-from buoy.checkpoint.mirror.storage import survey
-from buoy.checkpoint.store import DamagedCheckpoint, Store
-from buoy.checkpoint.unusable import HALF
+from buoy.checkpoint.mirror import storage
+from buoy.checkpoint.mirror.storage import FolderStorage, survey
+from buoy.checkpoint.store import HALF, DamagedCheckpoint, Store
 from buoy.machine import disk as machine_disk
 from buoy.machine import files
 from tests.checkpoint.ground import save
@@ -63,11 +61,11 @@ def _record(folder: Path, emptied: bool) -> tuple[Path, Disk, int]:
             super().write(name, file, data)
             copied[0] = len(disk.events)
 
-    home_folder.os = files.os = machine_disk.os = disk  # type: ignore[assignment]
+    storage.os = files.os = machine_disk.os = disk  # type: ignore[assignment]
     try:
         work(run, after, Noted, keep=2)
     finally:
-        home_folder.os = files.os = machine_disk.os = os
+        storage.os = files.os = machine_disk.os = os
     return before, disk, copied[0]
 
 

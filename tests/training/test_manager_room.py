@@ -13,8 +13,7 @@ import pytest
 from buoy.checkpoint import retention
 from buoy.checkpoint.retention import DiskBudget, Keep
 from buoy.checkpoint.saver import Receipt
-from buoy.checkpoint.store import Store
-from buoy.checkpoint.unusable import Unusable
+from buoy.checkpoint.store import Store, Unusable
 from tests.checkpoint.ground import about, as_tensor, state
 from tests.conftest import MountedDrive
 from tests.training.test_manager import kept, run, saves

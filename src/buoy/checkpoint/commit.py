@@ -1,13 +1,11 @@
-"""Writing one checkpoint so that it is there whole or not at all.
+"""Writing one checkpoint so that it is there whole or not at all, and how fast the writer may be.
 
 Everything is written into a folder beside, fsynced, the manifest last; the manifest is read back; then one
 rename makes it a checkpoint. Nothing that was there before is touched. The writer process imports this file,
 so it stays with the cheap parts of the standard library.
 
-How fast the writer may be: all the disk gives while the trainer waits, a part while it computes, else a trickle.
-
-A training on two cores feels every thread that wants a third one, and on a core of its own the writer still takes of
-the memory's speed. So it works in small bites and rests in between, for as long as the trainer computes.
+A training on two cores feels every thread that wants a third one. So the writer takes all that the disk gives while the
+trainer waits, and small bites with rests in between for as long as it computes.
 """
 
 from __future__ import annotations

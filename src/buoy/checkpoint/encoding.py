@@ -394,7 +394,7 @@ def _refused(path: tuple[str, ...], what: str) -> CannotSave:
 
 
 def _shown(path: tuple[str, ...]) -> str:
-    """The path as a person would write it: `scheduler.lr_lambdas[0]`."""
+    """The path as a user would write it: `scheduler.lr_lambdas[0]`."""
     text = path[0]
     for part in path[1:]:
         if part.isdigit():

@@ -1,8 +1,6 @@
 """One writer for one run: a lock that dies with its holders, and a note in it of who that is.
 
-Whether a lock file is held by some process: asked by those who only look.
-
-Which writer processes have a run's lock, and whether they do anything: for words, and to stop waiting for them.
+Others ask whether a lock is held, and which writer processes have it: for messages, and to stop waiting for them.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from buoy.units import format_duration
 
 
 def is_held(path: str) -> bool | None:
-    """Whether some process holds this lock file; None where that cannot be told."""
+    """Whether some process holds this lock file; None where that is not known."""
     try:
         descriptor = open_regular(path)
     except FileNotFoundError:
@@ -44,7 +42,7 @@ def is_held(path: str) -> bool | None:
         os.close(descriptor)
 
 
-LOCK = "lock"
+NAME = "lock"
 """The file in `checkpoints/`."""
 
 _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for the disk"}
@@ -53,7 +51,7 @@ _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for the d
 def writers_of(checkpoints: str) -> list[int]:
     """The numbers of the writer processes that hold this run's lock; empty where that cannot be seen."""
     try:
-        lock = os.stat(os.path.join(checkpoints, LOCK))
+        lock = os.stat(os.path.join(checkpoints, NAME))
         names = [name for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
         return []
@@ -95,7 +93,6 @@ def _has_open(name: str, file: os.stat_result) -> bool:
     return False
 
 
-NAME = LOCK
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 _POLL = 0.05
 _SILENT = 0.5
@@ -241,7 +238,7 @@ def _read_note(descriptor: int) -> dict[str, object]:
 
 
 def _lives(holder: dict[str, object]) -> bool | None:
-    """Whether the process that took the lock is alive; None when it cannot be told from here."""
+    """Whether the process that took the lock is alive; None when it is not known from here."""
     pid = holder.get("pid")
     if (
         not isinstance(pid, int)
@@ -286,7 +283,7 @@ def _busy(
     kind = "a notebook's kernel, " if is_notebook else ""
     who = f"{kind}process {pid} on {holder.get('host')}, for {age}" if pid else "a process that left no name"
     done = finished_since(since) if isinstance(since, (int, float)) else None
-    # What it holds in memory may be all that there is of somebody's work: nobody is told to kill it.
+    # What it holds in memory may be all that there is of somebody's work: nobody is advised to kill it.
     if done is not None:
         ways = ["call `run.finish()` there"]
     elif is_notebook:

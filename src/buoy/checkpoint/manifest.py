@@ -1,12 +1,9 @@
-"""`manifest.json`: what a checkpoint consists of, byte for byte, and a checksum of itself.
+"""What a checkpoint consists of: `manifest.json`, and where each tensor goes in `state.safetensors`.
 
-It is the last file written and the first one read. The writer process imports this file, so it stays with the
-cheap parts of the standard library.
-
-Where each tensor goes in `state.safetensors`: a valid safetensors file that direct I/O and mmap like.
-
-The format allows no holes, so alignment comes from order: wide types first, as safetensors' own writer does.
-The header is padded with spaces, which the format allows, so that the data starts on a page.
+The manifest has the checksum of every byte and of itself; it is the last file written and the first one read. The other
+is a valid safetensors file that direct I/O and mmap like: the format allows no holes, so alignment comes from order
+(wide types first) and a header that is padded with spaces to a page. The writer process imports this file, so it
+stays with the cheap parts of the standard library.
 """
 
 from __future__ import annotations

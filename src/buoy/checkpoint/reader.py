@@ -31,7 +31,6 @@ from buoy.checkpoint.manifest import (
     unseal,
 )
 from buoy.machine import files
-from buoy.machine import files as system
 
 _MOST_HEADER_BYTES = 100 << 20  # safetensors' own limit
 _MOST_VALUES_BYTES = 1 << 30
@@ -228,7 +227,7 @@ def sizes_fit(folder: str, fields: dict[str, object]) -> bool:
 def open_checkpoint(folder: str, progress: Callable[[int], object] | None = None) -> Checkpoint:
     """Verify every byte of a checkpoint and open it; `DamagedCheckpoint` names the file and the tensor.
 
-    `progress` is told how many bytes have been verified since it was last told.
+    `progress` receives how many bytes have been verified since its last call.
     """
     fields, _ = read_manifest(folder)
     where = _open_folder(folder)
@@ -293,7 +292,7 @@ def _verify(
         for number in numbers:
             # Asked for in time, a cold disk delivers twice as fast as the kernel's own guess makes it.
             for coming in blocks[number + (_AHEAD if number else 1) : number + _AHEAD + 1]:
-                system.read_ahead(descriptor, coming.start, coming.size)
+                files.read_ahead(descriptor, coming.start, coming.size)
             bad = _first_bad(descriptor, blocks[number], room)
             if bad is not None:
                 return bad
@@ -358,7 +357,7 @@ def _blocks(pieces: list[tuple[int, int]]) -> list[_Block]:
 
 def _read_header(descriptor: int, size: int) -> tuple[int, dict[str, object]] | None:
     """(bytes the header takes, its entries in the order of the file), as far as it can be read at all."""
-    length = int.from_bytes(system.read_at(descriptor, 8, 0), "little")
+    length = int.from_bytes(files.read_at(descriptor, 8, 0), "little")
     if size < 8 or not 0 < length <= min(_MOST_HEADER_BYTES, size - 8):
         return None
     room = memoryview(bytearray(length))
@@ -438,7 +437,7 @@ def _read(descriptor: int, size: int) -> bytes:
 def _read_into(descriptor: int, room: memoryview, at: int) -> int:
     done = 0
     while done < len(room):
-        count = system.read_into(descriptor, room[done:], at + done)
+        count = files.read_into(descriptor, room[done:], at + done)
         if not count:
             break
         done += count

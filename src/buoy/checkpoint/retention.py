@@ -12,44 +12,25 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, isnan
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from buoy.errors import UsageError
 from buoy.machine import disk
 from buoy.units import format_bytes, parse_duration
 
 if TYPE_CHECKING:
-    from buoy.checkpoint.store import Entry as Stored
-    from buoy.checkpoint.store import Store
+    from buoy.checkpoint.store import Entry, Store
 
 SAFE = 2
 """So many good checkpoints stay when room is made before a write."""
 _PATIENCE = 10.0
 """Seconds for a removal; where it takes longer, saving would not go well either."""
 _GROWN = 1.1
-"""A checkpoint that is so many times the planned size is planned for anew."""
+"""A checkpoint that is so many times the planned size is planned for again."""
 _SHORT_SECONDS = 1800.0
 """So long after room was short for them fewer are kept; then as many as the disk says it has room for."""
 _PAGES = 16 << 10
 """Disks count in pages: two checkpoints of the same state differ by less than this."""
-
-
-class Kept(Protocol):
-    """What retention needs to know of a checkpoint; `store.Entry` is one, and so is a copy in a mirror."""
-
-    @property
-    def step(self) -> int: ...  # noqa: D102
-    @property
-    def time(self) -> float | None: ...  # noqa: D102
-    @property
-    def bytes(self) -> int: ...  # noqa: D102
-    @property
-    def about(self) -> dict[str, object]: ...  # noqa: D102
-    @property
-    def complete(self) -> bool: ...  # noqa: D102
-
-
-Entry = TypeVar("Entry", bound=Kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +103,7 @@ def best_of(entries: Iterable[Entry], keep: Keep) -> Entry | None:
     name, more = keep.metric
     chosen: Entry | None = None
     best = 0.0
-    for entry in sorted(entries, key=_age):
+    for entry in sorted(entries, key=age):
         value = metrics_of(entry).get(name)
         if not entry.complete or not isinstance(value, int | float) or isnan(value):
             continue
@@ -131,7 +112,7 @@ def best_of(entries: Iterable[Entry], keep: Keep) -> Entry | None:
     return chosen
 
 
-def metrics_of(entry: Kept) -> dict[str, object]:
+def metrics_of(entry: Entry) -> dict[str, object]:
     """The figures that were reported for it, by name."""
     metrics = entry.about.get("metrics")
     return metrics if isinstance(metrics, dict) else {}
@@ -142,7 +123,7 @@ def last_finite(entries: Iterable[Entry], *, now: bool = False) -> Entry | None:
 
     One of which nobody could tell stands in only where none is known to be finite.
     """
-    good = sorted((entry for entry in entries if entry.complete), key=_age)
+    good = sorted((entry for entry in entries if entry.complete), key=age)
     told = [entry for entry in good if entry.about.get("finite") is not None]
     if not now and not (told and told[-1].about["finite"] is False):
         return None
@@ -153,7 +134,7 @@ def last_finite(entries: Iterable[Entry], *, now: bool = False) -> Entry | None:
 
 def surplus(entries: Sequence[Entry], keep: Keep) -> list[Entry]:
     """What need not stay, oldest first. Never the newest, a pinned one, or one that is not complete."""
-    good = sorted((entry for entry in entries if entry.complete), key=_age)
+    good = sorted((entry for entry in entries if entry.complete), key=age)
     newest_of_step = list({entry.step: entry for entry in good}.values())
     stays = [*newest_of_step[-keep.last :], *_pinned(good), *_history(good, keep)]
     finite = last_finite(good)
@@ -185,7 +166,7 @@ def to_give_up(entries: Sequence[Entry], keep: Keep, safe: int = SAFE) -> list[E
 
     First what is damaged, then what is surplus, the history of `every`, older ones of the last few, the best one.
     """
-    good = sorted((entry for entry in entries if entry.complete), key=_age)
+    good = sorted((entry for entry in entries if entry.complete), key=age)
     best = best_of(good, keep)
     order = [*surplus(entries, keep), *_history(good, keep), *good]
     order = [*(entry for entry in order if entry is not best), *([best] if best else [])]
@@ -195,14 +176,15 @@ def to_give_up(entries: Sequence[Entry], keep: Keep, safe: int = SAFE) -> list[E
     damaged = [
         entry for entry in entries if not entry.complete and entry.bytes and not entry.about.get("pin")
     ]
-    chosen = sorted(damaged, key=_age) if len(good) >= safe else []
+    chosen = sorted(damaged, key=age) if len(good) >= safe else []
     for entry in order:
         if not any(entry is other for other in (*stays, *chosen)):
             chosen.append(entry)
     return chosen
 
 
-def _age(entry: Kept) -> tuple[int, float]:
+def age(entry: Entry) -> tuple[int, float]:
+    """The newest is the greatest."""
     return entry.step, entry.time or 0.0
 
 
@@ -211,7 +193,7 @@ def _pinned(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def _history(good: Sequence[Entry], keep: Keep) -> list[Entry]:
-    """The first of each period, counted from the epoch so that what once stayed goes on to stay."""
+    """The first of each period, counted from the epoch so that what once stayed still stays."""
     if keep.every is None:
         return []
     first: dict[int, Entry] = {}
@@ -481,18 +463,18 @@ class DiskBudget:
         return f"the loss or a weight is not a finite number at step {step}; checkpoints are made as ever, and {kept}"
 
     def newest_step(self) -> int | None:
-        """The step of the newest that looks whole; None when there is none or it cannot be told."""
+        """The step of the newest that looks whole; None when there is none or it is not known."""
         try:
             return next((entry.step for entry in self._store.list() if entry.complete), None)
         except Exception:  # noqa: BLE001 - only words depend on it
             return None
 
-    def _room(self) -> tuple[list[Stored], int, int | None]:
+    def _room(self) -> tuple[list[Entry], int, int | None]:
         entries = self._store.list()
         used = sum(entry.bytes for entry in entries)
         return entries, used, room(self._store.folder, self._allowed, used).left(used)
 
-    def _go_down_to_one(self, entries: list[Stored], missing: int) -> bool:
+    def _go_down_to_one(self, entries: list[Entry], missing: int) -> bool:
         going = to_make_room(entries, self._keep, missing, safe=1)
         good = [entry for entry in entries if entry.complete]
         if not going or not self._reads_well(good[0]):
@@ -514,7 +496,7 @@ class DiskBudget:
         )
         return True
 
-    def _reads_well(self, entry: Stored) -> bool:
+    def _reads_well(self, entry: Entry) -> bool:
         from buoy.checkpoint.manifest import DamagedCheckpoint
 
         try:
@@ -523,7 +505,7 @@ class DiskBudget:
             return False
         return True
 
-    def _remove(self, going: list[Stored]) -> bool:
+    def _remove(self, going: list[Entry]) -> bool:
         for entry in going:
             self._store.remove(entry)
         if going:

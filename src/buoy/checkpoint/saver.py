@@ -1,8 +1,7 @@
 """Saving: the training waits for one copy into the arena, a process of its own does the rest.
 
-The trainer's end of the writer process: starting it, handing over a checkpoint, hearing how it went.
-
-What a save answers with: the trainer goes on long before it is known how the write went.
+The trainer's end of the writer process: starting it, handing over a checkpoint, hearing how it went. A save answers
+with a receipt, since the trainer continues long before it is known how the write went.
 """
 
 from __future__ import annotations
@@ -177,7 +176,7 @@ class Saver:
         self._layout: Layout | None = None
         self._in_flight: Receipt | None = None
         self._request: tuple[dict[str, object], bytes] | None = None
-        """What is in flight, until the writer has told how it went: another writer may have to take it over."""
+        """What is in flight, until the writer has said how it went: another writer may have to take it over."""
         self._asked = time.monotonic()
         self._usual = 0.0
         """Seconds that the last checkpoint took to be written."""
@@ -199,7 +198,7 @@ class Saver:
     ) -> Receipt:
         """Save these values as the checkpoint of `about["step"]`.
 
-        `make_room` is told how many bytes it will take, before anything is copied, and may refuse in words.
+        `make_room` receives how many bytes it will take, before anything is copied, and may refuse in words.
         `most`: seconds to wait for the checkpoint before, where there is less time than usual.
 
         Once this returns, the trainer's death loses nothing: the writer has all it needs. What goes wrong on
@@ -256,7 +255,7 @@ class Saver:
         return _bytes_on_disk(layout, json.dumps(encoded.tree, separators=(",", ":")).encode())
 
     def last(self) -> Receipt | None:
-        """How the newest finished save went, as far as the writer has told; never blocks."""
+        """How the newest finished save went, as far as the writer has answered; never blocks."""
         if self._in_flight is not None:
             self._settle(0.0)
         return self._last
@@ -316,7 +315,7 @@ class Saver:
             if not has_room(layout.size):
                 if self._given_up:
                     return False
-                self._tell_once(
+                self._say_once(
                     f"no memory for a copy of the state ({format_bytes(layout.size)}, {format_bytes(memory_room())} "
                     "are left): checkpoints are written while the training waits"
                 )
@@ -324,7 +323,7 @@ class Saver:
             try:
                 self._arena = Arena(layout.size)
             except OSError as error:
-                self._tell_once(
+                self._say_once(
                     f"no shared memory ({error}): checkpoints are written while the training waits"
                 )
                 return False
@@ -336,7 +335,7 @@ class Saver:
             try:
                 self._link = WriterLink(self._lock)
             except OSError as error:
-                self._tell_once(f"{error}: checkpoints are written while the training waits")
+                self._say_once(f"{error}: checkpoints are written while the training waits")
                 return False
         return True
 
@@ -443,7 +442,7 @@ class Saver:
         return text
 
     def _settle(self, timeout: float) -> Receipt | None:
-        """The receipt of what is in flight, once the writer has told; None while it has not."""
+        """The receipt of what is in flight, once the writer has answered; None while it has not."""
         asked = self._in_flight
         assert asked is not None
         assert self._link is not None
@@ -474,7 +473,7 @@ class Saver:
         self._last = Receipt(step, self._checkpoints, size, time.perf_counter() - started, None, text, number)
         return self._last
 
-    def _tell_once(self, text: str) -> None:
+    def _say_once(self, text: str) -> None:
         if text[:20] not in self._told:
             self._told.add(text[:20])
             self._say(text)

@@ -7,12 +7,14 @@ step, it is restored into a folder of its own, so that nothing newer is lost for
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import shlex
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from buoy.checkpoint import lock
@@ -35,8 +37,6 @@ from buoy.checkpoint.reader import (
     read_manifest,
     sizes_fit,
 )
-from buoy.checkpoint.unusable import DAMAGED as FAULT_DAMAGED
-from buoy.checkpoint.unusable import NEWER, PassedOver, Unusable, in_words
 from buoy.errors import BuoyError, RunFolderError
 from buoy.flight.attempt import refuse_foreign
 from buoy.machine import disk, files
@@ -49,23 +49,100 @@ __all__ = [
     "Checkpoint", "DamagedCheckpoint", "Entry", "NewerCheckpoint", "Store", "StoredTensor", "WriterBusy",
 ]  # fmt: skip
 
-DAMAGED = "damaged"
+DAMAGED, HALF, NEWER = "damaged", "not whole", "of a newer buoy"
+"""What is the matter with a checkpoint that cannot be used."""
+_MOST_LINES, _MOST_STEPS = 3, 10
+"""So many checkpoints that cannot be used are named by a line each; so many steps of the others in one."""
+_MARK = "damaged"
 """A file in a checkpoint's folder: a search has found it damaged, whatever its sizes say, and wrote what was wrong."""
 _NAME = re.compile(r"step-([0-9]{9,18})(?:\.([0-9]{1,9}))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A checkpoint as its folder and manifest tell, its bytes not verified."""
+    """A checkpoint here or in a mirror, as its folder and manifest tell, its bytes not verified."""
 
     step: int
     folder: str
+    """Its whole path; of one in a mirror the name alone."""
     time: float | None
     """When it was saved, in seconds since 1970."""
     bytes: int
     about: dict[str, object]
     complete: bool
     """Whether the manifest is as written, every file has its size, and no search has found it damaged."""
+    fields: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
+    """Its manifest; empty where that cannot be read."""
+
+    @property
+    def name(self) -> str:
+        """What it is called, here and in the mirror."""
+        return os.path.basename(self.folder)
+
+    @property
+    def digest(self) -> str:
+        """What tells it from any other, also of the same name: its manifest has the checksum of every byte."""
+        return hashlib.sha256(json.dumps(self.fields, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """A checkpoint, here or in the mirror, from which a training cannot resume."""
+
+    step: int
+    name: str
+    """Its folder: the whole path here, the name alone in the mirror."""
+    what: str
+    """The file, and what is wrong with it."""
+    fault: str = DAMAGED
+
+    @property
+    def was_whole(self) -> bool:
+        """Whether it was a checkpoint once; else its copying, or its removal, was not finished."""
+        return self.fault != HALF
+
+
+class PassedOver:
+    """What one search had to pass over: the newest few are named by a line each, the rest by number."""
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self._say = say
+        self._unnamed: list[Unusable] = []
+        self.all: list[Unusable] = []
+
+    def note(self, unusable: Unusable, words: str) -> None:
+        """Name one, once."""
+        if unusable in self.all:
+            return
+        self.all.append(unusable)
+        if len(self.all) <= _MOST_LINES:
+            self._say(words)
+        else:
+            self._unnamed.append(unusable)
+
+    def close(self) -> None:
+        """Count what was not named."""
+        for place, steps in _by_place(self._unnamed).items():
+            shown = ", ".join(map(str, steps[:_MOST_STEPS])) + (", ..." if len(steps) > _MOST_STEPS else "")
+            more = f"{len(steps)} more checkpoint{'' if len(steps) == 1 else 's'}"
+            self._say(f"and {more} that cannot be used {place}: step{'' if len(steps) == 1 else 's'} {shown}")
+        self._unnamed = []
+
+
+def _by_place(unusable: list[Unusable]) -> dict[str, list[int]]:
+    places: dict[str, list[int]] = {}
+    for one in unusable:
+        folder = os.path.dirname(one.name)
+        places.setdefault(f"in {folder}" if folder else "in the mirror", []).append(one.step)
+    return places
+
+
+def _in_words(unusable: list[Unusable]) -> str:
+    """All of them in one line: `step 40: state.safetensors: 512 of 4096 bytes are there; and 2 more`."""
+    words = [f"step {one.step}: {one.what}" for one in unusable[:_MOST_LINES]]
+    if len(unusable) > _MOST_LINES:
+        words.append(f"and {len(unusable) - _MOST_LINES} more")
+    return "; ".join(words)
 
 
 class Store:
@@ -117,16 +194,16 @@ class Store:
             raise DamagedCheckpoint(entry.folder, MANIFEST, f"it is of step {checkpoint.step}", "step")
         self._good.add(entry.folder)
         if not entry.complete:
-            _unlink_quietly(os.path.join(entry.folder, DAMAGED))  # its bytes were mended since
+            _unlink_quietly(os.path.join(entry.folder, _MARK))  # its bytes are right again
         return checkpoint
 
     def remember_damage(self, unusable: Unusable) -> None:
         """Let retention know it in this life and the next: a damaged one neither counts nor goes like a good one."""
         is_ours = os.path.dirname(unusable.name) == self.checkpoints and not os.path.islink(unusable.name)
-        if unusable.fault != FAULT_DAMAGED or not is_ours:
+        if unusable.fault != DAMAGED or not is_ours:
             return
         try:
-            files.write_new(os.path.join(unusable.name, DAMAGED), unusable.what.encode() + b"\n")
+            files.write_new(os.path.join(unusable.name, _MARK), unusable.what.encode() + b"\n")
         except OSError:
             pass  # known already, or nothing can be written: then it is found again
 
@@ -229,10 +306,10 @@ def _entry(folder: str, step: int) -> Entry:
         fields, size = read_manifest(folder)
         about = decode_about(fields)
         whole = about is not None and sizes_fit(folder, fields) and fields["step"] == step
-        whole = whole and not os.path.lexists(os.path.join(folder, DAMAGED))
+        whole = whole and not os.path.lexists(os.path.join(folder, _MARK))
         about = about or {}
         size += sum(size_of(fields, name) for name in (STATE, VALUES))
-        return Entry(step, folder, saved_at(about), size, about, whole)
+        return Entry(step, folder, saved_at(about), size, about, whole, fields)
     except BuoyError:
         return Entry(step, folder, None, 0, {}, complete=False)
 
@@ -296,13 +373,13 @@ def _start_over_or_refuse(
     if any(one.fault == NEWER for one in damaged):
         raise RunFolderError(
             "no checkpoint of this run can be read by this buoy",
-            received=in_words(damaged),
+            received=_in_words(damaged),
             expected="one of a format that it knows",
             hint="it was written by a newer buoy: install that one",
         )
     raise RunFolderError(
         f"no good checkpoint of this run is left ({len(damaged)} damaged)",
-        received=in_words(damaged),
+        received=_in_words(damaged),
         expected="one whose every byte is as written, here or in the mirror",
         hint=f"the damaged ones are kept in {places}; bring a good one back (`buoy ckpt restore`), or start over "
         "at step 0 by naming another run folder",

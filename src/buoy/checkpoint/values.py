@@ -1,4 +1,4 @@
-"""What people keep beside their models (counters, histories, buffers, generators), put back in place.
+"""What users keep beside their models (counters, histories, buffers, RNGs), restored in place.
 
 In place all the way down: `history = []; run.track(counters={"history": history})` goes on filling the list that is
 tracked, a nested `defaultdict` stays one, and a generator in `vars(environment)` goes on where it was.
@@ -24,7 +24,7 @@ Refill = Callable[[Any, Any], bool]
 
 
 class CannotTrack(BuoyError):  # noqa: N818 - says what happened
-    """`track` was given something that has no state, or whose state cannot be put back."""
+    """`track` was given something that has no state, or whose state cannot be restored."""
 
 
 class Value(Protocol):
@@ -39,7 +39,7 @@ class Value(Protocol):
         ...
 
     def load(self, state: Any) -> None:
-        """Put a stored state back."""
+        """Restore a stored state."""
         ...
 
 
@@ -61,7 +61,7 @@ def value_of(thing: Any, read: Read, write: Write, refill: Refill = _refill_noth
 
 
 def refuse(name: str, thing: object, *, expected: str, owner: str) -> NoReturn:
-    """What `track` says of something that cannot be saved; `owner` is what people call their run."""
+    """What `track` says of something that cannot be saved; `owner` is what users call their run."""
     if thing is None or isinstance(thing, (bool, int, float, str, bytes, tuple, frozenset)):
         raise CannotTrack(
             f"{name} cannot be restored in place: it is a plain value",

@@ -69,7 +69,7 @@ class Writer:
             folder, size = write_checkpoint(request, self._image(arena), values, self._pace.rest)
         except OSError as error:
             return {"step": step, "error": error.strerror or str(error), "errno": error.errno}
-        except Exception as error:  # noqa: BLE001 - the trainer is told, whatever it was
+        except Exception as error:  # noqa: BLE001 - the trainer hears of it, whatever it was
             return {"step": step, "error": repr(error), "errno": None}
         finally:
             os.close(arena)

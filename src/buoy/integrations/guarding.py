@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from buoy.checkpoint.encoding import encode
+from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.saver import Receipt
 from buoy.errors import BuoyError, UsageError
 from buoy.flight.profile import Profiling
+from buoy.microbatch.batch import Batch, Split
+from buoy.microbatch.errors import StepError
+from buoy.training import recording
 from buoy.training.manager import CheckpointManager
 from buoy.training.messages import say
 from buoy.training.micro_batches import MicroBatches
-from buoy.training.options import Options
+from buoy.training.options import Options, folder_name
 from buoy.training.ranks import Saves
 from buoy.training.resume import Resumption
 from buoy.training.save_policy import ENDING
 
 if TYPE_CHECKING:
+    from buoy.planner.result import Plan
     from buoy.torch.data.loader import ResumableLoader
     from buoy.torch.state.state_dict import Tracked
 
@@ -32,49 +39,99 @@ _OWN_PROFILERS = {
 }
 
 
-class Guarding:
-    """Keeps the checkpoints of one fit, and brings the newest back."""
+class TrainerGuard:
+    """What every guard of a trainer is given, and what its user can ask of it."""
+
+    library: str
 
     def __init__(
         self,
         folder: str | os.PathLike[str],
-        library: str,
-        options: Options,
-        transaction: Callable[..., Any],
+        *,
+        mirror: str | None = None,
+        time_limit: str | float | None = None,
+        disk: str | None = None,
+        save: str | int | None = None,
+        keep: Keep | int | None = None,
+        seed: int | None = None,
+        micro_batch: int | None = None,
+        inexact: tuple[str, ...] = (),
+        memory_cap: str | int | None = None,
+        remedies: tuple[str, ...] | str = (),
+        plan: Plan | None = None,
     ) -> None:
-        """`transaction` makes the one for the training's steps, of the options and who to tell."""
+        super().__init__()
+        self.options = Options(
+            mirror=mirror, time_limit=time_limit, disk=disk, save=save, keep=keep, seed=seed,
+            micro_batch=micro_batch, inexact=inexact, memory_cap=memory_cap, remedies=remedies, plan=plan,
+        )  # fmt: skip
+        self.folder = folder_name(folder)
+        self.guarding: Guarding | None = None
+        """The fit that is under way."""
+
+    def __repr__(self) -> str:
+        return f"<buoy.{self.library}.Guard {self.folder}>"
+
+    def _repr_html_(self) -> str:
+        from buoy.view.cards import guard_card
+
+        return guard_card(repr(self), self.folder)
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the fit that is under way resumes from a checkpoint."""
+        return self.guarding is not None and self.guarding.resumed
+
+    def save(self, *, pin: str | None = None) -> None:
+        """A checkpoint at the next safe point, before the next batch. A pinned one is never deleted."""
+        if self.guarding is not None:
+            self.guarding.wish(pin)
+
+
+class Guarding:
+    """Keeps the checkpoints of one fit, and brings the newest back."""
+
+    def __init__(self, guard: TrainerGuard, transaction: Callable[..., Any]) -> None:
+        """`transaction` makes the one for the training's steps, of the options and who to report to."""
         from buoy.torch.data import rng
         from buoy.torch.state.forgotten import Forgotten
 
-        self._rng, self._library = rng, library
-        self.keeper = CheckpointManager(os.fspath(folder), options)
+        options = guard.options
+        self._rng, self._library = rng, guard.library
+        self.keeper = CheckpointManager(guard.folder, options)
+        self.stack = ExitStack()
+        """What is undone when the fit is over, the last first."""
+        self.stack.callback(self.keeper.finish)
         try:
             self._saves = Saves(self.keeper, options.keep, say)
             self._from = Resumption(self.keeper, say)
             self.place: dict[str, Any] = dict(self._from.mine)
             """What was saved of the loop's place; empty when nothing is resumed."""
             self._refuse_another_library()
+            settings = {"say": say, "event": self.keeper.recorder.event, **options.steps}
+            self.micro = _Steps(self.keeper.folder, self._from.micro_batch, settings, transaction)
+            self.micro.begin_early()
         except BaseException:
-            self.keeper.finish()
+            self.stack.close()
             raise
         self.seed: int | None = self.place.get("seed", options.seed)
         self.saved_step = self._from.step
-        settings = {"say": say, "event": self.keeper.recorder.event, **options.steps}
-        self.micro = _Steps(self.keeper.folder, self._from.micro_batch, settings, transaction)
-        try:
-            self.micro.begin_early()
-        except BaseException:
-            self.keeper.finish()
-            raise
+        recording.record_plan(options.plan, self.keeper.recorder.event)
+        self.stack.callback(recording.compare, options.plan, self.keeper.recorder.event, say)
         self._things: dict[str, Tracked] = {}
         self._forgotten = Forgotten(say)
         self._arrived = not self.place
-        _take_back_profile(library)
+        _take_back_profile(guard.library)
 
     @property
     def resumed(self) -> bool:
-        """Whether this fit goes on from a checkpoint."""
+        """Whether this fit resumes from a checkpoint."""
         return bool(self.place)
+
+    def replace(self, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+        """Put this in the place of a method until the fit is over; its first argument is what was there."""
+        setattr(owner, name, partial(replacement, getattr(owner, name, None)))
+        self.stack.callback(vars(owner).pop, name, None)
 
     def loader(self, loader: Any) -> ResumableLoader:
         """The user's loader, from the saved place on."""
@@ -136,7 +193,7 @@ class Guarding:
         self._saves.measured(plain)
 
     def wish(self, pin: str | None) -> None:
-        """A person asks for a checkpoint: it is made at the next safe point."""
+        """A user asks for a checkpoint: it is made at the next safe point."""
         self._saves.wish("user", pin)
 
     def finished(self, step: int, epoch: int, **place: Any) -> Receipt | None:
@@ -212,3 +269,36 @@ def _take_back_profile(library: str) -> None:
     own = _OWN_PROFILERS[library]
     known = "`buoy.Run`, `buoy.keras.Guard` and `buoy.keras.Loop`"
     say(f"this training is not profiled: `%buoy profile` knows {known} only; {own}")
+
+
+def samples_of(batch: object) -> int:
+    """How many samples it has; 1 when it cannot be split.
+
+    >>> import torch
+    >>> samples_of({"boxes": torch.zeros(5, 4), "image": torch.zeros(3, 8, 8)})
+    1
+    """
+    try:
+        return Batch(batch).samples
+    except StepError:
+        return 1
+
+
+def split_of(batch: object) -> Split | None:
+    """How to split it; None: along the first dimension of its arrays."""
+    try:
+        Batch(batch)
+    except StepError:
+        return 1, lambda start, stop: batch
+    return None
+
+
+def hint_in_a_trainer(hint: str, fewer: str) -> str:
+    """What can be done there, where a hint is about arguments of `run.backward`; `fewer`: how to ask for less at once.
+
+    >>> hint_in_a_trainer('reduction="sum"', "a smaller batch")
+    'a smaller batch; in a loop of your own, `run.backward` of buoy.Run takes a loss as (sum, how many), and `split=`'
+    """
+    if not any(word in hint for word in ("split=", "reduction=", "(sum", "run.backward")):
+        return hint
+    return f"{fewer}; in a loop of your own, `run.backward` of buoy.Run takes a loss as (sum, how many), and `split=`"

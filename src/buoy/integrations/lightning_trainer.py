@@ -27,7 +27,7 @@ from buoy._compat.lightning import (
 )
 from buoy._compat.torchmetrics import read_counts, write_counts
 from buoy.checkpoint.store import StoredTensor
-from buoy.integrations.batches import hint_in_a_trainer, samples_of, split_of
+from buoy.integrations.guarding import hint_in_a_trainer, samples_of, split_of
 from buoy.torch.state.tensors import kept
 from buoy.torch.step.snapshot import Snapshot
 from buoy.torch.step.transaction import Transaction
@@ -46,7 +46,7 @@ class Held:
         """What was logged in this epoch before a resume, by key, until the key is logged again."""
         self.outputs: list[tuple[int, dict[str, Any]]] = []
         self.size: int | None = None
-        """Samples of the part that is computed; None: nothing is, and what is logged goes on at once."""
+        """Samples of the part that is computed; None: nothing is, and what is logged is passed on at once."""
         self._logs: list[Log] = []
         self._results = results
         self._log: Callable[..., None] = results.log

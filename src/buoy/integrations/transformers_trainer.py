@@ -17,7 +17,7 @@ import torch
 from buoy._compat.transformers import COUNTERS, set_waiting_loss, waiting_loss
 from buoy.checkpoint.store import StoredTensor
 from buoy.checkpoint.values import Container
-from buoy.integrations.batches import hint_in_a_trainer, samples_of
+from buoy.integrations.guarding import hint_in_a_trainer, samples_of
 from buoy.microbatch.errors import BadLoss
 from buoy.torch.data.rng import generator_state, set_generator_state
 from buoy.torch.state.tensors import kept
@@ -103,7 +103,7 @@ class TrainerState:
 
 
 def _names_of_library(kind: type) -> set[str]:
-    """Attributes that transformers' own code reads or writes: it restores them itself, or makes them anew."""
+    """Attributes that transformers' own code reads or writes: it restores them itself, or makes them again."""
     theirs = [each for each in kind.__mro__ if each.__module__.partition(".")[0] == "transformers"]
     codes = [value.__code__ for each in theirs for value in vars(each).values() if hasattr(value, "__code__")]
     return {name for code in codes for name in code.co_names}

@@ -74,7 +74,7 @@ class CheckpointManager:
         self._seen: Receipt | None = None
         self._expected = False
         self._troubles: dict[str, float] = {}
-        self._told_lost = False
+        self._said_lost = False
         self._loops = 0
         self._length = Length()
         self._stopped = self._ending = self._finished = False
@@ -84,7 +84,7 @@ class CheckpointManager:
     # -- the start --------------------------------------------------------------------------------------------
 
     def newest(self) -> Checkpoint | None:
-        """The checkpoint to go on from, asked for once and first: the newest good one here or in the mirror."""
+        """The checkpoint to resume from, asked for once and first: the newest good one here or in the mirror."""
         try:
             found = newest_good(self.store, self._mirror, say, self._trouble)
         except BaseException:
@@ -215,8 +215,8 @@ class CheckpointManager:
                 # It would wait for the one before anyway; now its bytes can be counted.
                 self._saver.wait(most)
                 self._collect(began, step)
-                if finite is False and not self._told_lost:
-                    self._told_lost = True
+                if finite is False and not self._said_lost:
+                    self._said_lost = True
                     say(self._budget.lost(step))
                 for tries in count():
                     left = most - (time.monotonic() - began) if most is not None else None
@@ -274,7 +274,7 @@ class CheckpointManager:
                 say(f"step {receipt.step} is saved")
 
     def finish(self) -> None:
-        """The training is over: wait for the writer, tidy up, put the signal handlers back."""
+        """The training is over: wait for the writer, tidy up, restore the signal handlers."""
         if self._finished:
             return
         self._finished = True

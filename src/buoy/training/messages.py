@@ -1,4 +1,4 @@
-"""How a training speaks to the person: one line on stderr."""
+"""How a training speaks to its user: one line on stderr."""
 
 from __future__ import annotations
 

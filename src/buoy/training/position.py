@@ -2,7 +2,7 @@
 
 A run's place is (epoch, loop, samples): loops over batches are counted within an epoch, in the order in which the
 script begins them. A script that is started again comes by the same way: loops that were done yield nothing, the
-one that was under way goes on at its sample.
+one that was under way resumes at its sample.
 
 A safe point is where nothing of a step is under way: a loop asks for its next batch, an optimizer has stepped since
 the last one was handed out, and the loop is not inside the body of another.
@@ -166,7 +166,7 @@ class Position:
         self._next_loop += 1
         mine = str(number) if str(number) in self._waiting else None
         if mine is None:
-            # `batches = iter(run.batches(loader))`, begun anew inside another loop's body each time it is exhausted:
+            # `batches = iter(run.batches(loader))`, started again inside another loop's body each time it is exhausted:
             # the first beginning of the resumed script stands for the latest one.
             again = [
                 key for key, state in self._waiting.items() if state["nested"] and state["root"] == number
@@ -316,12 +316,12 @@ class Batches:
 
 
 class Again:
-    """Which cell a Run's epochs ended in, and the lines to the person who begins anew."""
+    """Which cell a Run's epochs ended in, and the lines to the user who trains again."""
 
     def __init__(self, say: Callable[[str], None], folder: str | None) -> None:
         self._say, self._folder = say, folder
         self._cell: int | None = None
-        self._is_told = self._told_epoch = self._told_draws = False
+        self._is_said = self._said_epoch = self._said_draws = False
 
     def epochs_ended(self) -> None:
         """All epochs that were asked for are done."""
@@ -339,16 +339,16 @@ class Again:
 
     def used_after_finish(self, step: int) -> None:
         """A loop begins on a Run that has let go of its folder."""
-        if self._folder is not None and not self._is_told:
-            self._is_told = True
+        if self._folder is not None and not self._is_said:
+            self._is_said = True
             self._say(
                 f"this Run was finished, at step {step}: it saves nothing any more. To train on, make the Run again"
             )
 
     def epoch_trains_on(self, epoch: int, saved: int | None) -> None:
         """A step in an epoch (from 0) of which a checkpoint says that it is done."""
-        if self._folder is not None and not self._told_epoch:
-            self._told_epoch = True
+        if self._folder is not None and not self._said_epoch:
+            self._said_epoch = True
             self._say(
                 f"epoch {epoch + 1} trains on after `run.save()` at step {saved}, which was taken for its end: a "
                 "training that resumes from that checkpoint leaves the rest of this epoch out; hint: save inside "
@@ -356,9 +356,9 @@ class Again:
             )
 
     def draws_go_on(self) -> None:
-        """A loop that only its tracked values know the place of goes on: random states are those of its checkpoint."""
-        if not self._told_draws:
-            self._told_draws = True
+        """A loop whose place only its tracked values know resumes: random states are those of its checkpoint."""
+        if not self._said_draws:
+            self._said_draws = True
             self._say(
                 "random numbers continue from `run.track` as they were saved, which is right for a loop of its own: "
                 "what is drawn between `run.track` and the loop (a split of the data) is another one than at first; "

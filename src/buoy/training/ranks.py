@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from buoy.training.manager import CheckpointManager
 
 _PATIENCE = 120.0
-"""Seconds without a safe point after which that is told."""
+"""Seconds without a safe point after which that is said."""
 _SELDOM = 3600.0
 
 
@@ -36,7 +36,7 @@ class Saves:
         say: Callable[[str], None],
         step: int | None = None,
     ) -> None:
-        """`step`: what the run goes on from."""
+        """`step`: what the run resumes from."""
         from buoy.torch.step import ranks as distributed
 
         self._ranks = distributed
@@ -50,7 +50,7 @@ class Saves:
         self._metrics: dict[str, float] = {}
         self._waiting_since: float | None = None
         self._outside_since: float | None = None
-        self._told_trouble = self._told_outside = False
+        self._said_trouble = self._said_outside = False
         self.step = step
         """The step that was last saved."""
         self.finished_step: int | None = None
@@ -88,7 +88,7 @@ class Saves:
         return self._manager.is_stopping
 
     def postpone(self, step: int) -> None:
-        """Something of a step is under way; a save that is due for long is told."""
+        """Something of a step is under way; a save that is due for long is reported."""
         if not self.is_alone or not (self._wish or self._manager.due(step)):
             return
         now = time.monotonic()
@@ -102,12 +102,12 @@ class Saves:
             self._waiting_since = now + _SELDOM
 
     def stepped_outside(self) -> None:
-        """A step where nothing is saved by itself; that is told, once, if nothing else comes for long."""
+        """A step where nothing is saved by itself; that is reported, once, if nothing else comes for long."""
         now = time.monotonic()
         if self._outside_since is None:
             self._outside_since = now
-        elif now - self._outside_since > _PATIENCE and not self._told_outside:
-            self._told_outside = True
+        elif now - self._outside_since > _PATIENCE and not self._said_outside:
+            self._said_outside = True
             self._say(
                 f"nothing was saved for {format_duration(now - self._outside_since)}: these steps are in no loop over "
                 "`run.batches`, and outside of it a run saves by itself only where an epoch of `run.epochs` ends; "
@@ -115,7 +115,7 @@ class Saves:
             )
 
     def save(self, tracked: Mapping[str, Any], mine: dict[str, Any], **about: Any) -> Receipt | None:
-        """Make a checkpoint of what is tracked and of every rank's own part; None when it failed, which is told."""
+        """Make a checkpoint of what is tracked and of every rank's own part; None when it failed, which is reported."""
         from buoy.torch.state.tensors import as_tensor
 
         __tracebackhide__ = True
@@ -141,13 +141,13 @@ class Saves:
             self._ranks.agree(0)  # nobody goes before rank 0 has written
             self._manager.stop_if_asked()
             if not self.is_alone:
-                raise SystemExit(128 + 15)  # another rank was told to stop
+                raise SystemExit(128 + 15)  # another rank was asked to stop
         return receipt
 
     def _trouble(self, text: str) -> None:
         self._manager.recorder.event("trouble", what=text)
-        if not self._told_trouble:
-            self._told_trouble = True
+        if not self._said_trouble:
+            self._said_trouble = True
             self._say(text)
 
 

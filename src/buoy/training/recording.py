@@ -1,6 +1,5 @@
-"""Where a run is recorded: in its own folder, or by the recorder that runs already, as a notebook's does.
-
-What the flight log learns of a run besides: how long it will be, and a plan beside what came of it.
+"""Where a run is recorded (in its own folder, or by the recorder that runs already, as a notebook's does), and what the
+flight log learns of it: how long it will be, and a plan beside what came of it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def record(store: Store, mirror: str | None, limit: float | None, say: Callable[
     folder = store.folder
     make_folder(folder)
     there = recorder.current()
-    if there is not None:  # a recording whose folder is gone, or that could not begin, is begun anew
+    if there is not None:  # a recording whose folder is gone, or that could not begin, is started again
         is_new = there.attempt is None
         there = watch(folder if is_new else None, mirror=mirror if is_new else None, time_limit=limit)
     attempt = there.attempt if there is not None else recorder.attempt_of_environment()
@@ -75,7 +74,7 @@ def _point(folder: str, attempt: Attempt) -> None:
     try:
         point_to(folder, attempt)
     except OSError:
-        pass  # a folder that cannot be written is told of when the first checkpoint is made
+        pass  # a folder that cannot be written is reported when the first checkpoint is made
 
 
 def _copy_too(attempt: Attempt, mirror: str, folder: str, say: Callable[[str], None]) -> None:
@@ -103,7 +102,7 @@ class Length:
         self._told: int | None = None
 
     def epoch_begins(self, epoch: int, *, of: int | None, step: int, is_whole: bool = True) -> int | None:
-        """The step that the training will end at, where that is news; `is_whole`: not gone on with in its middle."""
+        """The step that the training will end at, where that is news; `is_whole`: not resumed in its middle."""
         before, self._before = self._before, (epoch, step) if is_whole else None
         if before is None or epoch != before[0] + 1 or of is None or of <= epoch or step <= before[1]:
             return None

@@ -1,4 +1,4 @@
-"""The checkpoint a run goes on from: found by all ranks alike, checked, and loaded into what is tracked.
+"""The checkpoint a run resumes from: found by all ranks alike, checked, and loaded into what is tracked.
 
 The runs of this process by folder: a cell that is run again takes its folder over, and each is finished at exit.
 """
@@ -39,8 +39,8 @@ class Resumption:
         self._rank, self._world = world()
         self._checkpoint = self._find(manager)
         self._announced = False
-        self._told_new: set[str] = set()
-        """Of these it was said already that they begin anew, or that they go on otherwise than the script says."""
+        self._said_new: set[str] = set()
+        """Of these it was said already that they start over, or that they differ from what the script says."""
         self._gone: set[str] = set()
         """What the checkpoint had, once it is let go."""
         self.step = self._checkpoint.step if self._checkpoint is not None else 0
@@ -63,7 +63,7 @@ class Resumption:
         return self._checkpoint is not None and self._checkpoint.about.get("finished") is True
 
     def announce(self) -> None:
-        """Tell where the run goes on, if it does; once, when what was saved is known to fit."""
+        """Say where the run resumes, if it does; once, when what was saved is known to fit."""
         checkpoint = self._checkpoint
         if checkpoint is None or self._announced:
             return
@@ -77,7 +77,7 @@ class Resumption:
                 "a new training needs a folder of its own"
             )
             return
-        epoch = checkpoint.about.get("epoch")  # from 0; in words people count from 1, as Keras does
+        epoch = checkpoint.about.get("epoch")  # from 0; in messages it counts from 1, as Keras does
         self._say(
             f"resumed from step {self.step}" + (f" (epoch {epoch + 1})" if isinstance(epoch, int) else "")
         )
@@ -105,15 +105,15 @@ class Resumption:
         load_beside(there, self.mine, self._say)
         for name, settings in settings_of(there).items():
             changed = changed_settings(self.mine.get("settings", {}).get(name, []), settings)
-            if changed and name not in self._told_new:
-                self._told_new.add(name)
+            if changed and name not in self._said_new:
+                self._said_new.add(name)
                 self._say(
                     f"{name} keeps what it was saved with; the script now says {', '.join(changed)}. To change "
                     f"it, set it after `run.track`: `for group in {name}.param_groups: group['lr'] = ...`"
                 )
         for name in things:
-            if name not in checkpoint.names and name not in self._told_new:
-                self._told_new.add(name)
+            if name not in checkpoint.names and name not in self._said_new:
+                self._said_new.add(name)
                 self._say(f"{name} is not in the checkpoint of step {self.step}: it starts as built")
 
     def name_what_is_left(self, tracked: Iterable[str]) -> None:

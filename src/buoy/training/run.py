@@ -1,4 +1,4 @@
-"""`buoy.Run`: a PyTorch training that goes on, after any death, bit for bit where it was saved."""
+"""`buoy.Run`: a PyTorch training that resumes, after any death, bit for bit where it was saved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A training that can be killed at any moment and goes on from its last checkpoint, bit for bit.
+    """A training that can be killed at any moment and resumes from its last checkpoint, bit for bit.
 
     Built on a folder that has checkpoints it resumes from the newest good one: `track` loads, `epochs` and `batches`
     continue where they were. `Run()` without a folder keeps nothing on disk. What is saved, and when it is exact,
@@ -212,7 +212,7 @@ class Run:
         """Save now; belongs at the end of a batch's body or of an epoch's. `pin` keeps it for good, under that name.
 
         In the middle of a gradient accumulation it waits for the optimizer's step, and returns None. So it does on the
-        way back to the place where the run goes on: what is saved there is saved already.
+        way back to the place where the run resumes: what is saved there is saved already.
 
         >>> Run().save() is None
         True

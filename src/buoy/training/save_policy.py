@@ -97,7 +97,7 @@ class SavePolicy:
         self.failures = 0
         """So many saves failed in a row."""
         self._last: tuple[str, str | None] = ("interval", None)  # the last save's reason, and its pin
-        self._is_repeated = self._is_alarmed = self._told_deadline = False
+        self._is_repeated = self._is_alarmed = self._said_deadline = False
 
     def is_early(self, step: int) -> bool:
         """Whether nothing can be due yet: one comparison and one look at the clock."""
@@ -143,8 +143,8 @@ class SavePolicy:
             now, self._saved, cost, mirror_seconds, self._pace.usual or 0.0
         ):
             return False
-        if not self._told_deadline:
-            self._told_deadline = True
+        if not self._said_deadline:
+            self._said_deadline = True
             say(
                 f"the session ends in {format_duration(self._deadline.left(now))}: saving now and then every "
                 f"{format_duration(deadline_pause(cost))}; training continues until the session ends"
@@ -257,7 +257,7 @@ def best_interval(cost: Cost, mean_life: float) -> float:
 
 
 def in_words(cost: Cost, interval: float) -> str:
-    """The choice, for the person who did not make it.
+    """The choice, for the user who did not make it.
 
     >>> in_words(Cost(0.12, 0.01, 0.9), 120.0)
     'a checkpoint costs 0.13 s and takes 0.9 s to write; saving every 2 min: 0.1 % of the time, at most 2 min lost'
@@ -272,7 +272,7 @@ def in_words(cost: Cost, interval: float) -> str:
 
 
 def slowdown(seconds: float, steps: int, usual_step: float | None) -> float:
-    """How much longer than usual these steps took in all; 0 when it cannot be told."""
+    """How much longer than usual these steps took in all; 0 when it is not known."""
     return max(0.0, seconds - steps * usual_step) if usual_step is not None and steps > 0 else 0.0
 
 
@@ -393,7 +393,7 @@ def find_deadline(attempt: Attempt | None, given: float | None) -> Deadline | No
     known = (read_json(f"{attempt.folder}/attempt.json") if attempt is not None else None) or {}
     limit, began = known.get("time_limit"), known.get("session_started")
     if given is not None:
-        # On a platform the session began with its machine; a limit that a person gives begins with the run.
+        # On a platform the session began with its machine; a limit that a user gives begins with the run.
         limit, began = given, began if known.get("time_limit_source") == "given" else known.get("wall")
     if not isinstance(limit, int | float):
         return None
@@ -424,8 +424,8 @@ class Alarms:
     def due(self, now: float, saved: float | None, cost: Cost | None) -> bool:
         """Whether to save for what was foretold, having last saved at `saved`.
 
-        When it is told, and again whenever the time that is left has halved: the nearer the end, the less is lost. The
-        measured cost sets the shortest pause. After the foretold end the pauses grow again, and then it is over.
+        At the first warning, and again whenever the time that is left has halved: the nearer the end, the less is lost.
+        The measured cost sets the shortest pause. After the foretold end the pauses grow again, and then it is over.
         """
         told = [found for line in self._new_lines() if (found := _exhaustion(line)) is not None]
         for alarm, seconds in told:
@@ -440,7 +440,7 @@ class Alarms:
 
     def _new_lines(self) -> list[bytes]:
         attempt = self._recorder.attempt
-        if attempt != self._attempt:  # the recording was begun anew
+        if attempt != self._attempt:  # the recording was started again
             self._attempt, self._offset = attempt, 0
         if attempt is None:
             return []

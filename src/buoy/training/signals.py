@@ -61,13 +61,13 @@ class Signals:
         _forks.watch(self)
         for number in _REASONS:
             before = signal.getsignal(number)
-            # None: a handler that Python did not install and could not put back.
+            # None: a handler that Python did not install and could not restore.
             if before is not None and before is not signal.SIG_IGN:
                 self._before[number] = before
                 self._recorder.set_handler(number, self._on_signal)
 
     def disarm(self) -> None:
-        """Put back what was there, unless somebody else has taken the signal over since."""
+        """Restore what was there, unless somebody else has taken the signal over since."""
         if threading.current_thread() is not threading.main_thread():
             return
         while self._before:
@@ -155,7 +155,7 @@ class Signals:
                 f"no step ended within {format_duration(self._grace)} of SIGTERM: stopping without a new checkpoint"
             )
             self._late = True
-            os.kill(os.getpid(), signal.SIGTERM)  # to the main thread, where handlers may be put back
+            os.kill(os.getpid(), signal.SIGTERM)  # to the main thread, where handlers may be restored
 
     def _act(self, number: int, frame: FrameType | None) -> None:
         __tracebackhide__ = True

@@ -1,11 +1,4 @@
-"""What belongs to a run: named by the person, refused at once if it cannot be saved, and watched for its steps.
-
-Which optimizers' steps are the steps of the run.
-
-What the loaders of a run keep from one pass to the next: the state of their samplers and generators.
-
-A run's seed and its random state, at the place it was saved and on the script's way there.
-"""
+"""What belongs to a run: the objects that the user named, its loaders, its random state, and whose steps count."""
 
 from __future__ import annotations
 
@@ -86,7 +79,7 @@ class Tracking:
         self._hooks: list[Any] = []
         self._looked_over = False
         self.objects: dict[str, object] = {}
-        """As the person named them."""
+        """As the user named them."""
         self.things: dict[str, Tracked] = {}
         """Those of them that have state of their own, as it is saved and loaded."""
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from buoy.checkpoint.manifest import saved_at
 from buoy.checkpoint.mirror.mirror import lag_in_words
-from buoy.checkpoint.mirror.storage import is_there
 from buoy.checkpoint.reader import Checkpoint
 from buoy.checkpoint.retention import last_finite
 from buoy.checkpoint.store import Entry
@@ -108,7 +107,7 @@ def shown_json(checkpoint: Checkpoint) -> dict[str, object]:
 def _mirrored(entry: Entry, mirror: dict[str, Any]) -> bool | None:
     """Whether this very one is in the mirror; None where that is not known, as where an older buoy kept the list."""
     there = mirror.get("there")
-    return is_there(entry.folder, there) if isinstance(there, dict) else None
+    return there.get(entry.name) == entry.digest if isinstance(there, dict) else None
 
 
 def _groups(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:

@@ -22,7 +22,7 @@ from buoy.checkpoint.lock import is_held
 from buoy.checkpoint.mirror.owner import life_of, owner_of, refuse_anothers, short_name
 from buoy.checkpoint.mirror.storage import LOCK, STATUS, is_url, open_storage, place_of
 from buoy.checkpoint.retention import Keep
-from buoy.checkpoint.unusable import PassedOver, Unusable
+from buoy.checkpoint.store import PassedOver, Unusable
 from buoy.errors import BuoyError, UsageError
 from buoy.machine import disk
 from buoy.machine.files import read_json
@@ -37,9 +37,6 @@ _ANSWER_SECONDS = 120.0
 _FINISH_SECONDS = 600.0
 _MOST_STARTS = 3
 """So often a process that was killed is started again: what kills it more often will not stop."""
-_SPEAKERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs",
-             "hf": "huggingface_hub", "oci": "ocifs", "oss": "ossfs", "gdrive": "gdrive_fsspec"}  # fmt: skip
-"""Package that speaks a protocol, where it is not called like it."""
 Trouble = Callable[[str, str], object]
 Say = Callable[[str], object]
 
@@ -134,7 +131,7 @@ class Mirror:
             self._alive.close()
         self._alive = starter.stdout
 
-    # -- while the training goes on ---------------------------------------------------------------------------
+    # -- while the training runs ----------------------------------------------------------------------------
 
     def report(self, now: float, trouble: Trouble, say: Say) -> None:
         """Look every few seconds at what its process says, and pass on what a user should know."""
@@ -201,12 +198,10 @@ class Mirror:
             is_there = step is not None and step >= newest
             if step == newest and made is not None:
                 is_there = status.get("newest_made") == made  # not one of that step from an earlier life
-            if is_there and status.get("newest_safe") is not None and not copying:
+            if is_there and not copying:
                 return True
             if self._is_gone:
-                if not self._start_again(say):
-                    return False
-                moved = time.monotonic()
+                return False
             if copying.get("done", 0) != done:
                 moved, done = time.monotonic(), copying.get("done", 0)
             still = time.monotonic() - moved
@@ -408,23 +403,25 @@ def _check_url(where: str) -> None:
             expected="a place that outlives this machine",
             hint="`s3://bucket/runs` or a mounted folder",
         )
-    speaker = _SPEAKERS.get(protocol, f"{protocol}fs" if protocol not in ("http", "https") else "")
-    missing = [name for name in ("fsspec", speaker) if name and find_spec(name) is None]
-    if "fsspec" in missing or (protocol in _SPEAKERS and missing):
+    package = "fsspec"
+    if find_spec(package) is not None:
+        from fsspec.registry import known_implementations, registry  # type: ignore[import-untyped,unused-ignore]
+
+        if protocol not in registry and protocol not in known_implementations:
+            raise UsageError(
+                "unknown kind of mirror",
+                received=f"mirror={where!r}",
+                expected="a folder, or a URL that fsspec knows",
+                hint="`s3://bucket/runs`, `gs://bucket/runs`, `hf://...`",
+            )
+        # The class that speaks it, by its whole name; the package is called like its first word.
+        package = known_implementations.get(protocol, {}).get("class", package).partition(".")[0]
+    if find_spec(package) is None:
         raise UsageError(
-            f"the mirror needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed",
+            f"the mirror needs {package}, which is not installed",
             received=f"mirror={where!r}",
             expected="fsspec and the package that speaks this protocol",
-            hint=f"`pip install {' '.join(missing)}`",
-        )
-    from fsspec.registry import known_implementations, registry  # type: ignore[import-untyped,unused-ignore]
-
-    if protocol not in registry and protocol not in known_implementations:
-        raise UsageError(
-            "unknown kind of mirror",
-            received=f"mirror={where!r}",
-            expected="a folder, or a URL that fsspec knows",
-            hint="`s3://bucket/runs`, `gs://bucket/runs`, `hf://...`",
+            hint=f"`pip install {package}`",
         )
 
 
@@ -443,13 +440,12 @@ def lag_in_words(status: dict[str, Any], newest_here: int | None, now: float) ->
     if not isinstance(newest, int):
         words = f"nothing in the mirror {where} yet"
     else:
+        age = ", by its size: it was sent earlier"
         if isinstance(safe, int | float):
-            is_there, age = safety(status), f" {format_duration(max(0.0, now - safe))} ago"
-        else:
-            is_there, age = "in", " by its size, not compared yet"
+            age = f" {format_duration(max(0.0, now - safe))} ago"
         is_behind = newest_here is not None and newest_here > newest
         behind = f", {(newest_here or 0) - newest} steps behind" if is_behind else ""
-        words = f"step {newest} {is_there} the mirror {where}{age}{behind}"
+        words = f"step {newest} {safety(status)} the mirror {where}{age}{behind}"
     copying = status.get("copying")
     if status.get("running") is False and (copying or is_behind):
         words += (
@@ -465,5 +461,7 @@ def lag_in_words(status: dict[str, Any], newest_here: int | None, now: float) ->
 
 
 def safety(status: dict[str, Any]) -> str:
-    """What can be said of a copy: Google Drive's mount takes it at once and uploads it at a time of its own."""
+    """Of the newest copy. Google Drive's mount takes it at once and uploads it at a time of its own."""
+    if status.get("newest_safe") is None:
+        return "in"
     return "handed to Drive (which uploads it by itself) in" if status.get("uploads_later") else "safe in"

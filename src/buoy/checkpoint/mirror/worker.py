@@ -16,7 +16,7 @@ import select
 import sys
 import time
 from dataclasses import asdict
-from typing import Any, NoReturn
+from typing import Any
 
 if __name__ == "__main__":  # started by path: make `import buoy` find the package this file belongs to, last
     sys.path[0:1] = []
@@ -25,8 +25,7 @@ if __name__ == "__main__":  # started by path: make `import buoy` find the packa
     )
 
 from buoy.checkpoint.lock import writes_for
-from buoy.checkpoint.manifest import MANIFEST, MOST_MANIFEST_BYTES, STATE, VALUES, pieces_of, size_of, unseal
-from buoy.checkpoint.mirror.folder import is_drive
+from buoy.checkpoint.manifest import MANIFEST, MOST_MANIFEST_BYTES, STATE, VALUES, pieces_of, unseal
 from buoy.checkpoint.mirror.owner import (
     BEAT_SECONDS,
     NotOurs,
@@ -36,29 +35,26 @@ from buoy.checkpoint.mirror.owner import (
     owner_of,
     refuse_anothers,
     refuse_two_machines,
-    sign_of_life,
 )
 from buoy.checkpoint.mirror.storage import (
     LOCK,
     STATUS,
     STATUS_SCHEMA,
-    Copy,
     DamagedSource,
-    GiveUp,
     Storage,
+    is_drive,
     is_half,
     is_url,
     open_storage,
     step_of,
     survey,
 )
-from buoy.checkpoint.reader import open_checkpoint, read_manifest
-from buoy.checkpoint.retention import PASSING, Keep, is_enough, surplus, to_make_room
-from buoy.checkpoint.store import Store
-from buoy.checkpoint.unusable import Unusable
+from buoy.checkpoint.reader import open_checkpoint
+from buoy.checkpoint.retention import PASSING, Keep, age, is_enough, surplus, to_make_room
+from buoy.checkpoint.store import Entry, Store, Unusable
 from buoy.errors import BuoyError
 from buoy.flight.mirror import PERIOD, copy_tail, number_there
-from buoy.machine import files
+from buoy.machine import disk, files
 from buoy.machine.process import step_back
 from buoy.units import format_bytes
 
@@ -80,15 +76,13 @@ class Worker:
         self._name = os.path.basename(self._run)
         self._keep = Keep(**orders["keep"])
         self._storage: Storage | None = None
-        self._there: dict[str, Copy] = {}
+        self._there: dict[str, Entry] = {}
         self._unusable = set(orders["unusable"])
         """Names that were found damaged there when they were read, whatever their sizes say."""
-        self._proven: set[object] = set()
-        """What is there as it should be, by our own doing or by comparing it: only that is called safe."""
+        self._sent: dict[object, float] = {}
+        """What this process has sent, and when: only that is called safe."""
         self._left_out: set[object] = set()
         """What is damaged here, and what there is no room for beside newer ones there."""
-        self._sent: set[tuple[object, str]] = set()
-        """(checkpoint, file) that are there whole, by our own doing: not sent again after trouble."""
         self._refused = 0
         """So often in a row there was no room for a copy."""
         self._settled: list[str] | None = None
@@ -96,8 +90,11 @@ class Worker:
         self._status = Status(
             self._run, str(orders["shown"]), not is_url(self._where) and is_drive(self._where)
         )
-        self._log = LogTail(self._run, orders["attempt"] if is_url(self._where) else None)
-        self._beat_due = 0.0
+        self._attempt: str | None = orders["attempt"] if is_url(self._where) else None
+        """Whose log is copied: in a mirror that only fsspec reaches; into folders the recorder copies it itself."""
+        self._log_number: int | None = None
+        self._log_due = 0.0
+        self._beat_due = time.monotonic() + BEAT_SECONDS  # to claim the mirror was the first
         self._ended: float | None = None
         try:
             self._training = os.pidfd_open(int(orders["pid"]))
@@ -117,17 +114,14 @@ class Worker:
                 if self._status.values["trouble"] is not None:
                     self._status.set(trouble=None, not_ours=False)
                 retry = float(self._orders["retry"])
-            except GiveUp:
-                self._status.set(copying=None)
-                continue
             except Exception as error:  # noqa: BLE001 - a mirror that fails is tried again; nobody waits for it
                 done, pause = False, retry
                 retry = min(_RETRY_MOST, 2 * retry)
-                self._storage, self._there, self._proven, self._settled = None, {}, set(), None
+                self._storage, self._there, self._settled = None, {}, None
                 self._status.set(trouble=_in_words(error, self._where), copying=None)
                 if isinstance(error, NotOurs):
-                    none = dict.fromkeys(("newest", "newest_made", "newest_safe"))
-                    self._status.set(there={}, not_ours=True, **none)
+                    self._status.set(not_ours=True)
+                    self._report_there()
             if is_last and (done or self._is_hopeless()):
                 self._copy_last_log()
                 return
@@ -155,199 +149,151 @@ class Worker:
             self._there = {copy.name: copy for copy in there if copy.name not in self._unusable}
             self._report_there()
         storage = self._storage
-        self._show_life(storage)
-        if self._log.is_due:
-            self._expect_ours(storage)
-            self._log.copy(storage)
-        names = self._names_here()
+        self._renew(storage)
+        if time.monotonic() >= self._log_due:
+            self._copy_log(storage)
+        try:
+            names = sorted(os.listdir(os.path.join(self._run, "checkpoints")))
+        except OSError:
+            names = []
         if names == self._settled:
             self._status.beat()
             return True
         self._expect_ours(storage)
-        here = self._here()
-        if here and self._has(here[0]) and here[0].key not in self._proven:
-            self._prove(storage, here[0])
+        here = [copy for copy in _copies_here(self._run) if _key(copy) not in self._left_out]
         everything = {**self._there, **{copy.name: copy for copy in here}}
         unwanted = {copy.name for copy in surplus(list(everything.values()), self._keep)}
-        missing = [copy for copy in here if not self._has(copy) and copy.name not in unwanted]
+        copied = {_key(copy) for copy in self._there.values()}
+        missing = [copy for copy in here if _key(copy) not in copied and copy.name not in unwanted]
         if missing:
-            self._copy(storage, missing[0], newest=missing[0] is here[0])
-        self._remove_surplus(storage)
+            self._copy(storage, missing[0])
+        for copy in surplus(list(self._there.values()), self._keep):
+            self._remove(storage, copy.name)
         if missing:
             return False
-        self._remove_halves(storage)
+        # What nobody will finish: the step was made again, or the checkpoint removed here, while it was copied.
+        newest = max((copy.step for copy in self._there.values()), default=-1)
+        for name in _halves(storage.sizes(), newest):  # a newer one may be all that is left of its step
+            self._remove(storage, name)
         self._settled = names
         return True
 
-    def _copy(self, storage: Storage, copy: Copy, newest: bool) -> None:
-        folder = os.path.join(self._run, "checkpoints", copy.name)
-        began = checked = time.monotonic()
+    def _copy(self, storage: Storage, copy: Entry) -> None:
+        """Send it, or learn that it cannot be sent; an error where it is to be tried again later."""
+        folder = copy.folder
+        began = time.monotonic()
         moved = {"step": copy.step, "done": 0, "bytes": copy.bytes, "moved": time.time()}
         self._status.set(copying=moved)
 
         def progress(count: int) -> None:
-            nonlocal checked
             moved["done"] += count
             moved["moved"] = time.time()
             self._status.beat()
-            if time.monotonic() - checked > _LOOK_SECONDS:
-                checked = time.monotonic()
-                self._show_life(storage)
-                self._expect_wanted(copy, newest)
+            self._renew(storage)
 
         try:
             manifest = files.read_bounded(os.path.join(folder, MANIFEST), MOST_MANIFEST_BYTES)
             if unseal(manifest, folder) != copy.fields:
-                raise GiveUp  # another one has taken its name since the folder was read
-            sizes = storage.sizes().get(copy.name, {})
-            if MANIFEST in sizes:
-                # Of an earlier life, and maybe damaged. Its manifest must not stand beside files of this one.
-                storage.remove(copy.name)
-                self._there.pop(copy.name, None)
-                sizes = {}
+                return  # another one has taken its name since the folder was read
+            if copy.name in storage.sizes():
+                # Half a copy, or one of an earlier life, whose manifest must not stand beside files of this one.
+                self._remove(storage, copy.name)
             for file in (STATE, VALUES):
-                # Not what an earlier life has sent of this name: a size does not show what is in it.
-                if (copy.key, file) not in self._sent or sizes.get(file) != size_of(copy.fields, file):
-                    pieces = pieces_of(copy.fields, file)
-                    storage.put(os.path.join(folder, file), copy.name, file, pieces, progress)
-                    self._sent.add((copy.key, file))
+                pieces = pieces_of(copy.fields, file)
+                storage.put(os.path.join(folder, file), copy.name, file, pieces, progress)
             storage.write(copy.name, MANIFEST, manifest)
             if storage.read(copy.name, MANIFEST, len(manifest) + 1) != manifest:
                 raise OSError(errno.EIO, "the manifest did not read back as it was written")
         except (FileNotFoundError, BuoyError):
             if os.path.isdir(folder):
                 raise
-            raise GiveUp from None  # removed here while it was copied
-        except DamagedSource as error:
-            self._leave_out(copy, error)
+            return  # removed here while it was copied
+        except DamagedSource as error:  # what would arrive there would be so too
+            self._left_out.add(_key(copy))
+            self._status.set(damaged_here=f"step {copy.step} here is damaged ({error.strerror})")
+            return
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT) and self._make_room(storage, copy, error.errno):
-                raise GiveUp from None  # tried again at once
+                return  # tried again at once
             raise
+        finally:
+            self._status.set(copying=None)
         self._there[copy.name] = copy
         self._refused = 0
         self._unusable.discard(copy.name)
-        self._proven.add(copy.key)
-        self._status.set(copying=None, damaged_here=None, copy_seconds=time.monotonic() - began)
+        self._sent[_key(copy)] = time.time()
+        self._status.set(damaged_here=None, copy_seconds=time.monotonic() - began)
         self._report_there()
 
-    def _prove(self, storage: Storage, copy: Copy) -> None:
-        """Compare what an earlier life has sent, before it is called safe; else it is sent again."""
-        folder = os.path.join(self._run, "checkpoints", copy.name)
-        try:
-            good = all(
-                storage.holds(os.path.join(folder, file), copy.name, file, pieces_of(copy.fields, file))
-                for file in (STATE, VALUES)
-            )
-        except DamagedSource as error:
-            self._leave_out(copy, error)
-        except FileNotFoundError:
-            raise GiveUp from None  # removed here meanwhile
-        if good:
-            self._proven.add(copy.key)
-        else:
-            del self._there[copy.name]
+    def _remove(self, storage: Storage, name: str) -> None:
+        storage.remove(name)
+        self._there.pop(name, None)
         self._report_there()
 
-    def _leave_out(self, copy: Copy, error: DamagedSource) -> NoReturn:
-        """The one here is damaged: what would arrive there would be so too."""
-        self._left_out.add(copy.key)
-        self._status.set(damaged_here=f"step {copy.step} here is damaged ({error.strerror})", copying=None)
-        raise GiveUp
-
-    def _here(self) -> list[Copy]:
-        return [copy for copy in _copies_here(self._run) if copy.key not in self._left_out]
-
-    def _names_here(self) -> list[str]:
-        try:
-            return sorted(os.listdir(os.path.join(self._run, "checkpoints")))
-        except OSError:
-            return []
-
-    def _has(self, copy: Copy) -> bool:
-        """Whether this very checkpoint is there: another life may have made one of the same name."""
-        there = self._there.get(copy.name)
-        return there is not None and there.key == copy.key
-
-    def _expect_wanted(self, copy: Copy, newest: bool) -> None:
-        """An old one gives way to a new one; what was sent of it is used later."""
-        if newest:
-            return
-        here = self._here()
-        if here and not self._has(here[0]) and here[0].name != copy.name:
-            raise GiveUp
-
-    def _remove_surplus(self, storage: Storage) -> None:
-        """Retention there, never touching the newest."""
-        for copy in surplus(list(self._there.values()), self._keep):
-            storage.remove(copy.name)
-            del self._there[copy.name]
-            self._report_there()
-
-    def _make_room(self, storage: Storage, copy: Copy, number: int) -> bool:
+    def _make_room(self, storage: Storage, copy: Entry, number: int) -> bool:
         """Free what this copy needs (two good ones stay if that will do, else the newest); whether to try again."""
         self._refused += 1
-        if number == errno.ENOSPC and is_enough(storage.free(), copy.bytes) and self._refused <= PASSING:
+        if number == errno.ENOSPC and is_enough(self._free(), copy.bytes) and self._refused <= PASSING:
             return False  # the place itself has room: it may pass
         there = list(self._there.values())
-        if any(other.age > copy.age for other in there):
-            self._left_out.add(copy.key)  # an older one does not drive out a newer
+        if any(age(other) > age(copy) for other in there):
+            self._left_out.add(_key(copy))  # an older one does not drive out a newer
             return True
-        found = storage.sizes()
-        halves = [name for name in self._halves(found) if step_of(name) <= copy.step and name != copy.name]
+        halves = _halves(storage.sizes(), copy.step)
+        for name in halves:
+            self._remove(storage, name)
         # Where a quota is full the disk still has room, and so nothing seems to be missing: one is tried then.
-        missing = max(1, copy.bytes - sum(found.get(copy.name, {}).values()) - storage.free())
+        missing = max(1, copy.bytes - self._free())
         going = to_make_room(there, self._keep, missing) or to_make_room(there, self._keep, missing, 1)
-        self._left_out.update(old.key for old in going)
-        for name in [*halves, *(old.name for old in going)]:
-            storage.remove(name)
-            self._there.pop(name, None)
-        return bool(halves or going)
+        for old in going:
+            self._left_out.add(_key(old))
+            self._remove(storage, old.name)
+        return bool(going or set(halves) - {copy.name})
 
-    def _remove_halves(self, storage: Storage) -> None:
-        """What nobody will finish: the step was made again, or the checkpoint removed here, while it was copied."""
-        newest = max((copy.step for copy in self._there.values()), default=-1)
-        for name in self._halves(storage.sizes()):
-            if step_of(name) <= newest:  # else it may be all that is left of its step
-                storage.remove(name)
-
-    def _halves(self, found: dict[str, dict[str, int]]) -> set[str]:
-        return {name for name, sizes in found.items() if is_half(sizes) and name not in self._there}
+    def _free(self) -> int:
+        space = None if is_url(self._where) else disk.space(self._where)
+        return space.free if space is not None else 0
 
     def _report_there(self) -> None:
-        proven = [copy for copy in self._there.values() if copy.key in self._proven]
-        newest = max(proven or self._there.values(), key=lambda copy: copy.age, default=None)
-        before = self._status.values
-        if newest is None:
-            self._status.set(there={}, newest=None, newest_made=None, newest_safe=None)
-            return
-        is_known = (before["newest"], before["newest_made"]) == (newest.step, newest.time)
+        newest = max(self._there.values(), key=age, default=None)
         self._status.set(
             there={name: copy.digest for name, copy in sorted(self._there.items())},
-            newest=newest.step,
-            newest_made=newest.time,
-            newest_safe=((is_known and before["newest_safe"]) or time.time()) if proven else None,
+            newest=newest.step if newest is not None else None,
+            newest_made=newest.time if newest is not None else None,
+            newest_safe=self._sent.get(_key(newest)) if newest is not None else None,
         )
 
-    def _expect_ours(self, storage: Storage) -> None:
+    def _expect_ours(self, storage: Storage, **renew: bool) -> None:
         """Before anything is written there: two runs of one name must not write over each other."""
         place = f"{self._orders['shown']}/{self._name}"
-        expect_ours(storage, self._run, str(self._orders["life"]), place)
+        expect_ours(storage, self._run, str(self._orders["life"]), place, **renew)
 
-    def _show_life(self, storage: Storage) -> None:
+    def _renew(self, storage: Storage) -> None:
         """Now and then, and once when the training has ended: from then on another machine may take over."""
         if time.monotonic() < self._beat_due:
             return
-        self._expect_ours(storage)
         ended = self._training_ended()
-        sign_of_life(storage, self._run, str(self._orders["life"]), ended=ended)
+        self._expect_ours(storage, renew=True, ended=ended)
         self._beat_due = time.monotonic() + (float("inf") if ended else BEAT_SECONDS)
 
+    def _copy_log(self, storage: Storage) -> None:
+        """Under a number that no other machine's log has there."""
+        self._log_due = time.monotonic() + PERIOD
+        if self._attempt is not None:
+            self._expect_ours(storage)
+            if self._log_number is None:
+                self._log_number = number_there(self._attempt, storage.read_beside)
+            marker = os.path.join(self._run, "run.json")
+            copy_tail(self._attempt, marker, self._log_number, storage.write_beside)
+
     def _copy_last_log(self) -> None:
+        if self._attempt is None or self._storage is None:
+            return
+        until = time.monotonic() + _VERDICT_SECONDS  # the recorder needs a moment for it
+        while time.monotonic() < until and not os.path.exists(os.path.join(self._attempt, "verdict.json")):
+            time.sleep(_LOOK_SECONDS)
         try:
-            if self._storage is not None and self._log.wait_for_verdict():
-                self._expect_ours(self._storage)
-                self._log.copy(self._storage)
+            self._copy_log(self._storage)
         except OSError:
             pass  # the checkpoints are safe, or the mirror is another's; the log is here
 
@@ -362,37 +308,6 @@ class Worker:
             select.select([self._training], [], [], seconds)
         else:
             time.sleep(seconds)
-
-
-class LogTail:
-    """The flight log's tail in a mirror that only fsspec reaches; into folders the recorder copies it itself."""
-
-    def __init__(self, run: str, attempt: str | None) -> None:
-        self._run, self._attempt = run, attempt
-        self._due = 0.0
-        self._number: int | None = None
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it is time for the next copy."""
-        return self._attempt is not None and time.monotonic() >= self._due
-
-    def wait_for_verdict(self) -> bool:
-        """The recorder needs a moment for it; whether there is a log to copy."""
-        if self._attempt is None:
-            return False
-        until = time.monotonic() + _VERDICT_SECONDS
-        while time.monotonic() < until and not os.path.exists(os.path.join(self._attempt, "verdict.json")):
-            time.sleep(_LOOK_SECONDS)
-        return True
-
-    def copy(self, storage: Storage) -> None:
-        """Copy it, under a number that no other machine's log has there."""
-        assert self._attempt is not None
-        self._due = time.monotonic() + PERIOD
-        if self._number is None:
-            self._number = number_there(self._attempt, storage.read_beside)
-        copy_tail(self._attempt, os.path.join(self._run, "run.json"), self._number, storage.write_beside)
 
 
 class Status:
@@ -425,6 +340,16 @@ class Status:
             pass  # the local disk is full: the copies matter more than the report
 
 
+def _halves(found: dict[str, dict[str, int]], newest: int) -> list[str]:
+    """Copies that were not finished, of steps up to this one."""
+    return [name for name, sizes in found.items() if is_half(sizes) and step_of(name) <= newest]
+
+
+def _key(copy: Entry) -> tuple[str, str]:
+    """Which one it is, among those of the same name that several lives of a run may make."""
+    return copy.name, copy.digest
+
+
 def fetch(orders: dict[str, Any]) -> None:
     """Bring the newest good checkpoint (or the step asked for) back; what cannot be used on the way is named."""
     run, is_training = str(orders["run"]), orders["life"] is not None
@@ -437,8 +362,8 @@ def fetch(orders: dict[str, Any]) -> None:
     copies, unusable = survey(storage)
     answer(newest=copies[0].step if copies else None)
     # Of one step the whole one comes first: what stands beside it is of no interest then.
-    candidates: list[Copy | Unusable] = [*copies, *unusable]
-    candidates.sort(key=lambda one: (one.step, isinstance(one, Copy)), reverse=True)
+    candidates: list[Entry | Unusable] = [*copies, *unusable]
+    candidates.sort(key=lambda one: (one.step, isinstance(one, Entry)), reverse=True)
     for candidate in candidates:
         if orders["step"] is not None and candidate.step != orders["step"]:
             continue
@@ -486,12 +411,11 @@ def _make_ours(storage: Storage, orders: dict[str, Any]) -> bool:
     return True
 
 
-def _bring(storage: Storage, copy: Copy, run: str) -> str:
+def _bring(storage: Storage, copy: Entry, run: str) -> str:
     """The folder that it is now; `DamagedCheckpoint` when a byte is not as it was written."""
     for here in _copies_here(run):
-        folder = os.path.join(run, "checkpoints", here.name)
-        if here.digest == copy.digest and _reads_well(folder):
-            return folder
+        if here.digest == copy.digest and _reads_well(here.folder):
+            return here.folder
     checkpoints = os.path.join(run, "checkpoints")
     files.make_folder(run)
     files.make_folder(checkpoints)
@@ -534,17 +458,9 @@ def _reads_well(folder: str) -> bool:
     return True
 
 
-def _copies_here(run: str) -> list[Copy]:
+def _copies_here(run: str) -> list[Entry]:
     """The committed checkpoints of the run folder, newest first."""
-    found = []
-    for entry in Store(run).list():
-        if entry.complete:
-            try:
-                fields, _ = read_manifest(entry.folder)
-                found.append(Copy(os.path.basename(entry.folder), fields, entry.bytes))
-            except (OSError, BuoyError, ValueError):
-                continue
-    return found
+    return [entry for entry in Store(run).list() if entry.complete]
 
 
 def keep(orders: dict[str, Any]) -> None:
