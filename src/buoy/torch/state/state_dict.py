@@ -159,6 +159,19 @@ def unwrapped(module: nn.Module) -> nn.Module:
             return module
 
 
+_SHELLS = {"AcceleratedOptimizer": "optimizer", "AcceleratedScheduler": "scheduler"}
+
+
+def inside_shell(value: Any) -> Any:
+    """The user's own optimizer or scheduler in the shell that Hugging Face's accelerate makes; else the value itself.
+
+    Known by its class: accelerate is never imported.
+    """
+    kind = type(value)
+    is_shell = kind.__module__.startswith("accelerate.") and kind.__name__ in _SHELLS
+    return getattr(value, _SHELLS[kind.__name__]) if is_shell else value
+
+
 def parts(objects: Iterable[object]) -> tuple[list[nn.Module], list[torch.optim.Optimizer], list[Any]]:
     """The modules that are trained, the optimizers and the gradient scalers among what is tracked."""
     things = list(objects)
