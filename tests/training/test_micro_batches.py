@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 
 def test_the_largest_batch_so_far_is_told_with_the_run_it_is_of(tmp_path: Path) -> None:
     """Not each batch: an epoch's last one is smaller, every time."""
-    from buoy.training.micro_batches import MicroBatches
+    from buoy.training.loop import MicroBatches
 
     told: list[tuple[str, dict[str, Any]]] = []
 

@@ -14,9 +14,9 @@ from buoy.checkpoint.encoding import encode
 from buoy.checkpoint.saver import Receipt
 from buoy.errors import BuoyError, UsageError
 from buoy.flight.profile import Profiling
+from buoy.training.loop import MicroBatches
 from buoy.training.manager import CheckpointManager
 from buoy.training.messages import say
-from buoy.training.micro_batches import MicroBatches
 from buoy.training.options import Options
 from buoy.training.ranks import Saves
 from buoy.training.resume import Resumption
@@ -60,9 +60,8 @@ class Guarding:
         self.seed: int | None = self.place.get("seed", options.seed)
         self.saved_step = self._from.step
         settings = {"say": say, "event": self.keeper.recorder.event, **options.steps}
-        self.micro = _Steps(self.keeper.folder, self._from.micro_batch, settings, transaction)
         try:
-            self.micro.begin_early()
+            self.micro = MicroBatches(self.keeper.folder, self._from.micro_batch, settings, make=transaction)
         except BaseException:
             self.keeper.finish()
             raise
@@ -174,23 +173,6 @@ class Guarding:
                 expected=f"one that was made under {self._library}",
                 hint="use a folder of its own for each training",
             )
-
-
-class _Steps(MicroBatches):
-    """Micro-batches with a transaction of the guard's own making."""
-
-    def __init__(
-        self,
-        folder: str | None,
-        saved: dict[str, Any] | None,
-        settings: dict[str, Any],
-        transaction: Callable[..., Any],
-    ) -> None:
-        super().__init__(folder, saved, settings)
-        self._make = transaction
-
-    def _begin(self) -> None:
-        self._resume(self._make(**self._settings))
 
 
 def refuse_many_processes(processes: int, library: str) -> None:

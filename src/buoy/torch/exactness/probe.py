@@ -40,8 +40,7 @@ from buoy.torch.exactness.randomness import ExchangedInside, FixedRandomness, ea
 from buoy.torch.exactness.rounding import Nudged, disturbed
 from buoy.torch.exactness.samples import FEWEST, MANY, SAMPLES, some, spread, trials_of, twice
 from buoy.torch.exactness.weights import CopyOnWrite, SteppedInside, places
-from buoy.torch.memory.allocations import AllocationWatch
-from buoy.torch.memory.device import release
+from buoy.torch.memory.device import AllocationWatch, release
 from buoy.torch.step.gradient import (
     Accumulation,
     LossFunction,

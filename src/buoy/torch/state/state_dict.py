@@ -182,6 +182,11 @@ def parts(objects: Iterable[object]) -> tuple[list[nn.Module], list[torch.optim.
     )
 
 
+def calls_backward_itself(value: object) -> bool:
+    """An optimizer whose step calls its closure: the first `backward` comes from inside its first step."""
+    return isinstance(value, torch.optim.LBFGS)
+
+
 def on_step(optimizer: object, call: Callable[[], None]) -> Any:
     """Have `call` called after each step of an optimizer; a handle with `remove()`, None for anything else."""
     if not isinstance(optimizer, torch.optim.Optimizer):

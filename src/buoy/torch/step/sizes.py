@@ -14,8 +14,8 @@ import torch
 
 from buoy.microbatch.batch import Batch, even
 from buoy.microbatch.sizing import SPARE, Fit, History, Ramp, SizeLog, Sizer, short
-from buoy.torch.memory.allocations import AllocationWatch
-from buoy.torch.memory.device import HostMemory, Memory, host_memory, left_in, memory_of
+from buoy.torch.memory import device
+from buoy.torch.memory.device import AllocationWatch, HostMemory, Memory, host_memory, left_in, memory_of
 from buoy.torch.step.gradient import Trained
 from buoy.torch.step.optimizer import expected_state
 
@@ -165,9 +165,9 @@ class Sizes:
         is_known = size * whole.each <= cost
         if is_known and need * _SURELY <= SPARE:
             return True  # whatever else has the memory
-        memory = memory_of((self._trained.now or self._trained.all)[0])
-        if not isinstance(memory, HostMemory):
+        if not self._trained.first.is_cpu or device.pretended is not None:
             return True
+        memory = host_memory()
         there = memory.free()
         # Gradients, and state of any optimizer known, are at most four times the gradients.
         if there is None or (is_known and need * _SURELY + 4 * self._trained.gradient_bytes <= there):

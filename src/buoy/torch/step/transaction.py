@@ -23,7 +23,15 @@ from buoy.microbatch.errors import (
 from buoy.microbatch.oom import is_oom
 from buoy.microbatch.sizing import SPARE, SizeLog
 from buoy.torch.memory.device import HostMemory, left_in, limited, memory_of, release
-from buoy.torch.step.gradient import Accumulation, LossFunction, Trained, has_upstream, loss_of, read_loss
+from buoy.torch.step.gradient import (
+    Accumulation,
+    LossFunction,
+    Trained,
+    Upstream,
+    has_upstream,
+    loss_of,
+    read_loss,
+)
 from buoy.torch.step.optimizer import make_atomic, make_scaler_safe
 from buoy.torch.step.ranks import GIVE_UP, READY, Vote
 from buoy.torch.step.remedies import Switches
@@ -71,6 +79,8 @@ class Transaction:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._vote = Vote()
         self._rollback = Rollback(self._trained)
+        self._expected: tuple[list[Any], list[Any], list[Any]] | None = None
+        """What is to be tracked with the first `backward`: a loop that never calls it is left alone."""
         self._inexact, self._ways = inexact, ways
         self._policy: SplitPolicy | None = None
         self._under_way: tuple[Batch, LossFunction, str] | None = None
@@ -96,6 +106,19 @@ class Transaction:
         """Use the sizes that an earlier attempt has logged, as far as it came."""
         self._sizes.replay(sizes, self.steps, done)
 
+    @property
+    def is_used(self) -> bool:
+        """Whether anything is guarded: from the first `backward` on."""
+        return bool(self._trained.all)
+
+    def expect(self, modules: list[Any], optimizers: list[Any], scalers: list[Any]) -> None:
+        """Guard these from the first `backward` on."""
+        if self.is_used:
+            self.track(modules, optimizers, scalers)
+            return
+        known = self._expected or ([], [], [])
+        self._expected = known[0] + modules, known[1] + optimizers, known[2] + scalers
+
     def track(
         self,
         modules: Iterable[torch.nn.Module],
@@ -105,7 +128,8 @@ class Transaction:
         """Guard these: their gradients, buffers and steps."""
         modules, optimizers = list(modules), list(optimizers)
         self._vote.watch(modules)
-        self._switches.track(modules)
+        if self._switches.names:
+            self._switches.track(modules)
         self._rollback.snapshot.watch(modules)
         self._modules += modules
         self._optimizers += optimizers
@@ -126,6 +150,9 @@ class Transaction:
     ) -> torch.Tensor:
         """The gradient of `loss_fn` over the whole batch, added to `.grad`; returns the loss, detached."""
         __tracebackhide__ = True
+        if self._expected is not None:
+            expected, self._expected = self._expected, None
+            self.track(*expected)
         if not self._trained.all:
             raise UsageError("nothing to train is known", received="run.backward before run.track",
                              expected="run.track(model=model, optimizer=optimizer)")  # fmt: skip
@@ -212,7 +239,8 @@ class Transaction:
             self._under_way = None  # a batch may be large
             if self._policy is not None:
                 self._policy.end()
-            self._rollback.end()
+            if self._rollback.upstream.leaves:
+                self._rollback.upstream = Upstream()  # its batch may be large
 
     def _try(
         self,
@@ -229,7 +257,9 @@ class Transaction:
         # A scaler makes these at its first use.
         made = {} if scaler is None else {n: getattr(scaler, n, None) for n in compat.SCALER_FIELDS}
         try:
-            if ramp is not None or self._surely_fits(whole, sizes):
+            found = self._policy.finding if self._policy is not None and self._under_way is None else None
+            is_exact = found is not None and found.reason is None
+            if ramp is not None or self._sizes.surely_fits(whole, max(sizes), is_exact):
                 loss = self._computed(whole, sizes, ramp, loss_fn, reduction, scaler)
             else:
                 with self._sizes.limited(whole, sizes):
@@ -241,10 +271,6 @@ class Transaction:
             if not isinstance(error, _FirstPair) and self._rollback.written():
                 raise _torn(error) from error
             raise
-
-    def _surely_fits(self, whole: Batch, sizes: list[int]) -> bool:
-        found = self._policy.finding if self._policy is not None and self._under_way is None else None
-        return self._sizes.surely_fits(whole, max(sizes), found is not None and found.reason is None)
 
     def _computed(
         self,
@@ -258,7 +284,8 @@ class Transaction:
         """The same with a way back, which is taken unless everything went well."""
         __tracebackhide__ = True
         rollback = self._rollback
-        versions = compat.versions_of_any(whole.arrays)
+        tensors = [array for array in whole.arrays if isinstance(array, torch.Tensor)]
+        versions = list(map(compat.VERSION, tensors))
         with rollback:
             if self._vote.replicas:
                 self._rehearse(whole, sizes, ramp, loss_fn, reduction)
@@ -269,12 +296,12 @@ class Transaction:
                     sums = self._accumulated(whole, sizes, ramp, loss_fn, reduction, scaler)
             if rollback.upstream.leaves:
                 rollback.upstream.propagate()
-            if versions != compat.versions_of_any(whole.arrays):
+            if versions != list(map(compat.VERSION, tensors)):
                 raise BadLoss("the loss function changed the batch in place",
                               received="an in-place operation on its input",
                               expected="an input that a second try finds as it was",
                               hint="`x = x * 2` instead of `x.mul_(2)`, or clone it first")  # fmt: skip
-            rollback.keep()
+            rollback.gradients.commit()
         self.last_loss = sums.loss()
         return self.last_loss
 
@@ -294,11 +321,13 @@ class Transaction:
         planned = iter(sizes)
         while sums.left:
             size = self._part = next(planned) if ramp is None else ramp.next(sums.left)
-            share = sums.add(loss_of(loss_fn, whole.take(sums.done, sums.done + size)), size)
+            part = whole.take(sums.done, sums.done + size)
+            share = sums.add(loss_fn(part) if size == whole.samples else loss_of(loss_fn, part), size)
+            del part
             if sums.has_weight and not self._ask().is_known:
                 raise _FirstPair
             rollback.forward_done(share)
-            if not sums.left:
+            if not sums.left and (self._vote.replicas or rollback.gradients.before):
                 self._before_exchange(share)
             (share if scaler is None else scaler.scale(share)).backward()
             del share  # its graph goes before the next part comes
@@ -400,9 +429,8 @@ class Transaction:
 
     def _before_exchange(self, loss: torch.Tensor) -> None:
         """Every rank must have come this far before gradients are exchanged."""
-        if not self._vote.replicas or not self._vote.is_group:
-            if self._rollback.gradients.before:
-                self._rollback.gradients.merge(hooked=True)
+        if not self._vote.is_group:
+            self._rollback.gradients.merge(hooked=True)
             return
         self._voted = True
         vote = self._vote.lowest(READY)
