@@ -10,17 +10,26 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
 
 from buoy._compat.torch import forget_parametrizations
-from buoy.microbatch.batch import rebuilt
+from buoy.microbatch.batch import Batch, rebuilt
 from buoy.microbatch.errors import BadLoss, CannotSplit, OutOfMemory
 from buoy.microbatch.oom import is_oom
 
 LossFunction = Callable[[Any], Any]
+
+
+class Step(NamedTuple):
+    """What a step computes."""
+
+    batch: Batch
+    loss_fn: LossFunction
+    reduction: str
+    scaler: Any = None
 
 
 class Accumulation:

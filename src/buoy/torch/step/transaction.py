@@ -26,6 +26,7 @@ from buoy.torch.memory.device import HostMemory, left_in, limited, memory_of, re
 from buoy.torch.step.gradient import (
     Accumulation,
     LossFunction,
+    Step,
     Trained,
     Upstream,
     has_upstream,
@@ -83,7 +84,7 @@ class Transaction:
         """What is to be tracked with the first `backward`: a loop that never calls it is left alone."""
         self._inexact, self._ways = inexact, ways
         self._policy: SplitPolicy | None = None
-        self._under_way: tuple[Batch, LossFunction, str] | None = None
+        self._under_way: Step | None = None
         """The step under way, until the policy is asked about it."""
         self._sizes = Sizes(say, event, micro_batch, self._trained, self._optimizers, log)
         self._part = 0
@@ -93,8 +94,6 @@ class Transaction:
         """On its device."""
         self.steps = 0
         """Calls of `backward` that went through."""
-        self._split_steps = 0
-        """Of these, those that were split."""
         self.retries = 0
 
     @property
@@ -164,17 +163,16 @@ class Transaction:
             self._vote.find(self._modules)
         if self._vote.replicas and self._vote.is_group:
             with self._vote.quiet():
-                return self._step_in_group(batch, loss_fn, reduction, split, scaler, is_first=is_first)
-        whole = self._batch(batch, split)
-        self._under_way = whole, loss_fn, reduction
-        return self._whole_step(whole, loss_fn, reduction, scaler)
+                return self._step_in_group(batch, split, loss_fn, reduction, scaler, is_first=is_first)
+        self._under_way = step = Step(self._batch(batch, split), loss_fn, reduction, scaler)
+        return self._whole_step(step)
 
     def _step_in_group(
         self,
         batch: object,
+        split: Split | None,
         loss_fn: LossFunction,
         reduction: str,
-        split: Split | None,
         scaler: Any,
         *,
         is_first: bool,
@@ -183,14 +181,13 @@ class Transaction:
         __tracebackhide__ = True
         self._voted = self._exchanges
         try:
-            whole = self._batch(batch, split)
-            self._under_way = whole, loss_fn, reduction
+            self._under_way = step = Step(self._batch(batch, split), loss_fn, reduction, scaler)
             if is_first:
                 self._look_first()
         except BuoyError:
             self._tell_peers(GIVE_UP)
             raise
-        return self._whole_step(whole, loss_fn, reduction, scaler)
+        return self._whole_step(step)
 
     def _batch(self, batch: object, split: Split | None) -> Batch:
         whole = Batch(batch, split)
@@ -204,9 +201,10 @@ class Transaction:
             self._say_not_kept(whole.reason)
         return whole
 
-    def _whole_step(self, whole: Batch, loss_fn: LossFunction, reduction: str, scaler: Any) -> torch.Tensor:
+    def _whole_step(self, step: Step) -> torch.Tensor:
         """Try, restore, and retry in smaller micro-batches."""
         __tracebackhide__ = True
+        whole = step.batch
         try:
             sizes, ramp = self._sizes.plan(self.steps, whole)
             failure: BaseException | None = None
@@ -215,7 +213,7 @@ class Transaction:
                 if len(sizes) > 1 or ramp is not None:
                     sizes, ramp = self._allowed(whole, sizes, ramp, is_retry=failure is not None)
                 try:
-                    loss = self._try(whole, sizes, ramp, loss_fn, reduction, scaler)
+                    loss = self._try(step, sizes, ramp)
                 except _FirstPair:
                     self._check_pairs()
                     continue
@@ -223,7 +221,6 @@ class Transaction:
                     failure = caught
                 else:
                     if len(sizes) > 1 or ramp is not None:
-                        self._split_steps += 1
                         self._ask().count()
                     self._sizes.learn(self.steps, whole, sizes, ramp)
                     self.steps += 1
@@ -242,28 +239,21 @@ class Transaction:
             if self._rollback.upstream.leaves:
                 self._rollback.upstream = Upstream()  # its batch may be large
 
-    def _try(
-        self,
-        whole: Batch,
-        sizes: list[int],
-        ramp: MeasuredRamp | None,
-        loss_fn: LossFunction,
-        reduction: str,
-        scaler: Any,
-    ) -> torch.Tensor:
+    def _try(self, step: Step, sizes: list[int], ramp: MeasuredRamp | None) -> torch.Tensor:
         """The loss; where something is raised, everything is restored."""
         __tracebackhide__ = True
         self._part = 0
         # A scaler makes these at its first use.
+        scaler = step.scaler
         made = {} if scaler is None else {n: getattr(scaler, n, None) for n in compat.SCALER_FIELDS}
         try:
             found = self._policy.finding if self._policy is not None and self._under_way is None else None
             is_exact = found is not None and found.reason is None
-            if ramp is not None or self._sizes.surely_fits(whole, max(sizes), is_exact):
-                loss = self._computed(whole, sizes, ramp, loss_fn, reduction, scaler)
+            if ramp is not None or self._sizes.surely_fits(step.batch, max(sizes), is_exact):
+                loss = self._computed(step, sizes, ramp)
             else:
-                with self._sizes.limited(whole, sizes):
-                    loss = self._computed(whole, sizes, ramp, loss_fn, reduction, scaler)
+                with self._sizes.limited(step.batch, sizes):
+                    loss = self._computed(step, sizes, ramp)
             return loss
         except BaseException as error:  # Ctrl-C must find the state of before the step too
             for name, value in made.items():
@@ -272,28 +262,20 @@ class Transaction:
                 raise _torn(error) from error
             raise
 
-    def _computed(
-        self,
-        whole: Batch,
-        sizes: list[int],
-        ramp: MeasuredRamp | None,
-        loss_fn: LossFunction,
-        reduction: str,
-        scaler: Any,
-    ) -> torch.Tensor:
+    def _computed(self, step: Step, sizes: list[int], ramp: MeasuredRamp | None) -> torch.Tensor:
         """The same with a way back, which is taken unless everything went well."""
         __tracebackhide__ = True
         rollback = self._rollback
-        tensors = [array for array in whole.arrays if isinstance(array, torch.Tensor)]
+        tensors = [array for array in step.batch.arrays if isinstance(array, torch.Tensor)]
         versions = list(map(compat.VERSION, tensors))
         with rollback:
             if self._vote.replicas:
-                self._rehearse(whole, sizes, ramp, loss_fn, reduction)
+                self._rehearse(step, sizes, ramp)
             if ramp is None:
-                sums = self._accumulated(whole, sizes, None, loss_fn, reduction, scaler)
+                sums = self._accumulated(step, sizes, None)
             else:
                 with ramp.watching():
-                    sums = self._accumulated(whole, sizes, ramp, loss_fn, reduction, scaler)
+                    sums = self._accumulated(step, sizes, ramp)
             if rollback.upstream.leaves:
                 rollback.upstream.propagate()
             if versions != list(map(compat.VERSION, tensors)):
@@ -305,17 +287,10 @@ class Transaction:
         self.last_loss = sums.loss()
         return self.last_loss
 
-    def _accumulated(
-        self,
-        whole: Batch,
-        sizes: list[int],
-        ramp: MeasuredRamp | None,
-        loss_fn: LossFunction,
-        reduction: str,
-        scaler: Any,
-    ) -> Accumulation:
+    def _accumulated(self, step: Step, sizes: list[int], ramp: MeasuredRamp | None) -> Accumulation:
         """Forward and backward, one micro-batch after the other."""
         __tracebackhide__ = True
+        whole, loss_fn, reduction, scaler = step
         rollback = self._rollback
         sums = Accumulation(whole.samples, reduction, rollback.at_start, scaler)
         planned = iter(sizes)
@@ -347,7 +322,7 @@ class Transaction:
                 self._modules, self._trained, self._inexact, self._rollback, self._ways
             )
         if self._under_way is not None:
-            self._policy.begin(*self._under_way)
+            self._policy.begin(self._under_way)
             self._under_way = None
         return self._policy
 
@@ -439,18 +414,16 @@ class Transaction:
         self._rollback.gradients.merge()
         self._vote.exchange(loss)
 
-    def _rehearse(
-        self, whole: Batch, sizes: list[int], ramp: MeasuredRamp | None, loss_fn: LossFunction, reduction: str
-    ) -> None:
+    def _rehearse(self, step: Step, sizes: list[int], ramp: MeasuredRamp | None) -> None:
         """In a group a new size is tried alone first: inside the exchange of gradients nobody can say anything."""
         if not self._vote.is_group or self._exchanges:  # the others may not try it
             return
-        if ramp is not None or self._sizes.has_passed(sizes[0], whole):
+        if ramp is not None or self._sizes.has_passed(sizes[0], step.batch):
             return
         for _ in range(min(2, len(sizes))):  # the second time with gradients there
-            sums = Accumulation(sizes[0], reduction, [])
+            sums = Accumulation(sizes[0], step.reduction, [])
             # Without its weight: a part may have none where the batch has.
-            loss, _weight = read_loss(loss_of(loss_fn, whole.take(0, sizes[0])), reduction)
+            loss, _weight = read_loss(loss_of(step.loss_fn, step.batch.take(0, sizes[0])), step.reduction)
             sums.add(loss, sizes[0]).backward()
             del loss
         self._rollback.start_over()
@@ -593,16 +566,12 @@ class Transaction:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the same sizes."""
-        return {
-            **self._sizes.state_dict(),
-            "steps": self.steps,
-            "split_steps": self._split_steps,
-        }
+        return {**self._sizes.state_dict(), "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse."""
         self._sizes.load_state_dict(state)
-        self.steps, self._split_steps = state["steps"], state["split_steps"]
+        self.steps = state["steps"]
 
 
 def _torn(error: BaseException) -> TornStep:
