@@ -14,9 +14,8 @@ from typing import Any, Protocol
 import torch
 
 from buoy.microbatch.batch import Batch
-from buoy.microbatch.errors import CannotSplit, StepError
+from buoy.microbatch.errors import CannotSplit, StepError, is_oom
 from buoy.microbatch.exactness import Asked, traits
-from buoy.microbatch.oom import is_oom
 from buoy.torch.exactness.probe import STATE, STATE_HINT, Finding, Probe
 from buoy.torch.exactness.samples import SAMPLES
 from buoy.torch.memory.device import limited, memory_of, release

@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from buoy._compat import torch as compat
 from buoy.microbatch.batch import Batch, even
-from buoy.microbatch.errors import BadLoss, CannotSplit, StepError
+from buoy.microbatch.errors import BadLoss, CannotSplit, StepError, is_oom
 from buoy.microbatch.exactness import (
     STRETCHES,
     Answer,
@@ -35,7 +35,6 @@ from buoy.microbatch.exactness import (
     judge,
     parts_of,
 )
-from buoy.microbatch.oom import is_oom
 from buoy.torch.exactness.randomness import ExchangedInside, FixedRandomness, eager, has_peers, same_random
 from buoy.torch.exactness.rounding import Nudged, disturbed
 from buoy.torch.exactness.samples import FEWEST, MANY, SAMPLES, some, spread, trials_of, twice

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from buoy.microbatch.batch import Batch
-from buoy.microbatch.samples import FEW_VALUES, Column, Wish, column_of, extremes, labels, picked, ranges
+from buoy.microbatch.exactness import FEW_VALUES, Column, Wish, column_of, extremes, labels, picked, ranges
 
 SAMPLES = 6
 FEWEST = 2

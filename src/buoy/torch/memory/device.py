@@ -16,7 +16,7 @@ import torch
 
 from buoy._compat.torch import TorchDispatchMode, storage_key
 from buoy.machine.memory import HostMemory, host_memory
-from buoy.microbatch.oom import chain
+from buoy.microbatch.errors import chain
 from buoy.microbatch.sizing import SPARE
 
 __all__ = [

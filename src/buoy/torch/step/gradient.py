@@ -17,8 +17,7 @@ import torch
 
 from buoy._compat.torch import forget_parametrizations
 from buoy.microbatch.batch import Batch, rebuilt
-from buoy.microbatch.errors import BadLoss, CannotSplit, OutOfMemory
-from buoy.microbatch.oom import is_oom
+from buoy.microbatch.errors import BadLoss, CannotSplit, OutOfMemory, is_oom
 
 LossFunction = Callable[[Any], Any]
 

@@ -24,8 +24,7 @@ from torch.optim import Optimizer
 
 from buoy._compat import torch as compat
 from buoy.flight.last_words import leave_out_ours
-from buoy.microbatch.errors import BadLoss, OutOfMemory, TornStep
-from buoy.microbatch.oom import is_oom
+from buoy.microbatch.errors import BadLoss, OutOfMemory, TornStep, is_oom
 from buoy.torch.memory.device import release
 
 _NOT_ITS_OWN = ("state", "param_groups", "step", *compat.OPTIMIZER_MARKS)

@@ -19,8 +19,8 @@ from buoy.microbatch.errors import (
     PeerFailed,
     StepError,
     TornStep,
+    is_oom,
 )
-from buoy.microbatch.oom import is_oom
 from buoy.microbatch.sizing import SPARE, SizeLog
 from buoy.torch.memory.device import HostMemory, left_in, limited, memory_of, release
 from buoy.torch.step.gradient import (
