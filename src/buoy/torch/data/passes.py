@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -52,27 +52,30 @@ class Place:
         return mix(self.seed, rank, self.epoch, self.loop, use)
 
 
-class Pass(Protocol):
+class Pass:
     """One walk over a loader."""
 
-    samples: int
+    samples = 0
     """How many samples were handed out in this pass, over all processes that made it."""
-    batches: int
+    batches = 0
     """How many batches."""
     extent: dict[str, int]
     """How much data it goes over; saved with the place, to know other data from the same."""
 
-    def __next__(self) -> Any: ...
+    def __next__(self) -> Any:
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """What `Feeds.open` needs to go on from here."""
-        ...
+        """What `Feeds.open` needs to resume here."""
+        return {"samples": self.samples, "batches": self.batches, "extent": self.extent}
+
+    def _counted(self, samples: int) -> None:
+        self.samples += samples
+        self.batches += 1
 
 
-class IndexPass:
+class IndexPass(Pass):
     """Over a map-style dataset: the place is a number of samples."""
-
-    extent: dict[str, int]
 
     def __init__(
         self,
@@ -116,25 +119,20 @@ class IndexPass:
             batch = next(self._iterator)
             forget_half_pair()
         size = self._course.sizes.popleft()
-        self.samples += size
-        self.batches += 1
+        self._counted(size)
         self._last = mark(batch, size)
         return batch
 
     def state_dict(self) -> dict[str, Any]:
         """The number of samples, and the sampler's memory of before the pass."""
-        place: dict[str, Any] = {"samples": self.samples, "batches": self.batches, "extent": self.extent}
-        place["sampler"], place["last"] = self._memory, self._last
         left = self._course.left
         if left and not _are_equal(left, self._order.memory.generators()):
             self._warn()
-        return place
+        return {**super().state_dict(), "sampler": self._memory, "last": self._last}
 
 
-class StatefulPass:
+class StatefulPass(Pass):
     """Over a loader that can say where it is."""
-
-    extent: dict[str, int]
 
     def __init__(
         self, loader: Any, place: Place, state: dict[str, Any] | None, memory: DataMemory | None
@@ -155,22 +153,15 @@ class StatefulPass:
     def __next__(self) -> Any:
         with self._stream:
             batch = next(self._iterator)
-        self.samples += getattr(self._loader, "batch_size", None) or 1
-        self.batches += 1
+        self._counted(getattr(self._loader, "batch_size", None) or 1)
         return batch
 
     def state_dict(self) -> dict[str, Any]:
         """The loader's own."""
         with self._stream:
             state = self._loader.state_dict()
-        return {
-            "samples": self.samples,
-            "batches": self.batches,
-            "extent": self.extent,
-            "loader": state,
-            "memory": self._memory,
-            "stream": self._stream.state_dict(),
-        }
+        place = {"loader": state, "memory": self._memory, "stream": self._stream.state_dict()}
+        return {**super().state_dict(), **place}
 
 
 @contextmanager
@@ -186,10 +177,8 @@ def _no_new_pass(loader: Any) -> Iterator[None]:
             loader.restart_on_stop_iteration = restarts
 
 
-class SequencePass:
+class SequencePass(Pass):
     """Over a list of batches."""
-
-    extent: dict[str, int]
 
     def __init__(self, sequence: Sequence[Any], state: dict[str, Any] | None, say: Say) -> None:
         self.batches = self.samples = int(state["batches"]) if state else 0
@@ -201,16 +190,14 @@ class SequencePass:
     def __next__(self) -> Any:
         if self.batches >= len(self._sequence):
             raise StopIteration
-        self.batches += 1
-        self.samples += 1
+        self._counted(1)
         batch = self._sequence[self.batches - 1]
         self._last = mark(batch, 1)
         return batch
 
     def state_dict(self) -> dict[str, Any]:
         """The number of batches."""
-        place = {"samples": self.samples, "batches": self.batches, "extent": self.extent}
-        return {**place, "last": self._last}
+        return {**super().state_dict(), "last": self._last}
 
 
 def _are_equal(states: Any, others: Any) -> bool:
@@ -221,10 +208,8 @@ def _are_equal(states: Any, others: Any) -> bool:
     return bool(same.all() if hasattr(same, "all") else same)
 
 
-class ReplayPass:
+class ReplayPass(Pass):
     """Over something that only goes forward: an IterableDataset's loader, a generator, another library's loader."""
-
-    extent: dict[str, int]
 
     def __init__(
         self,
@@ -234,7 +219,6 @@ class ReplayPass:
         say: Callable[[str], None],
         memory: DataMemory | None,
     ) -> None:
-        self.samples = self.batches = 0
         self._last: dict[str, Any] | None = None
         self._memory = begun_again(memory, state)
         self._size = getattr(loader, "batch_size", None) or 1
@@ -266,17 +250,14 @@ class ReplayPass:
         else:
             with self._stream:
                 batch = next(self._iterator)
-        self.samples += self._size
-        self.batches += 1
+        self._counted(self._size)
         if self._dataset is None:
             self._last = mark(batch, self._size)
         return batch
 
     def state_dict(self) -> dict[str, Any]:
         """What another process needs to go on from here."""
-        state: dict[str, Any] = {"samples": self.samples, "batches": self.batches, "workers": self._workers}
-        state["extent"] = self.extent
-        state["memory"] = self._memory
+        state = {**super().state_dict(), "workers": self._workers, "memory": self._memory}
         if self._dataset is None:
             return {**state, "last": self._last}
         return {**state, "dataset": self._dataset.state_dict(), "stream": self._stream.state_dict()}
@@ -344,10 +325,8 @@ def within(loader: Any) -> Any:
     return loader.base_dataloader if is_prepared(loader) else loader
 
 
-class PreparedPass:
+class PreparedPass(Pass):
     """A pass over a prepared loader: its own iteration, over a pass of ours."""
-
-    extent: dict[str, int]
 
     def __init__(self, loader: Any, inner: Pass) -> None:
         self._loader, self._inner = loader, inner
