@@ -125,7 +125,7 @@ class TrainingLoop:
         if loop.done:
             self.random.return_to_way()
             return
-        from buoy.torch.data.passes import Pass, Place
+        from buoy.torch.data.replay import Pass, Place
 
         __tracebackhide__ = True
         position, exhausted, counts_batches = self.position, False, not self.position.counts_steps

@@ -1,6 +1,6 @@
 """A user's loader, opened at any place of any pass, in another process too.
 
-Each kind of loader has its `Pass` (`passes`): a `DataLoader` over a map-style dataset is found by index, a loader or
+Each kind of loader has its `Pass` (`replay`): a `DataLoader` over a map-style dataset is found by index, a loader or
 stream with a state of its own by that, a list by index, and of anything else what was already seen is read again.
 
 `Feeds` opens them for a loop of ours; `ResumableLoader` stands for the loader in a loop that is not ours (a Trainer's).
@@ -25,7 +25,7 @@ from buoy.errors import UsageError
 from buoy.flight.last_words import leave_out_ours
 from buoy.torch.data import rng
 from buoy.torch.data.order import DataMemory, Order
-from buoy.torch.data.passes import (
+from buoy.torch.data.replay import (
     IndexPass,
     Pass,
     Place,
