@@ -10,6 +10,7 @@ import torch
 
 from buoy._compat import torch as compat
 from buoy.errors import BuoyError, UsageError
+from buoy.machine.memory import set_cap
 from buoy.microbatch.batch import Batch, Split, even
 from buoy.microbatch.errors import (
     BadBatch,
@@ -71,9 +72,7 @@ class Transaction:
         if set(inexact) - {"batchnorm"}:
             raise UsageError("unknown word in inexact", received=repr(inexact), expected='"batchnorm"')
         if memory_cap is not None:
-            from buoy.torch.step.remedies import set_cap
-
-            set_cap(memory_cap, say)
+            set_cap(memory_cap, say, gpu=torch.cuda.is_available())
         self._switches = Switches(remedies, say, event)
         self._modules: list[torch.nn.Module] = []
         self._trained = Trained()
@@ -283,9 +282,10 @@ class Transaction:
                               received="an in-place operation on its input",
                               expected="an input that a second try finds as it was",
                               hint="`x = x * 2` instead of `x.mul_(2)`, or clone it first")  # fmt: skip
+            loss = sums.loss()  # may not fit either
             rollback.gradients.commit()
-        self.last_loss = sums.loss()
-        return self.last_loss
+        self.last_loss = loss
+        return loss
 
     def _accumulated(self, step: Step, sizes: list[int], ramp: MeasuredRamp | None) -> Accumulation:
         """Forward and backward, one micro-batch after the other."""
