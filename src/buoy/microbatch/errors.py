@@ -125,7 +125,7 @@ def _says_oom(link: BaseException) -> bool:
     if TENSORFLOW_TYPE in family or "RESOURCE_EXHAUSTED" in message:
         library = TENSORFLOW_TYPE in family or _is_library(link)
         return library and not any(word in message for word in _OTHER_RESOURCES)
-    # A person's own exception may say anything; libraries raise RuntimeError or a type of their own.
+    # A user's own exception may say anything; libraries raise RuntimeError or a type of their own.
     if type(link) is RuntimeError or _is_library(link):
         return any(word in message for word in _WORDS)
     return False

@@ -201,7 +201,7 @@ class Loaders:
         name = str(loop.root)
         saved = self._saved.pop(name, None)
         if saved is not None and not loop.saved:
-            self._feeds.put_between_passes(loader, saved, {id(each) for each in tracked})
+            self._feeds.restore_between_passes(loader, saved, {id(each) for each in tracked})
         try:
             self._seen[name] = weakref.ref(loader)
         except TypeError:  # a list of batches

@@ -90,11 +90,11 @@ class Feeds:
         memory = self._memory(loader)
         return memory.between_passes() if memory is not None else None
 
-    def put_between_passes(self, loader: Any, state: dict[str, Any], tracked: Collection[int]) -> None:
+    def restore_between_passes(self, loader: Any, state: dict[str, Any], tracked: Collection[int]) -> None:
         """Give it back, in another process; except to those objects (by id) that the run restores by itself."""
         memory = self._memory(loader)
         if memory is not None:
-            memory.put_between_passes(state, tracked)
+            memory.restore_between_passes(state, tracked)
 
     def _memory(self, loader: Any) -> DataMemory | None:
         """Of what is iterated over in this process; what workers keep, they keep for themselves."""

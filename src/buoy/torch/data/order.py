@@ -31,9 +31,9 @@ from torch.utils.data import (
 
 from buoy.checkpoint.values import value_of
 from buoy.torch.data.rng import Stream, generator_state, set_generator_state
-from buoy.torch.data.workers import Key, is_a_persons, own_generators
+from buoy.torch.data.workers import Key, is_the_users, own_generators
 
-# These draw from the global generators for their first index only, so the training's need not be put back later.
+# These draw from the global generators for their first index only, so the training's need not be restored later.
 _DRAW_ONCE = (
     DistributedSampler,
     RandomSampler,
@@ -69,7 +69,7 @@ class Order:
         Returns that state: with it the pass can be begun again.
         """
         if memory is not None:
-            self.memory.put_back(memory)
+            self.memory.restore(memory)
         self._next = course
         return self.memory.now()
 
@@ -107,7 +107,7 @@ class Order:
                 yield batch
             else:
                 left_out += len(batch)
-                if left_out > course.skip:  # other batches than before: go on inside this one
+                if left_out > course.skip:  # other batches than before: resume inside this one
                     yield batch[course.skip - left_out :]
 
 
@@ -219,7 +219,7 @@ class DataMemory:
             for path, owner in _inside(stream)
             # A library's class that has a state of its own keeps all that matters there, except given generators.
             if hasattr(owner, "__dict__")
-            and (is_a_persons(type(owner)) or not hasattr(owner, "load_state_dict"))
+            and (is_the_users(type(owner)) or not hasattr(owner, "load_state_dict"))
         ]
 
         known = [
@@ -249,7 +249,7 @@ class DataMemory:
             return None
         return {**state, "first": {name: self._first.get(name) for name in state["values"]}}
 
-    def put_between_passes(self, state: dict[str, Any], tracked: Collection[int]) -> None:
+    def restore_between_passes(self, state: dict[str, Any], tracked: Collection[int]) -> None:
         """Give that back before the first pass of a process; what the script has set or tracks itself stays."""
         here = self._marks()
         untouched = {
@@ -257,7 +257,7 @@ class DataMemory:
         }
         mine = {name for name, owner in self._generators().items() if id(owner) not in tracked}
         generators = {name: value for name, value in state["generators"].items() if name in mine}
-        self.put_back({"values": untouched, "generators": generators})
+        self.restore({"values": untouched, "generators": generators})
 
     def generators(self) -> dict[str, Any]:
         """Where each generator is; one that has several names is read, and stored, once."""
@@ -265,7 +265,7 @@ class DataMemory:
         states = {id(owner): generator_state(owner) for owner in found.values()}
         return {name: states[id(owner)] for name, owner in found.items()}
 
-    def put_back(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Make them what they were at that time."""
         for name, value in state["values"].items():
             path, _, attribute = name.rpartition(".")

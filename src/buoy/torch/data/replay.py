@@ -256,7 +256,7 @@ class ReplayPass(Pass):
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """What another process needs to go on from here."""
+        """What another process needs to resume here."""
         state = {**super().state_dict(), "workers": self._workers, "memory": self._memory}
         if self._dataset is None:
             return {**state, "last": self._last}
@@ -380,9 +380,9 @@ class _Reading:
 
 
 def begun_again(memory: DataMemory | None, state: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What the source remembers as a pass begins: put back where it is resumed. Its own state comes after."""
+    """What the source remembers as a pass begins: restored where it is resumed. Its own state comes after."""
     if memory is not None and state and state.get("memory"):
-        memory.put_back(state["memory"])
+        memory.restore(state["memory"])
     return memory.now() if memory is not None else None
 
 
@@ -471,7 +471,7 @@ def extent_of(loader: Any) -> dict[str, int]:
 
 
 def changed(then: dict[str, int] | None, now: dict[str, int]) -> str | None:
-    """What to say where a pass goes on over other data; None when all that is known of both is the same.
+    """What to say where a pass resumes over other data; None when all that is known of both is the same.
 
     >>> changed({"samples": 100, "batch_size": 10}, {"samples": 120, "batch_size": 10})  # doctest: +ELLIPSIS
     'this resume is not bit for bit: the checkpoint was made with 100 samples, now there are 120: ...'
@@ -489,7 +489,7 @@ def changed(then: dict[str, int] | None, now: dict[str, int]) -> str | None:
     what = (
         "in the rest of this epoch some may come twice and some not at all; use the same data"
         if other_data
-        else "the rest of this epoch is cut into other batches; use the same batch size"
+        else "the rest of this epoch is split into other batches; use the same batch size"
     )
     return f"this resume is not bit for bit: the checkpoint was made {'; '.join(words)}: {what}"
 

@@ -22,7 +22,7 @@ MANY = 32
 _LOOKED_AT = 1 << 20
 """Numbers of an array: of larger ones, every second, third, ... of each sample."""
 _SAMPLES_LOOKED_AT = 1024
-"""Where a person's own cut must be asked for each of them."""
+"""Where the user's own split must be asked for each of them."""
 
 
 def trials_of(whole: Batch, most: int) -> list[Batch]:
@@ -143,13 +143,13 @@ def _sizes(entry: Any) -> list[int]:
 
 
 def _by_asking(whole: Batch) -> list[list[Wish]]:
-    """Of a person's own cut: each sample is taken alone and looked at, as it is not known where it is in an array."""
+    """Of the user's own split: each sample is taken alone and looked at, as it is not known where it is in an array."""
     n = whole.samples
     if n > _SAMPLES_LOOKED_AT:
         return []
     try:
         parts = [[*map(torch.as_tensor, whole.part(row, row + 1).arrays)] for row in range(n)]
-    except Exception:  # noqa: BLE001 - the person's own function: not for one sample
+    except Exception:  # noqa: BLE001 - the user's own function: not for one sample
         return []
     found: list[_Found] = []
     for arrays in zip(*parts, strict=False):

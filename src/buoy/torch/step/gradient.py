@@ -1,7 +1,7 @@
 """The gradient of a batch from those of its micro-batches; whose gradients they are; where a batch came from.
 
 The parameters of a training may be frozen and thawed on the way. A batch that was computed with gradients itself ends
-the step: its own gradient goes on, once, to what computed it.
+the step: its own gradient is propagated, once, to what computed it.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ class Upstream:
                 raise
             raise OutOfMemory("out of memory in the backward pass of what the batch was computed by",
                               received=str(error).split("\n")[0], expected="room for it besides the step",
-                              hint="compute it in the loss function, where it can be cut and done again; the step was "
+                              hint="compute it in the loss function, where it can be split and retried; the step was "
                                    "not done, weights are as before it") from None  # fmt: skip
 
     def _leaf(self, array: Any) -> Any:

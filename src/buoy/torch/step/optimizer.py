@@ -174,7 +174,7 @@ class Guard(Protocol):
         """A failed step was undone and done again."""
 
     def way_back(self) -> Callable[[], object]:
-        """What a closure changes besides gradients (random numbers, buffers), to be put back."""
+        """What a closure changes besides gradients (random numbers, buffers), to be restored."""
 
 
 def make_atomic(optimizer: Optimizer, guard: Guard) -> None:

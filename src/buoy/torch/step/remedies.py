@@ -31,7 +31,7 @@ def refuse_unknown(names: Iterable[str]) -> None:
 
 
 class Switches:
-    """The remedies that a person asked for; each is a line and an event in the flight log once it is applied."""
+    """The remedies that the user asked for; each is a line and an event in the flight log once it is applied."""
 
     def __init__(
         self, names: tuple[str, ...] | str, say: Callable[[str], object], event: Callable[..., object]

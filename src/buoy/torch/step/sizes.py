@@ -202,12 +202,12 @@ class Sizes:
         return size * whole.each <= self._sizer.passed
 
     def after_oom(self, size: int, whole: Batch) -> int:
-        """So many did not fit: how many to go on with."""
+        """So many did not fit: how many to continue with."""
         self._plain = 0.0
         return self._sizer.oom(size, whole.each)
 
     def follow(self, smaller: int, size: int, whole: Batch) -> None:
-        """Another rank goes on with fewer."""
+        """Another rank continues with fewer."""
         self._plain = 0.0
         self._history.leave()
         self._sizer.follow(smaller, size, whole.each)
@@ -256,7 +256,7 @@ class Sizes:
         self._event("sized", step=step, samples=size, of=whole.samples)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on with the same sizes."""
+        """What a resumed run needs to continue with the same sizes."""
         return {"sizer": self._sizer.state_dict(), "history": self._history.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -565,7 +565,7 @@ class Transaction:
         return snapshot.restore
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on with the same sizes."""
+        """What a resumed run needs to continue with the same sizes."""
         return {**self._sizes.state_dict(), "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
