@@ -112,8 +112,8 @@ class Batch:
                 "`split=(len(batch), lambda start, stop: batch[start:stop])`"
             )
         return (
-            f"a list of {len(many)} arrays of shape {list(many[0].shape)} is split along their first dimension; if each "
-            "of them is a sample, pass `split=(len(batch), lambda start, stop: batch[start:stop])`"
+            f"a list of {len(many)} arrays of shape {list(many[0].shape)} is split along their first dimension; if "
+            "each of them is a sample, pass `split=(len(batch), lambda start, stop: batch[start:stop])`"
         )
 
     def pick(self, indices: list[int]) -> object:
