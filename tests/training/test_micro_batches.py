@@ -38,6 +38,26 @@ def test_the_largest_batch_so_far_is_told_with_the_run_it_is_of(tmp_path: Path) 
     assert {each["path"] for each in batches} == {str(tmp_path)}
 
 
+def test_a_model_that_was_tracked_before_an_lbfgs_is_guarded_with_its_first_step(tmp_path: Path) -> None:
+    """Its step calls the closure: a failed one is rolled back with the buffers of all that was tracked."""
+    from buoy.training.loop import MicroBatches
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))
+    optimizer = torch.optim.LBFGS(model.parameters())
+    micro = MicroBatches(str(tmp_path), None, {"say": lambda text: None, "event": lambda *a, **k: None})
+    micro.track(model)
+    micro.track(optimizer)
+
+    def closure() -> Any:
+        model(torch.randn(8, 4))
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        optimizer.step(closure)
+    assert not model[1].running_mean.any()
+    assert not model[1].num_batches_tracked
+
+
 TRAINING = """
 import hashlib, json, os, signal, sys
 import torch

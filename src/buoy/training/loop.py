@@ -362,10 +362,9 @@ class MicroBatches:
             return
         if self._transaction is None:
             self._begin()
+        self._transaction.expect(*trained)
         if self._is_early or any(map(calls_backward_itself, objects)):
-            self._transaction.track(*trained)
-        else:
-            self._transaction.expect(*trained)
+            self._transaction.take_hold()
 
     def backward(self, *arguments: Any, **options: Any) -> Any:
         """Forward and backward as a transaction; once something is tracked this name is the transaction's own."""

@@ -111,11 +111,16 @@ class Transaction:
 
     def expect(self, modules: list[Any], optimizers: list[Any], scalers: list[Any]) -> None:
         """Guard these from the first `backward` on."""
-        if self.is_used:
-            self.track(modules, optimizers, scalers)
-            return
         known = self._expected or ([], [], [])
         self._expected = known[0] + modules, known[1] + optimizers, known[2] + scalers
+        if self.is_used:
+            self.take_hold()
+
+    def take_hold(self) -> None:
+        """Guard what is expected now."""
+        if self._expected is not None:
+            expected, self._expected = self._expected, None
+            self.track(*expected)
 
     def track(
         self,
@@ -149,8 +154,7 @@ class Transaction:
         """The gradient of `loss_fn` over the whole batch, added to `.grad`; returns the loss, detached."""
         __tracebackhide__ = True
         if self._expected is not None:
-            expected, self._expected = self._expected, None
-            self.track(*expected)
+            self.take_hold()
         if not self._trained.all:
             raise UsageError("nothing to train is known", received="run.backward before run.track",
                              expected="run.track(model=model, optimizer=optimizer)")  # fmt: skip
