@@ -37,16 +37,19 @@ class Memory(Protocol):
     """A device's memory. `buoy.testing` puts its own in place of the real one."""
 
     def free(self) -> int | None:
-        """Bytes that can still be had; None when nothing tells."""
+        """Bytes that can still be had; None when nothing is known."""
+        return None
 
     def used(self) -> int | None:
         """Bytes in use now."""
+        return None
 
     def mark(self) -> None:
         """Begin to watch the highest use."""
 
     def highest(self) -> int | None:
         """The most that was in use at once since `mark`."""
+        return None
 
 
 pretended: Memory | None = None
@@ -75,23 +78,11 @@ def limited(memory: Memory) -> AbstractContextManager[None]:
     return memory.limited() if isinstance(memory, HostMemory) else nullcontext()
 
 
-class UnknownMemory:
-    """A device that tells nothing."""
-
-    def free(self) -> int | None:
-        """Not known."""
-        return None
-
-    def used(self) -> int | None:
-        """Not known."""
-        return None
+class UnknownMemory(Memory):
+    """A device of which nothing is known."""
 
     def mark(self) -> None:
         """Nothing to watch."""
-
-    def highest(self) -> int | None:
-        """Not known."""
-        return None
 
 
 class CudaMemory:

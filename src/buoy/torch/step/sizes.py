@@ -87,7 +87,8 @@ class Sizes:
         """The parameters and the list are the transaction's own, and grow with it. `log`: where every size is kept."""
         self._say, self._event = say, event
         self._sizer = Sizer(most=micro_batch)
-        self._history = History()
+        self.history = History()
+        """Every change so far."""
         self._log = log
         self._logged = 0
         self._trained, self._optimizers = trained, optimizers
@@ -102,31 +103,22 @@ class Sizes:
         self._measured = (0.0, 0)
         """The cost of the last batch that was measured whole, and the bytes that it needed."""
 
-    @property
-    def entries(self) -> list[dict[str, Any]]:
-        """Every change so far, for `replay`."""
-        return self._history.entries
-
     def replay(self, sizes: list[dict[str, Any]], step: int, done: int) -> None:
         """Use the sizes that an earlier attempt has logged, as far as it came: `done` steps."""
         self._plain = 0.0
-        self._history.replay(sizes, step, done)
-
-    def leave_log(self) -> None:
-        """What was logged no longer holds here."""
-        self._history.leave()
+        self.history.replay(sizes, step, done)
 
     def plan(self, step: int, whole: Batch) -> tuple[list[int], MeasuredRamp | None]:
         """The parts of this batch, or the ramp that finds them while it measures."""
         self._short, self.replays = None, False
         if self._plain:  # the sizer knows of no limit
             return [whole.samples], None
-        replayed = self._history.parts(step, whole.samples)
+        replayed = self.history.parts(step, whole.samples)
         if replayed is not None:
             if max(replayed) <= (self._sizer.most or whole.samples):
                 self.replays = len(replayed) > 1
                 return replayed, None
-            self._history.leave()  # the bound was given anew, and is lower
+            self.history.leave()  # the bound was given anew, and is lower
         memory = memory_of(self._trained.first)
         free = self._free(memory, whole)
         size, ramp = self._sizer.samples(whole.samples, whole.each, free)
@@ -209,7 +201,7 @@ class Sizes:
     def follow(self, smaller: int, size: int, whole: Batch) -> None:
         """Another rank continues with fewer."""
         self._plain = 0.0
-        self._history.leave()
+        self.history.leave()
         self._sizer.follow(smaller, size, whole.each)
 
     def learn(self, step: int, whole: Batch, parts: list[int], ramp: MeasuredRamp | None) -> None:
@@ -217,8 +209,8 @@ class Sizes:
         if not (self._plain and whole.elements <= self._plain and whole.samples <= self._largest):
             self._learn(step, whole, parts, ramp)
         if self._log is not None:
-            self._log.step(step + 1, self._history.entries[self._logged :])
-            self._logged = len(self._history.entries)
+            self._log.step(step + 1, self.history.entries[self._logged :])
+            self._logged = len(self.history.entries)
 
     def _learn(self, step: int, whole: Batch, parts: list[int], ramp: MeasuredRamp | None) -> None:
         if whole.samples > self._largest:  # an epoch's last batch is often smaller
@@ -228,11 +220,9 @@ class Sizes:
             ramp.learn(self._sizer, whole.each)
             parts = ramp.sizes
         self._sizer.done(max(parts), whole.each, held_back=ramp is None and len(parts) > 1)
-        self._history.note(step, whole.samples, parts, self._sizer)
+        self.history.note(step, whole.samples, parts, self._sizer)
         if ramp is None:
-            is_plain = (
-                len(parts) == 1 and self._sizer.is_untaught and not self._history.is_replaying(step + 1)
-            )
+            is_plain = len(parts) == 1 and self._sizer.is_untaught and not self.history.is_replaying(step + 1)
             self._plain = float(self._sizer.passed) if is_plain else 0.0
             return
         size, _ = self._sizer.samples(whole.samples, whole.each, None)
@@ -257,13 +247,13 @@ class Sizes:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to continue with the same sizes."""
-        return {"sizer": self._sizer.state_dict(), "history": self._history.state_dict()}
+        return {"sizer": self._sizer.state_dict(), "history": self.history.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse."""
         self._plain = 0.0
         self._sizer.load_state_dict(state["sizer"])
-        self._history.load_state_dict(state["history"])
+        self.history.load_state_dict(state["history"])
 
     def _free(self, memory: Memory, whole: Batch) -> int | None:
         """Bytes for activations; None when nothing tells, or nothing has to be asked."""

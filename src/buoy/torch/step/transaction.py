@@ -98,7 +98,7 @@ class Transaction:
     @property
     def sizes(self) -> list[dict[str, Any]]:
         """Every change of size so far, for `replay`."""
-        return self._sizes.entries
+        return self._sizes.history.entries
 
     def replay(self, sizes: list[dict[str, Any]], done: int = 0) -> None:
         """Use the sizes that an earlier attempt has logged, as far as it came."""
@@ -455,7 +455,7 @@ class Transaction:
             raise failure
         else:
             release(failure)
-            self._sizes.leave_log()
+            self._sizes.history.leave()
             smaller = self._smaller(whole, size, failure, may_repeat)
             smaller = min(smaller, self._tell_peers(smaller))
         if smaller == GIVE_UP:
@@ -536,7 +536,7 @@ class Transaction:
         self._say(words)
         self._event("retry", what="oom", step=self.steps, samples=size, smaller=smaller)
 
-    # What the optimizers' steps ask (optimizer_step.Guard).
+    # What the optimizers' steps ask.
 
     @property
     def inside(self) -> bool:
