@@ -115,7 +115,7 @@ def _measure(name: str) -> dict[str, int]:
 
     from buoy.keras.step import functions
     from buoy.keras.step.transaction import install
-    from buoy.microbatch.oom import is_oom
+    from buoy.microbatch.errors import is_oom
 
     def build() -> Any:
         keras.utils.set_random_seed(0)

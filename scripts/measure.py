@@ -1,6 +1,9 @@
 """The shape of the code in figures (`make measure`): how much there is, how far one must walk, what is borrowed.
 
 Prints a table and writes bench/results/measure.json. What each figure means stands beside it; none is a goal by itself.
+
+The files that a `run.backward` enters are counted without those that are no part of the step: `testing/`, which stands
+in for a device that is full, and what only words a message (`text.py`, `units.py`, `training/messages.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ SMALL = 80  # lines: a file that only one other imports and that is no longer is
 JOURNEYS = """
 import json, os, sys
 home = sys.argv[1] + os.sep
+no_part = ("testing/", "text.py", "units.py", "training/messages.py")
 entered = set()
 
 def look(frame, event, _):
@@ -36,7 +40,7 @@ def walked(work):
         work()
     finally:
         sys.setprofile(None)
-    return sorted(entered)
+    return sorted(name for name in entered if not name.startswith(no_part))
 
 def ours():
     return {name for name in sys.modules if name == "buoy" or name.startswith("buoy.")}

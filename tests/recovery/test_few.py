@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from buoy.microbatch.batch import Batch
 from buoy.microbatch.errors import BadLoss, CannotSplit
-from buoy.microbatch.samples import TRIALS
+from buoy.microbatch.exactness import TRIALS
 from buoy.torch.exactness.samples import SAMPLES, trials_of
 from buoy.torch.step.transaction import Transaction
 

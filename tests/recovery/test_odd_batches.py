@@ -82,7 +82,7 @@ def test_a_list_that_is_cut_inside_its_entries_is_told(
         )
 
     said = capfd.readouterr().err
-    assert said.count(f"a list of {many} arrays of shape [5, 6] is cut along their first dimension") == told
+    assert said.count(f"a list of {many} arrays of shape [5, 6] is split along their first dimension") == told
 
 
 @pytest.mark.parametrize("micro_batch", [None, 1])

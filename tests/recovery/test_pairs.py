@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from buoy.microbatch.errors import BadLoss
+from buoy.torch.step.gradient import Accumulation
 from buoy.torch.step.transaction import Transaction
 
 Pair = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, Any]]
@@ -68,3 +69,34 @@ def test_what_may_be_one_is_trained_as_ever(pair: Pair, ignored: int) -> None:
     said, transaction = train(pair, ignored)
     assert transaction.steps == 2
     assert not said
+
+
+def test_a_gradient_counts_once_where_memory_runs_out_for_the_quotient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loss of the whole batch is divided last of all: the gradient is there already, and is given up."""
+    model = nn.Linear(6, 4)
+    transaction = Transaction(say=lambda text: None, event=lambda *a, **k: None)
+    transaction.track([model], [torch.optim.SGD(model.parameters(), 0.1)])
+    batch = torch.randn(12, 6), torch.randint(0, 4, (12,))
+
+    def step() -> torch.Tensor:
+        model.zero_grad()
+        transaction.backward(
+            batch, lambda part: (F.cross_entropy(model(part[0]), part[1], reduction="sum"), len(part[0]))
+        )
+        assert model.weight.grad is not None
+        return model.weight.grad.clone()
+
+    undisturbed, quotient, calls = step(), Accumulation.loss, 0
+
+    def fails_once(sums: Accumulation) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4 bytes")
+        return quotient(sums)
+
+    monkeypatch.setattr(Accumulation, "loss", fails_once)
+    torch.testing.assert_close(step(), undisturbed)
+    assert transaction.retries == 1

@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 
 def test_the_largest_batch_so_far_is_told_with_the_run_it_is_of(tmp_path: Path) -> None:
     """Not each batch: an epoch's last one is smaller, every time."""
-    from buoy.training.micro_batches import MicroBatches
+    from buoy.training.loop import MicroBatches
 
     told: list[tuple[str, dict[str, Any]]] = []
 
@@ -36,6 +36,26 @@ def test_the_largest_batch_so_far_is_told_with_the_run_it_is_of(tmp_path: Path) 
     batches = [values for kind, values in told if kind == "batch"]
     assert [(each["step"], each["samples"]) for each in batches] == [(0, 8), (4, 16)]
     assert {each["path"] for each in batches} == {str(tmp_path)}
+
+
+def test_a_model_that_was_tracked_before_an_lbfgs_is_guarded_with_its_first_step(tmp_path: Path) -> None:
+    """Its step calls the closure: a failed one is rolled back with the buffers of all that was tracked."""
+    from buoy.training.loop import MicroBatches
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))
+    optimizer = torch.optim.LBFGS(model.parameters())
+    micro = MicroBatches(str(tmp_path), None, {"say": lambda text: None, "event": lambda *a, **k: None})
+    micro.track(model)
+    micro.track(optimizer)
+
+    def closure() -> Any:
+        model(torch.randn(8, 4))
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        optimizer.step(closure)
+    assert not model[1].running_mean.any()
+    assert not model[1].num_batches_tracked
 
 
 TRAINING = """

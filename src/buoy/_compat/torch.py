@@ -72,14 +72,6 @@ def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
     return list(map(VERSION, tensors))
 
 
-def versions_of_any(arrays: Iterable[Any]) -> list[int]:
-    """The same where some are no tensors: 0 of these."""
-    try:
-        return list(map(VERSION, arrays))
-    except AttributeError:
-        return [getattr(array, "_version", 0) for array in arrays]
-
-
 def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
     """Undo the counting of writes that left the same values; without it autograd refuses a graph that is still good."""
     change = borrowed(

@@ -20,9 +20,9 @@ from buoy.flight.profile import Profiling
 from buoy.microbatch.batch import Batch, Split
 from buoy.microbatch.errors import StepError
 from buoy.training import recording
+from buoy.training.loop import MicroBatches
 from buoy.training.manager import CheckpointManager
 from buoy.training.messages import say
-from buoy.training.micro_batches import MicroBatches
 from buoy.training.options import Options, folder_name
 from buoy.training.ranks import Saves
 from buoy.training.resume import Resumption
@@ -109,8 +109,7 @@ class Guarding:
             """What was saved of the loop's place; empty when nothing is resumed."""
             self._refuse_another_library()
             settings = {"say": say, "event": self.keeper.recorder.event, **options.steps}
-            self.micro = _Steps(self.keeper.folder, self._from.micro_batch, settings, transaction)
-            self.micro.begin_early()
+            self.micro = MicroBatches(self.keeper.folder, self._from.micro_batch, settings, make=transaction)
         except BaseException:
             self.stack.close()
             raise
@@ -231,23 +230,6 @@ class Guarding:
                 expected=f"one that was made under {self._library}",
                 hint="use a folder of its own for each training",
             )
-
-
-class _Steps(MicroBatches):
-    """Micro-batches with a transaction of the guard's own making."""
-
-    def __init__(
-        self,
-        folder: str | None,
-        saved: dict[str, Any] | None,
-        settings: dict[str, Any],
-        transaction: Callable[..., Any],
-    ) -> None:
-        super().__init__(folder, saved, settings)
-        self._make = transaction
-
-    def _begin(self) -> None:
-        self._resume(self._make(**self._settings))
 
 
 def refuse_many_processes(processes: int, library: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from buoy.microbatch.errors import BadBatch
 
 Split = tuple[int, Callable[[int, int], object]]
-"""A person's own way to cut: the number of samples, and a function from (start, stop) to that part."""
+"""The user's own way to split: the number of samples, and a function from (start, stop) to that part."""
 _PLAIN = (str, bytes, int, float, type(None))
 
 
@@ -35,7 +35,7 @@ class Batch:
     def __init__(self, value: object, split: Split | None = None, listed: int | None = None) -> None:
         self.value = value
         self.reason: str | None = None
-        """Why it cannot be cut; None when it can."""
+        """Why it cannot be split; None when it can."""
         self.hint: str | None = None
         """What to do about that."""
         self.once = False
@@ -88,7 +88,7 @@ class Batch:
         return _cut(self.value, start, stop, self.samples, self._listed)
 
     def part(self, start: int, stop: int) -> Batch:
-        """The samples from `start` to `stop` as a batch, which is cut as this one is."""
+        """The samples from `start` to `stop` as a batch, which is split as this one is."""
         if self._split is None:
             return Batch(self.take(start, stop), listed=self._listed and stop - start)
         cut = self._split[1]
@@ -96,13 +96,13 @@ class Batch:
 
     @property
     def gives_ranges_only(self) -> bool:
-        """Whether a person's own way to cut is used."""
+        """Whether the user's own way to split is used."""
         return self._split is not None
 
     @property
     def doubt(self) -> str | None:
-        """What a person should hear when it is cut: a list of arrays that are all alike may be a list of samples."""
-        # What is one sample in all cannot be cut: there a list of any arrays is worth a word.
+        """What the user should hear when it is split: a list of arrays that are all alike may be a list of samples."""
+        # What is one sample in all cannot be split: there a list of any arrays is worth a word.
         many = None if self._split is not None else _many_alike(self.value, any_shape=self.samples == 1)
         if many is None or len(many) == self._listed:
             return None
@@ -112,12 +112,12 @@ class Batch:
                 "`split=(len(batch), lambda start, stop: batch[start:stop])`"
             )
         return (
-            f"a list of {len(many)} arrays of shape {list(many[0].shape)} is cut along their first dimension; if each "
-            "of them is a sample, pass `split=(len(batch), lambda start, stop: batch[start:stop])`"
+            f"a list of {len(many)} arrays of shape {list(many[0].shape)} is split along their first dimension; if "
+            "each of them is a sample, pass `split=(len(batch), lambda start, stop: batch[start:stop])`"
         )
 
     def pick(self, indices: list[int]) -> object:
-        """These samples in this order; only where no split of the person's own is used."""
+        """These samples in this order; only where no split of the user's own is used."""
         return _cut(self.value, indices, None, self.samples, self._listed)
 
     def picked(self, indices: list[int]) -> Batch:

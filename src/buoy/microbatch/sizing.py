@@ -62,7 +62,7 @@ class Sizer:
     """What is known about the sizes that fit."""
 
     most: int | None = None
-    """The person's own upper bound, in samples."""
+    """The user's own upper bound, in samples."""
     limit: float = math.inf
     """Cost allowed at once; infinite until something was learned."""
     passed: float = 0.0
@@ -118,7 +118,7 @@ class Sizer:
             self.limit = self.failed * 1.1
 
     def oom(self, size: int, each: float) -> int:
-        """It did not fit; the size to go on with. 1 again when it was 1."""
+        """It did not fit; the size to continue with. 1 again when it was 1."""
         cost = size * each
         self.clean = 0
         self.lessons += 1
@@ -130,13 +130,13 @@ class Sizer:
         if not cost / 4 <= goal <= cost / _SAME:
             goal = cost / 2  # nothing of that size is known to fit
         self.passed = min(self.passed, goal)
-        # An even cut must come out smaller, whatever rounding does.
+        # An even split must come out smaller, whatever rounding does.
         size = max(1, min(size - 1, int(goal / each + 1e-9)))
         self.limit = size * each
         return size
 
     def follow(self, smaller: int, size: int, each: float) -> None:
-        """Another rank could not do with this size: all go on with its smaller one."""
+        """Another rank could not do with this size: all continue with its smaller one."""
         self.clean, self.trying = 0, None
         self.lessons += 1
         self.limit, self.failed = min(self.limit, smaller * each), min(self.failed, size * each)
@@ -155,7 +155,7 @@ class Sizer:
         return {name: values[name] for name in _KEPT}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse; the person's own bound stays the one given now."""
+        """The inverse; the user's own bound stays the one given now."""
         for name in _KEPT:
             value = state.get(name)
             setattr(self, name, math.inf if value is None and name in ("limit", "failed") else value)

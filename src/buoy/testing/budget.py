@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from buoy.torch.memory import device
-from buoy.torch.memory.allocations import AllocationWatch
+from buoy.torch.memory.device import AllocationWatch
 from buoy.units import format_bytes, parse_bytes
 
 _SMALL = 512  # bytes; CUDA serves less from a pool that it keeps

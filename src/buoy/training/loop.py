@@ -7,16 +7,17 @@ at the saved place. What asks a loop for its batches (`begin`) and says that an 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from buoy.flight.last_words import leave_out_ours
 from buoy.flight.profile import Profiler, Profiling
+from buoy.microbatch.sizing import SizeLog
 from buoy.training import recording, resume
-from buoy.training.messages import say, say_nothing
-from buoy.training.micro_batches import MicroBatches
+from buoy.training.messages import note_nothing, say, say_nothing
 from buoy.training.options import Options
 from buoy.training.position import Again, Loop, Position, Way
 from buoy.training.resume import Resumption
@@ -38,7 +39,7 @@ class TrainingLoop:
         self.say = say_nothing if rank else say
         resume.close_earlier(folder, self.say)
         self.manager = manager = _manager(folder, options, rank)
-        event = manager.recorder.event if manager is not None else _nowhere
+        event = manager.recorder.event if manager is not None else note_nothing
         self.start = Resumption(manager, self.say)
         """The checkpoint that it resumes from, until it is past that."""
         self.step = self.start.step
@@ -57,9 +58,8 @@ class TrainingLoop:
         if self.start.finished:
             self.start.announce()
         settings = {"say": self.say, "event": event, **options.steps}
-        self.micro = MicroBatches(folder, self.start.micro_batch, settings, rank)
         try:
-            self.micro.begin_early()
+            self.micro = MicroBatches(folder, self.start.micro_batch, settings, rank)
         except BaseException:
             if manager is not None:
                 manager.finish()
@@ -125,7 +125,7 @@ class TrainingLoop:
         if loop.done:
             self.random.return_to_way()
             return
-        from buoy.torch.data.loader import Pass, Place
+        from buoy.torch.data.replay import Pass, Place
 
         __tracebackhide__ = True
         position, exhausted, counts_batches = self.position, False, not self.position.counts_steps
@@ -324,5 +324,92 @@ def _manager(folder: str | None, options: Options, rank: int) -> CheckpointManag
     return CheckpointManager(folder, options)
 
 
-def _nowhere(kind: str, **values: object) -> None:
-    """The events of a run without a folder."""
+LOG = "micro-batches.jsonl"
+
+
+class MicroBatches:
+    """The transaction around each training step, and the log by which a resumed run splits as it had split before."""
+
+    def __init__(
+        self,
+        folder: str | None,
+        saved: dict[str, Any] | None,
+        settings: dict[str, Any],
+        rank: int = 0,
+        make: Callable[..., Any] | None = None,
+    ) -> None:
+        """`make`: the transaction of a guard, from the settings."""
+        name = LOG if not rank else f"micro-batches.{rank}.jsonl"
+        self._log = SizeLog(os.path.join(folder, name)) if folder is not None else None
+        self._saved = saved
+        # A notebook's kernel trains several runs under one recorder.
+        self._settings = {**settings, "event": partial(settings["event"], path=folder), "log": self._log}
+        self._make = make
+        self._transaction: Any = None
+        self._is_checked = False
+        given = settings.get("remedies") or ()
+        self._remedies = [given] if isinstance(given, str) else list(given)
+        self._is_early = bool(given) or settings.get("memory_cap") is not None
+        if self._is_early:  # what is switched on for the whole run is switched on now
+            self._begin()
+
+    def track(self, *objects: object) -> None:
+        """These are trained; the optimizers' steps become atomic once `backward` is used."""
+        from buoy.torch.state.state_dict import calls_backward_itself, parts
+
+        trained = parts(objects)
+        if not any(trained):
+            return
+        if self._transaction is None:
+            self._begin()
+        self._transaction.expect(*trained)
+        if self._is_early or any(map(calls_backward_itself, objects)):
+            self._transaction.take_hold()
+
+    def backward(self, *arguments: Any, **options: Any) -> Any:
+        """Forward and backward as a transaction; once something is tracked this name is the transaction's own."""
+        __tracebackhide__ = True
+        if self._transaction is None:
+            self._begin()
+        return self._transaction.backward(*arguments, **options)
+
+    def is_finite(self) -> bool | None:
+        """Whether the last loss is a finite number; None where `backward` was never used."""
+        from buoy.torch.memory.holders import is_finite
+
+        return is_finite(self._transaction.last_loss if self._transaction is not None else None)
+
+    def stepped(self) -> None:
+        """An optimizer has stepped: say so once if what was asked for could not act on that step."""
+        if self._is_checked:
+            return
+        self._is_checked = True
+        if "amp" in self._remedies and not self._transaction.steps:
+            self._settings["say"](
+                'remedies="amp" acts inside `run.backward(batch, loss_fn)`; this loop calls `.backward()` itself, so '
+                "nothing is in mixed precision"
+            )
+
+    def state(self) -> dict[str, Any] | None:
+        """For the checkpoint; None where `backward` was never used."""
+        if self._transaction is None or not self._transaction.is_used:
+            return self._saved
+        return {**self._transaction.state_dict(), "remedies": self._remedies}
+
+    def _begin(self) -> None:
+        from buoy.torch.step.transaction import Transaction
+
+        self._transaction = transaction = (self._make or Transaction)(**self._settings)
+        self.backward = transaction.backward  # type: ignore[method-assign]
+        if self._saved is not None:
+            then, now = self._saved.get("remedies", []), self._remedies
+            if then != now:
+                self._settings["say"](
+                    f"remedies are {', '.join(now) or 'none'}; until here they were {', '.join(then) or 'none'}, "
+                    "so the numbers differ from those of an uninterrupted run"
+                )
+            transaction.load_state_dict(self._saved)
+            if self._log is not None:
+                transaction.replay(*self._log.read())
+        elif self._log is not None:
+            self._log.clear()

@@ -28,3 +28,7 @@ def say(text: str) -> None:
 
 def say_nothing(text: str) -> None:
     """For ranks above 0: rank 0 speaks for all."""
+
+
+def note_nothing(kind: str, **values: object) -> None:
+    """For the events of a run without a folder."""

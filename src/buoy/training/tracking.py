@@ -94,11 +94,10 @@ class Tracking:
         `late`: loops over batches were begun before.
         """
         from buoy.checkpoint.encoding import encode
-        from buoy.torch.state.accelerate import unwrapped
-        from buoy.torch.state.state_dict import on_step, tracked
+        from buoy.torch.state.state_dict import inside_shell, on_step, tracked
         from buoy.torch.state.tensors import as_tensor
 
-        objects = {name: unwrapped(value) for name, value in objects.items()}
+        objects = {name: inside_shell(value) for name, value in objects.items()}
         new: dict[str, Tracked] = {}
         for name, value in objects.items():
             if name == OURS or (name in self.objects and self.objects[name] is not value):
@@ -195,7 +194,7 @@ class Loaders:
         name = str(loop.root)
         saved = self._saved.pop(name, None)
         if saved is not None and not loop.saved:
-            self._feeds.put_between_passes(loader, saved, {id(each) for each in tracked})
+            self._feeds.restore_between_passes(loader, saved, {id(each) for each in tracked})
         try:
             self._seen[name] = weakref.ref(loader)
         except TypeError:  # a list of batches

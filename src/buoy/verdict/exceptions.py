@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from buoy.errors import BuoyError
 from buoy.fields import count, integer, mapping, mappings, text
-from buoy.microbatch import oom
+from buoy.microbatch.errors import GPU_OWN, GPU_QUOTED, HOST_OWN, HOST_QUOTED, TENSORFLOW_TYPE, TORCH_TYPES
 from buoy.text import printable, whole_number
 from buoy.units import parse_bytes
 from buoy.verdict.model import Grade
@@ -80,7 +80,7 @@ _OWN_WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "unable to allocate shared memory(shm)", "unable to open shared memory object",
         "unable to write to file </torch_", "unable to resize file </torch_", "unable to stretch file </torch_",
     )),
-    ("memory-error", oom.HOST_OWN),
+    ("memory-error", HOST_OWN),
     ("distributed", (
         "gloo/transport", "ProcessGroupGloo", "ProcessGroupNCCL", "NCCL error", "ncclRemoteError",
         "ncclSystemError", "ncclInternalError", "Watchdog caught collective operation timeout", "[c10d]",
@@ -93,7 +93,7 @@ _OWN_WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "CUBLAS_STATUS_EXECUTION_FAILED", "CUDNN_STATUS_EXECUTION_FAILED", "CUDNN_STATUS_MAPPING_ERROR",
         "CUDA_ERROR_ILLEGAL_ADDRESS",
     )),
-    ("gpu-oom", oom.GPU_OWN),
+    ("gpu-oom", GPU_OWN),
 )  # fmt: skip
 # Words that other programs quote: proof only from a library's own type, or as the whole message.
 _COMMON_WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -101,8 +101,8 @@ _COMMON_WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("open-files", ("Too many open files", "received 0 items of ancdata")),
     ("process-limit", ("can't start new thread",)),
     ("gpu-fault", ("device-side assert", "illegal memory access", "fallen off the bus")),
-    ("gpu-oom", oom.GPU_QUOTED),
-    ("memory-error", oom.HOST_QUOTED),
+    ("gpu-oom", GPU_QUOTED),
+    ("memory-error", HOST_QUOTED),
 )
 
 _DISTRIBUTED = tuple(f"torch.distributed.Dist{part}Error" for part in ("Backend", "Network", "Store", ""))
@@ -209,7 +209,7 @@ def _kind(link: _Link) -> _Kind | None:
     family = {link.type, *link.bases}
     if link.type.endswith(".KeyboardInterrupt"):
         return "interrupted", "certain"
-    if family & oom.TORCH_TYPES:
+    if family & TORCH_TYPES:
         return "gpu-oom", "certain"
     if link.type == _SIGNALLED:  # what torchrun's signal handler raises
         return _SIGNALS.get(link.message.rpartition(" ")[2])
@@ -253,7 +253,7 @@ def _library_kind(link: _Link, is_library: bool) -> _Kind | None:
     for kind, common in _COMMON_WORDS:
         if any(word in message for word in common):
             return kind, "certain" if is_library or message in common else "likely"
-    if link.type == oom.TENSORFLOW_TYPE or (is_library and "RESOURCE_EXHAUSTED" in message):
+    if link.type == TENSORFLOW_TYPE or (is_library and "RESOURCE_EXHAUSTED" in message):
         return "memory-error" if "device:CPU" in message else "gpu-oom", "certain"
     if link.on_full_disk and (is_failed_write(message) or "iostream error" in message):
         return "disk-full", "likely"

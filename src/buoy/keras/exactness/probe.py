@@ -22,9 +22,8 @@ from buoy.keras.exactness.rounding import elsewhere, nudged, stretch
 from buoy.keras.exactness.samples import FEWEST, SAMPLES, are_copies, repeated
 from buoy.keras.step import batch_norm
 from buoy.keras.step.gradient import cut
-from buoy.microbatch.errors import CannotSplit
+from buoy.microbatch.errors import CannotSplit, is_oom
 from buoy.microbatch.exactness import Answer, Gradient, PartError, Trial, compare, judge
-from buoy.microbatch.oom import is_oom
 
 # Relative, for arithmetic of each precision: rounding alone stays below, a wrong weight is far above.
 _FLOORS = {"float64": 1e-11, "float32": 1e-5, "float16": 2e-2, "bfloat16": 5e-2}

@@ -13,8 +13,17 @@ import numpy
 import tensorflow as tf
 
 from buoy._compat.keras import layers_of
-from buoy.microbatch.exactness import Asked, traits
-from buoy.microbatch.samples import FEW_VALUES, Column, Wish, column_of, extremes, labels, picked
+from buoy.microbatch.exactness import (
+    FEW_VALUES,
+    Asked,
+    Column,
+    Wish,
+    column_of,
+    extremes,
+    labels,
+    picked,
+    traits,
+)
 
 SAMPLES = 5
 """Cut into 2 and 3: an even cut cannot tell a mean from a mean of means."""

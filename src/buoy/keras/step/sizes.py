@@ -22,8 +22,7 @@ from typing import Any, Protocol
 
 from buoy.keras.memory.device import Memory
 from buoy.microbatch.batch import even
-from buoy.microbatch.errors import CannotSplit
-from buoy.microbatch.oom import is_oom
+from buoy.microbatch.errors import CannotSplit, is_oom
 from buoy.microbatch.sizing import SPARE, Fit, History, Sizer, short
 from buoy.units import format_bytes
 

@@ -15,8 +15,7 @@ from buoy._compat.keras import why_not
 from buoy.keras.step.explain import refuse_backend, refuse_replicas
 from buoy.keras.step.sizes import Event, Rehearsed, Say, Sizes, count
 from buoy.keras.step.snapshot import Snapshot
-from buoy.microbatch.errors import BadBatch, CannotSplit, OutOfMemory, StepError, TornStep
-from buoy.microbatch.oom import is_oom
+from buoy.microbatch.errors import BadBatch, CannotSplit, OutOfMemory, StepError, TornStep, is_oom
 from buoy.microbatch.sizing import SizeLog
 
 if TYPE_CHECKING:

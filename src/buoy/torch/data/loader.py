@@ -1,18 +1,10 @@
-"""A pass over the user's loader that can be begun again at any sample, in another process.
+"""A user's loader, opened at any place of any pass, in another process too.
 
-Four kinds of sources, one kind of `Pass`:
+Each kind of loader has its `Pass` (`replay`): a `DataLoader` over a map-style dataset is found by index, a loader or
+stream with a state of its own by that, a list by index, and of anything else what was already seen is read again.
 
-- a `DataLoader` over a map-style dataset: order and augmentation are functions of (seed, epoch, place), so that a
-  place is found on indices alone and the number of workers may change;
-- a loader with a state of its own (torchdata's `StatefulDataLoader` over a dataset with a state): that is used;
-- a sequence: by index;
-- anything else that can be iterated: what was already seen is read again, and the cost is told.
-
-A loader that accelerate prepared is whichever of these the loader within it is.
-
-A user's loader for a loop that is not ours (a Trainer's): the same batches after a death, from the same place.
-
-A batch as a loader would make it, without taking one from it.
+`Feeds` opens them for a loop of ours; `ResumableLoader` stands for the loader in a loop that is not ours (a Trainer's).
+`batch_of` is a batch as a loader would make it, without taking one from it.
 """
 
 from __future__ import annotations
@@ -21,10 +13,8 @@ import copy
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
@@ -34,54 +24,27 @@ from buoy._compat.torch import forget_workers, has_usual_passes
 from buoy.errors import UsageError
 from buoy.flight.last_words import leave_out_ours
 from buoy.torch.data import rng
-from buoy.torch.data.order import Course, Order
+from buoy.torch.data.order import DataMemory, Order
 from buoy.torch.data.replay import (
+    IndexPass,
+    Pass,
+    Place,
+    PreparedPass,
     ReplayPass,
-    begun_again,
+    Say,
+    SequencePass,
+    StatefulPass,
     changed,
-    compare,
     extent_of,
     has_state,
-    mark,
+    is_prepared,
+    length_of,
+    within,
 )
-from buoy.torch.data.rng import Stream, forget_half_pair, initial_seed, mix, put, take
-from buoy.torch.data.sampler import DataMemory
+from buoy.torch.data.rng import Stream, initial_seed
 from buoy.torch.data.workers import SeededDataset, WorkerStart, draw_in_every_pass
-from buoy.torch.state.accelerate import PreparedPass, is_prepared, within
 
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which pass this is: everything its randomness depends on."""
-
-    seed: int
-    rank: int
-    epoch: int
-    loop: int
-
-    def number(self, use: str) -> int:
-        """A seed for one use. The order is the same on all ranks (their samplers share it out), the items' is not."""
-        rank = self.rank if use == "items" else 0
-        return mix(self.seed, rank, self.epoch, self.loop, use)
-
-
-class Pass(Protocol):
-    """One walk over a loader."""
-
-    samples: int
-    """How many samples were handed out in this pass, over all processes that made it."""
-    batches: int
-    """How many batches."""
-    extent: dict[str, int]
-    """How much data it goes over; saved with the place, to know other data from the same."""
-
-    def __next__(self) -> Any: ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """What `Feeds.open` needs to go on from here."""
-        ...
+__all__ = ["Feeds", "Pass", "Place", "ResumableLoader", "batch_of", "is_loader", "is_source"]
 
 
 class Feeds:
@@ -127,11 +90,11 @@ class Feeds:
         memory = self._memory(loader)
         return memory.between_passes() if memory is not None else None
 
-    def put_between_passes(self, loader: Any, state: dict[str, Any], tracked: Collection[int]) -> None:
+    def restore_between_passes(self, loader: Any, state: dict[str, Any], tracked: Collection[int]) -> None:
         """Give it back, in another process; except to those objects (by id) that the run restores by itself."""
         memory = self._memory(loader)
         if memory is not None:
-            memory.put_between_passes(state, tracked)
+            memory.restore_between_passes(state, tracked)
 
     def _memory(self, loader: Any) -> DataMemory | None:
         """Of what is iterated over in this process; what workers keep, they keep for themselves."""
@@ -158,13 +121,13 @@ class Feeds:
 
     def _open(self, loader: Any, place: Place, state: dict[str, Any] | None) -> Pass:
         if _is_by_index(loader):
-            return _IndexPass(
+            return IndexPass(
                 *self._twin(loader), place, state, self._say, partial(self._warn_of_generator, loader)
             )
         if _can_say_where_it_is(loader):
-            return _StatefulPass(for_one_pass(loader), place, state, self._memory(loader))
+            return StatefulPass(for_one_pass(loader), place, state, self._memory(loader))
         if isinstance(loader, Sequence):
-            return _SequencePass(loader, state, self._say)
+            return SequencePass(loader, state, self._say)
         stream, memory = Stream(place.number("stream")), self._memory(loader)
         if is_loader(loader) and isinstance(loader.dataset, IterableDataset):
             self._warn_of_staying_workers(loader)
@@ -208,158 +171,9 @@ class Feeds:
         return twin, order
 
 
-def _are_equal(states: Any, others: Any) -> bool:
-    """Of generators: trees of tensors, arrays and numbers."""
-    if isinstance(states, dict):
-        return states.keys() == others.keys() and all(_are_equal(states[key], others[key]) for key in states)
-    same = states == others
-    return bool(same.all() if hasattr(same, "all") else same)
-
-
 def is_loader(value: object) -> bool:
     """Whether this is a DataLoader, whose place is kept by `batches`."""
     return isinstance(value, DataLoader)
-
-
-class _IndexPass:
-    """Over a map-style dataset: the place is a number of samples."""
-
-    extent: dict[str, int]
-
-    def __init__(
-        self,
-        twin: DataLoader[Any],
-        order: Order,
-        place: Place,
-        state: dict[str, Any] | None,
-        say: Say,
-        warn: Callable[[], None],
-    ) -> None:
-        """`warn`: the loop draws from a generator of the loader."""
-        state = state or {}
-        self.samples = int(state.get("samples", 0))
-        self.batches = int(state.get("batches", 0))
-        self._last: dict[str, Any] | None = None
-        self._warn = warn
-        known: dict[str, Any] = state.get("last") or {}
-        # The last batch is made once more: whatever keeps something of its own shows there.
-        again = int(known.get("samples", 0))
-        self._course = Course(place.number("order"), place.number("items"), self.samples - again)
-        self._order, self._memory = order, order.begin(self._course, state.get("sampler"))
-        dataset: Any = twin.dataset
-        dataset.look_again()
-        # Items are made in this process: mind the training's random state.
-        self._apart = twin.num_workers == 0
-        with Stream(place.number("workers")):  # a new iterator draws a seed for its workers
-            self._iterator = iter(twin)
-        if again:
-            self.samples, self.batches = self.samples - again, self.batches - 1
-            compare(next(self, None), known, self.batches, say)
-            self.samples, self.batches = int(state["samples"]), int(state["batches"])
-
-    def __next__(self) -> Any:
-        if self._apart:
-            mine = take()
-            try:
-                batch = next(self._iterator)
-            finally:
-                put(mine)
-        else:
-            batch = next(self._iterator)
-            forget_half_pair()
-        size = self._course.sizes.popleft()
-        self.samples += size
-        self.batches += 1
-        self._last = mark(batch, size)
-        return batch
-
-    def state_dict(self) -> dict[str, Any]:
-        place: dict[str, Any] = {"samples": self.samples, "batches": self.batches, "extent": self.extent}
-        place["sampler"], place["last"] = self._memory, self._last
-        left = self._course.left
-        if left and not _are_equal(left, self._order.memory.generators()):
-            self._warn()
-        return place
-
-
-class _StatefulPass:
-    """Over a loader that can say where it is."""
-
-    extent: dict[str, int]
-
-    def __init__(
-        self, loader: Any, place: Place, state: dict[str, Any] | None, memory: DataMemory | None
-    ) -> None:
-        self.samples = int(state["samples"]) if state else 0
-        self.batches = int(state["batches"]) if state else 0
-        self._memory = begun_again(memory, state)
-        self._loader = loader
-        self._stream = Stream(place.number("stream"))
-        with self._stream:
-            if state:
-                loader.load_state_dict(state["loader"])
-            with _no_new_pass(loader) if state else nullcontext():
-                self._iterator = iter(loader)
-        if state:
-            self._stream.load_state_dict(state["stream"])
-
-    def __next__(self) -> Any:
-        with self._stream:
-            batch = next(self._iterator)
-        self.samples += getattr(self._loader, "batch_size", None) or 1
-        self.batches += 1
-        return batch
-
-    def state_dict(self) -> dict[str, Any]:
-        with self._stream:
-            state = self._loader.state_dict()
-        return {
-            "samples": self.samples,
-            "batches": self.batches,
-            "extent": self.extent,
-            "loader": state,
-            "memory": self._memory,
-            "stream": self._stream.state_dict(),
-        }
-
-
-@contextmanager
-def _no_new_pass(loader: Any) -> Iterator[None]:
-    """torchdata's nodes look ahead when they resume, and begin a new pass where theirs was at its end."""
-    restarts = getattr(loader, "restart_on_stop_iteration", None)
-    if restarts:
-        loader.restart_on_stop_iteration = False
-    try:
-        yield
-    finally:
-        if restarts:
-            loader.restart_on_stop_iteration = restarts
-
-
-class _SequencePass:
-    """Over a list of batches."""
-
-    extent: dict[str, int]
-
-    def __init__(self, sequence: Sequence[Any], state: dict[str, Any] | None, say: Say) -> None:
-        self.batches = self.samples = int(state["batches"]) if state else 0
-        self._sequence = sequence
-        self._last = state.get("last") if state else None
-        if self._last and self.batches <= len(sequence):
-            compare(sequence[self.batches - 1], self._last, self.batches, say)
-
-    def __next__(self) -> Any:
-        if self.batches >= len(self._sequence):
-            raise StopIteration
-        self.batches += 1
-        self.samples += 1
-        batch = self._sequence[self.batches - 1]
-        self._last = mark(batch, 1)
-        return batch
-
-    def state_dict(self) -> dict[str, Any]:
-        place = {"samples": self.samples, "batches": self.batches, "extent": self.extent}
-        return {**place, "last": self._last}
 
 
 def _without_generator(loader: DataLoader[Any]) -> DataLoader[Any]:
@@ -467,7 +281,7 @@ class _Walk:
         self._pass: Pass | None = None
         self._recent: deque[dict[str, Any]] = deque(maxlen=3)
         # Where the end cannot be known, trainers read a batch ahead of the one that is trained.
-        self._looks_ahead = not hasattr(owner.loader, "__len__") or _length(owner.loader) is None
+        self._looks_ahead = not hasattr(owner.loader, "__len__") or length_of(owner.loader) is None
 
     def __iter__(self) -> _Walk:
         return self
@@ -514,20 +328,8 @@ class _Walk:
         return None
 
 
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
-
-
-def is_source(value: object) -> bool:
-    """Whether batches come from this.
-
-    >>> is_source(DataLoader([1, 2, 3]))
-    True
-    """
-    return isinstance(value, DataLoader)
+is_source = is_loader
+"""Whether batches come from this."""
 
 
 def batch_of(loader: Any, name: str = "loader") -> Any:

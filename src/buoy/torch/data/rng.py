@@ -1,4 +1,4 @@
-"""Random state around a PyTorch training, python's, numpy's, torch's, every accelerator's: taken, put back, seeded."""
+"""Random state around a PyTorch training, python's, numpy's, torch's, every accelerator's: taken, restored, seeded."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def seed_torch(number: int) -> None:
 
 
 class Stream:
-    """Random state of its own for data code that runs in the training's process; the training's is put back.
+    """Random state of its own for data code that runs in the training's process; the training's is restored.
 
     >>> before = torch.get_rng_state()
     >>> with Stream(7):
@@ -105,7 +105,7 @@ def capture(*, accelerators: bool = True) -> State:
 
 
 def restore(state: State, say: Callable[[str], None] | None = None) -> None:
-    """Put all random state back; what this machine has no place for is told through `say`."""
+    """Restore all random state; what this machine has no place for is told through `say`."""
     python = state["python"]
     words = array.array("Q")
     words.frombytes(python["words"])
@@ -143,7 +143,7 @@ def generator_state(generator: object) -> Any:
 
 
 def set_generator_state(generator: Any, state: Any) -> None:
-    """Put the state of somebody's own generator back."""
+    """Restore the state of somebody's own generator."""
     if isinstance(generator, torch.Generator):
         generator.set_state(state)
     elif isinstance(generator, random.Random):

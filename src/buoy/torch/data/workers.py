@@ -1,6 +1,6 @@
 """The user's dataset, with its randomness made a function of the place in the epoch; runs inside the data workers.
 
-The generators of random numbers that a person's data code holds or names, wherever it keeps them.
+The generators of random numbers that the user's data code holds or names, wherever it keeps them.
 
 Loaders that a training iterates over by itself (its evaluation's) draw as much in a new process as in an old one.
 """
@@ -65,19 +65,19 @@ def _parts(thing: Any) -> list[object]:
     if isinstance(thing, dict):
         return list(thing.values())[:_MOST_MEMBERS]
     if isinstance(thing, types.FunctionType):
-        return list(_named_by(thing)) if is_a_persons(thing) else []
+        return list(_named_by(thing)) if is_the_users(thing) else []
     if isinstance(thing, types.MethodType):
         return [thing.__self__, thing.__func__]
     if isinstance(thing, partial):
         return [thing.func, *thing.args, *thing.keywords.values()]
     if isinstance(thing, type):
-        return _methods(thing) if is_a_persons(thing) else []
+        return _methods(thing) if is_the_users(thing) else []
     parts = list(vars(thing).values()) if hasattr(thing, "__dict__") else []
     for kind in type(thing).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         names = (slots,) if isinstance(slots, str) else tuple(slots)
         parts += [getattr(thing, name) for name in names if name[:2] != "__" and hasattr(thing, name)]
-    return [*parts, *(kind for kind in type(thing).__mro__ if is_a_persons(kind))]
+    return [*parts, *(kind for kind in type(thing).__mro__ if is_the_users(kind))]
 
 
 def _methods(kind: type) -> list[object]:
@@ -103,7 +103,7 @@ def _is_generator(value: object) -> bool:
     return generator_state(value) is not None
 
 
-def is_a_persons(code: Any) -> bool:
+def is_the_users(code: Any) -> bool:
     """Not a library's: what that draws from is given to it, or is global."""
     module = sys.modules.get(code.__module__ or "")
     file = getattr(module, "__file__", None) or ""

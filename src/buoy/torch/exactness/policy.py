@@ -1,20 +1,25 @@
-"""Whether steps may be split: what the probe found for each kind of step, asked for when a split is needed."""
+"""Whether steps may be split: what the probe found for each kind of step, asked for when a split is needed.
+
+A kind is the loss function, the model's switches and the make of the batch, as one hashable value. It is found at every
+step that is split, so it reads little: flags, types, and a few reductions of what may be labels or masks.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Protocol
 
 import torch
 
 from buoy.microbatch.batch import Batch
-from buoy.microbatch.errors import CannotSplit, StepError
-from buoy.microbatch.exactness import Asked
-from buoy.microbatch.oom import is_oom
+from buoy.microbatch.errors import CannotSplit, StepError, is_oom
+from buoy.microbatch.exactness import Asked, traits
 from buoy.torch.exactness.probe import STATE, STATE_HINT, Finding, Probe
-from buoy.torch.exactness.samples import SAMPLES, kind_of
+from buoy.torch.exactness.samples import SAMPLES
 from buoy.torch.memory.device import limited, memory_of, release
-from buoy.torch.step.gradient import LossFunction, Trained
+from buoy.torch.step.gradient import Step, Trained
 from buoy.torch.step.snapshot import Rollback, code_of
 
 _OTHERS = "others"
@@ -52,7 +57,7 @@ class SplitPolicy:
         self._modes: dict[Hashable, str] = {}
         self._codes: set[Any] = set()
         """Of loss functions that were compared."""
-        self._step: tuple[Batch, LossFunction, str] | None = None
+        self._step: Step | None = None
         self._kind: Hashable = None
         """Of the step that is under way, once it was needed."""
         self._is_fresh = False
@@ -64,9 +69,9 @@ class SplitPolicy:
         self.exchanges = False
         """A loss function exchanges numbers with other ranks: one that fails inside it cannot vote, nor try alone."""
 
-    def begin(self, whole: Batch, loss_fn: LossFunction, reduction: str) -> None:
+    def begin(self, step: Step) -> None:
         """A step begins."""
-        self._step, self._kind, self._is_fresh, self.finding = (whole, loss_fn, reduction), None, False, None
+        self._step, self._kind, self._is_fresh, self.finding = step, None, False, None
 
     def end(self) -> None:
         """The step is over: its batch may be large."""
@@ -75,7 +80,7 @@ class SplitPolicy:
     @property
     def is_known(self) -> bool:
         """Whether a step of this loss function was compared."""
-        return self._step is not None and code_of(self._step[1]) in self._codes
+        return self._step is not None and code_of(self._step.loss_fn) in self._codes
 
     @property
     def no_room(self) -> BaseException | None:
@@ -98,7 +103,7 @@ class SplitPolicy:
     def refusal(self, at_once: int) -> StepError | None:
         """Why this step must not be split into parts of at most so many samples; asks where that is due."""
         assert self._step is not None
-        whole = self._step[0]
+        whole = self._step.batch
         if whole.reason is not None:
             return CannotSplit(
                 "this batch cannot be split", received=whole.reason, expected="arrays, or `split=`"
@@ -130,14 +135,13 @@ class SplitPolicy:
     def may_repeat(self) -> bool:
         """Whether the step may be computed again as it is, after a try that failed."""
         assert self._step is not None
-        whole, loss_fn, reduction = self._step
-        if whole.once or self.exchanges:
+        if self._step.batch.once or self.exchanges:
             return False
         if self.finding is not None and self.finding.repeats is not None:
             return self.finding.repeats
         try:
             with limited(memory_of(self._trained.first)):
-                is_same = self._probe.same_twice(whole, loss_fn, reduction)
+                is_same = self._probe.same_twice(self._step)
             if not is_same:
                 self.finding = Finding(STATE, STATE_HINT, repeats=False, leaves_state=True)
             return is_same
@@ -151,7 +155,7 @@ class SplitPolicy:
         """Whole and parts of a few samples of this step, now."""
         assert self._step is not None
         kind, self._is_fresh = self._kind_now(), True
-        self._codes.add(code_of(self._step[1]))
+        self._codes.add(code_of(self._step.loss_fn))
         with limited(memory_of(self._trained.first)):  # a few samples may be all that the batch has
             found = self._ask(at_once)
             if (
@@ -168,11 +172,11 @@ class SplitPolicy:
         """Where there are several ways to add up: one after the other, until one gives the gradient of the whole."""
         assert self._step is not None
         if self._ways is None:
-            return self._probe.ask(*self._step, at_once)
+            return self._probe.ask(self._step, at_once)
         before, first = self._ways.mode, None
         for mode in sorted(self._ways.modes, key=lambda mode: mode != before):
             self._ways.mode = mode
-            found = self._probe.ask(*self._step, at_once)
+            found = self._probe.ask(self._step, at_once)
             if found is not None and found.reason is None:
                 self._modes[self._kind] = mode
                 return found
@@ -185,7 +189,7 @@ class SplitPolicy:
     def _kind_now(self) -> Hashable:
         if self._kind is None and self._step is not None:
             try:
-                self._kind = self._asked.known_as(kind_of(self._modules, *self._step)) or _OTHERS
+                self._kind = self._asked.known_as(kind_of(self._modules, self._step)) or _OTHERS
             except Exception as caught:  # noqa: BLE001 - no room for the few numbers that make kinds differ?
                 error = caught
             else:
@@ -201,3 +205,102 @@ def _alone(failed: BaseException | None) -> str:
     words = words if len(words) <= _WORDS else f"{words[:_WORDS]}..."
     why = f": {type(failed).__name__}: {words}" if failed is not None else ""
     return f"a few of its samples cannot be computed alone{why}"
+
+
+_LARGE = 1 << 20  # elements: masks are mostly smaller, and images not
+_DEPTH = 3  # functions that a loss function calls by a name of its own: mostly one or two
+
+
+def kind_of(modules: list[torch.nn.Module], step: Step) -> Hashable:
+    """Equal for steps that compute the same with other numbers: what is computed, and what the batch is like."""
+    whole = step.batch
+    flags = tuple([part.training for module in modules for part in module.modules()])
+    trained = tuple([parameter.requires_grad for module in modules for parameter in module.parameters()])
+    computes = (
+        _code(step.loss_fn, _DEPTH),
+        step.reduction,
+        whole.gives_ranges_only,
+        hash(flags),
+        hash(trained),
+    )
+    return computes, _make(whole)
+
+
+def _code(function: Any, depth: int) -> Hashable:
+    """Of a function and those it knows by name; a lambda that is written anew for each batch is the same one."""
+    function = getattr(function, "__wrapped__", function)  # first: around it may be mixed precision
+    if isinstance(function, functools.partial):
+        return _code(function.func, depth)
+    if isinstance(function, MethodType):
+        return _code(function.__func__, depth)
+    if not isinstance(function, FunctionType):
+        if isinstance(function, torch.nn.Module):
+            return str(type(function)), str(vars(function).get("reduction"))
+        return str(type(function))
+    code: CodeType = function.__code__
+    if not depth:
+        return code
+    held = []
+    for cell in function.__closure__ or ():
+        try:
+            held.append(cell.cell_contents)
+        except ValueError:  # not filled yet
+            continue
+    held += [function.__globals__[name] for name in code.co_names if name in function.__globals__]
+    known = (_known(value, depth - 1) for value in [*held, *(function.__defaults__ or ())])
+    return code, tuple(value for value in known if value is not None)
+
+
+def _known(value: Any, depth: int) -> Hashable:
+    """Of what a loss function refers to: other functions, losses, switches. Numbers may be counters."""
+    if isinstance(value, (FunctionType, functools.partial, MethodType)):
+        return _code(value, depth)
+    if isinstance(value, torch.nn.Module):
+        return _code(value, 0)
+    return value if isinstance(value, (bool, str)) else None
+
+
+def _make(whole: Batch) -> Hashable:
+    """Types and dimensions of its arrays; of labels and masks also whether something is ignored, padded or constant."""
+    made, read = [], []
+    for array in whole.arrays:
+        made.append((type(array), str(getattr(array, "dtype", "")), len(array.shape)))
+        if isinstance(array, torch.Tensor) and array.layout == torch.strided and array.numel():
+            if array.is_floating_point() and array.numel() > _LARGE:
+                continue
+            try:
+                read.append(_read(array.detach()))
+            except RuntimeError:  # a dtype without a least number, or no room: told by its type alone
+                made.append((type(array), "unread", 0))
+    found = [_traits(*numbers) for numbers in _to_host(read)]
+    measured = [traits for traits, is_measured in found if is_measured]
+    # In how many: which ones would make, of the columns of a table alone, more kinds than are counted.
+    missing = tuple(sum(each) for each in zip(*measured, strict=True))
+    return tuple(made), missing, tuple(traits for traits, is_measured in found if not is_measured)
+
+
+def _read(array: torch.Tensor) -> torch.Tensor:
+    """Least, largest, how many zeros, how many ones, how many in all."""
+    if array.is_complex():
+        return torch.zeros(5, dtype=torch.float64)
+    if array.dtype == torch.bool:
+        array = array.byte()
+    numbers = [array.min(), array.max(), (array == 0).sum(), (array == 1).sum()]
+    whole = torch.float32 if array.device.type == "mps" else torch.float64
+    is_counted = torch.tensor(-1.0 if array.is_floating_point() else 0.0, device=array.device, dtype=whole)
+    return torch.stack([*(number.to(whole) for number in numbers), is_counted * array.numel()])
+
+
+def _to_host(read: list[torch.Tensor]) -> list[list[float]]:
+    """All at once for each device: a reading stops its queue."""
+    if len({numbers.device for numbers in read}) == 1:
+        return torch.stack(read).tolist()
+    return [numbers.tolist() for numbers in read]
+
+
+def _traits(
+    least: float, largest: float, zeros: float, ones: float, floats: float
+) -> tuple[tuple[bool, ...], bool]:
+    if floats and zeros + ones != -floats:
+        return (least != least, least < 0, zeros > 0), True  # what is missing among measurements
+    return traits(least, largest, zeros > 0), False

@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from buoy._compat import torch as compat
 from buoy.microbatch.batch import Batch, even
-from buoy.microbatch.errors import BadLoss, CannotSplit, StepError
+from buoy.microbatch.errors import BadLoss, CannotSplit, StepError, is_oom
 from buoy.microbatch.exactness import (
     STRETCHES,
     Answer,
@@ -35,16 +35,15 @@ from buoy.microbatch.exactness import (
     judge,
     parts_of,
 )
-from buoy.microbatch.oom import is_oom
 from buoy.torch.exactness.randomness import ExchangedInside, FixedRandomness, eager, has_peers, same_random
 from buoy.torch.exactness.rounding import Nudged, disturbed
 from buoy.torch.exactness.samples import FEWEST, MANY, SAMPLES, some, spread, trials_of, twice
 from buoy.torch.exactness.weights import CopyOnWrite, SteppedInside, places
-from buoy.torch.memory.allocations import AllocationWatch
-from buoy.torch.memory.device import release
+from buoy.torch.memory.device import AllocationWatch, release
 from buoy.torch.step.gradient import (
     Accumulation,
     LossFunction,
+    Step,
     Upstream,
     arrived,
     as_it_came,
@@ -305,13 +304,14 @@ class Probe:
         self.failed: BaseException | None = None
         """What a few samples together raised, when that is why the last answer is none."""
 
-    def ask(self, whole: Batch, loss_fn: LossFunction, reduction: str, at_once: int) -> Finding | None:
+    def ask(self, step: Step, at_once: int) -> Finding | None:
         """None when nothing can be said. `at_once`: samples of a micro-batch that is to be computed."""
+        whole = step.batch
         self.no_room = self.failed = None
         if whole.samples < 2 or whole.reason is not None:
             return None
         for most in (SAMPLES, FEWEST):
-            backend = self._backend(loss_fn, reduction)
+            backend = self._backend(step.loss_fn, step.reduction)
             try:
                 found = self._judged(backend, whole, most, at_once)
                 found.moved = backend.moved_weights()
@@ -340,13 +340,14 @@ class Probe:
         self.no_room = error
         return None
 
-    def same_twice(self, whole: Batch, loss_fn: LossFunction, reduction: str) -> bool:
+    def same_twice(self, step: Step) -> bool:
         """Whether the whole batch has the same loss twice: asked where nothing else can be compared."""
         found = []
         for _ in range(2):
             with self._rollback:
-                sums = Accumulation(whole.samples, reduction, [])
-                share = sums.add(loss_of(loss_fn, whole.take(0, whole.samples)), whole.samples)
+                whole = step.batch
+                sums = Accumulation(whole.samples, step.reduction, [])
+                share = sums.add(loss_of(step.loss_fn, whole.take(0, whole.samples)), whole.samples)
                 found.append(float(share.detach()))
                 del share
         is_host = all(parameter.is_cpu for parameter in self._parameters)

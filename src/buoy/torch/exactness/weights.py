@@ -61,7 +61,7 @@ class CopyOnWrite:
         self._hook.remove()
 
     def restore(self) -> None:
-        """As before; the weights that a person gave another memory get their own again."""
+        """As before; the weights that the user gave another memory get their own again."""
         with compat.without_modes(), torch.no_grad():
             for name, parameter in self._named.items():
                 part, own = self._homes[name]

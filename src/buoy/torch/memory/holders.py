@@ -53,7 +53,7 @@ def too_big(
     what: str = "one sample does",
     applied: tuple[str, ...] = (),
 ) -> OutOfMemory:
-    """The error for a step that cannot be cut any further; what the failed tries held is free again."""
+    """The error for a step that cannot be split any further; what the failed tries held is free again."""
     modules = list(modules)
     every = {id(p): p for p in [*parameters, *(p for module in modules for p in module.parameters())]}
     weights = _total(every.values())

@@ -159,6 +159,19 @@ def unwrapped(module: nn.Module) -> nn.Module:
             return module
 
 
+_SHELLS = {"AcceleratedOptimizer": "optimizer", "AcceleratedScheduler": "scheduler"}
+
+
+def inside_shell(value: Any) -> Any:
+    """The user's own optimizer or scheduler in the shell that Hugging Face's accelerate makes; else the value itself.
+
+    Known by its class: accelerate is never imported.
+    """
+    kind = type(value)
+    is_shell = kind.__module__.startswith("accelerate.") and kind.__name__ in _SHELLS
+    return getattr(value, _SHELLS[kind.__name__]) if is_shell else value
+
+
 def parts(objects: Iterable[object]) -> tuple[list[nn.Module], list[torch.optim.Optimizer], list[Any]]:
     """The modules that are trained, the optimizers and the gradient scalers among what is tracked."""
     things = list(objects)
@@ -167,6 +180,11 @@ def parts(objects: Iterable[object]) -> tuple[list[nn.Module], list[torch.optim.
         [thing for thing in things if isinstance(thing, torch.optim.Optimizer)],
         [thing for thing in things if isinstance(thing, torch.amp.GradScaler)],
     )
+
+
+def calls_backward_itself(value: object) -> bool:
+    """An optimizer whose step calls its closure: the first `backward` comes from inside its first step."""
+    return isinstance(value, torch.optim.LBFGS)
 
 
 def on_step(optimizer: object, call: Callable[[], None]) -> Any:

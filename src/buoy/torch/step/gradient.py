@@ -1,7 +1,7 @@
 """The gradient of a batch from those of its micro-batches; whose gradients they are; where a batch came from.
 
 The parameters of a training may be frozen and thawed on the way. A batch that was computed with gradients itself ends
-the step: its own gradient goes on, once, to what computed it.
+the step: its own gradient is propagated, once, to what computed it.
 """
 
 from __future__ import annotations
@@ -10,17 +10,25 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
 
 from buoy._compat.torch import forget_parametrizations
-from buoy.microbatch.batch import rebuilt
-from buoy.microbatch.errors import BadLoss, CannotSplit, OutOfMemory
-from buoy.microbatch.oom import is_oom
+from buoy.microbatch.batch import Batch, rebuilt
+from buoy.microbatch.errors import BadLoss, CannotSplit, OutOfMemory, is_oom
 
 LossFunction = Callable[[Any], Any]
+
+
+class Step(NamedTuple):
+    """What a step computes."""
+
+    batch: Batch
+    loss_fn: LossFunction
+    reduction: str
+    scaler: Any = None
 
 
 class Accumulation:
@@ -280,7 +288,7 @@ class Upstream:
                 raise
             raise OutOfMemory("out of memory in the backward pass of what the batch was computed by",
                               received=str(error).split("\n")[0], expected="room for it besides the step",
-                              hint="compute it in the loss function, where it can be cut and done again; the step was "
+                              hint="compute it in the loss function, where it can be split and retried; the step was "
                                    "not done, weights are as before it") from None  # fmt: skip
 
     def _leaf(self, array: Any) -> Any:

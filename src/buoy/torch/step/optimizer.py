@@ -14,9 +14,8 @@ import functools
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from types import MethodType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
@@ -24,9 +23,11 @@ from torch.optim import Optimizer
 
 from buoy._compat import torch as compat
 from buoy.flight.last_words import leave_out_ours
-from buoy.microbatch.errors import BadLoss, OutOfMemory, TornStep
-from buoy.microbatch.oom import is_oom
+from buoy.microbatch.errors import BadLoss, OutOfMemory, TornStep, is_oom
 from buoy.torch.memory.device import release
+
+if TYPE_CHECKING:
+    from buoy.torch.step.transaction import Transaction
 
 _NOT_ITS_OWN = ("state", "param_groups", "step", *compat.OPTIMIZER_MARKS)
 """Kept elsewhere, or written by what is around the step."""
@@ -158,27 +159,7 @@ _PATIENCE = 32  # steps
 _SMALLER = "a smaller optimizer (SGD, Adafactor), or fewer trained parameters"
 
 
-class Guard(Protocol):
-    """What the step needs to know of the transaction it is a part of."""
-
-    @property
-    def inside(self) -> bool:
-        """A loss is being computed: nobody may step now."""
-
-    def has_room(self, parameter: torch.Tensor, need: int) -> bool:
-        """Whether so many bytes can surely be had where this is."""
-
-    def limited(self, parameter: torch.Tensor) -> AbstractContextManager[None]:
-        """Around what may ask for more memory than there is where this is."""
-
-    def recovered(self, what: str) -> None:
-        """A failed step was undone and done again."""
-
-    def way_back(self) -> Callable[[], object]:
-        """What a closure changes besides gradients (random numbers, buffers), to be put back."""
-
-
-def make_atomic(optimizer: Optimizer, guard: Guard) -> None:
+def make_atomic(optimizer: Optimizer, guard: Transaction) -> None:
     """Replace this optimizer's `step`; the second time only the guard is another."""
     plain = optimizer.step
     known = getattr(plain, "atomic", None)
@@ -201,10 +182,10 @@ def make_atomic(optimizer: Optimizer, guard: Guard) -> None:
 
 
 class _AtomicStep:
-    def __init__(self, optimizer: Optimizer, plain: Callable[..., Any], guard: Guard) -> None:
+    def __init__(self, optimizer: Optimizer, plain: Callable[..., Any], guard: Transaction) -> None:
         self._optimizer = optimizer
         self._plain = plain
-        self._guards: list[ref[Guard]] = []
+        self._guards: list[ref[Transaction]] = []
         self.guard_by(guard)
         self._known = (0, -1, -1)
         self._tensors: list[torch.Tensor] = []
@@ -217,7 +198,7 @@ class _AtomicStep:
         # Somebody else's wrapper does more than the class's step: it is only ever called whole.
         self._foreign = "step" in vars(optimizer) and not compat.is_wrapped_by_scheduler(plain)
 
-    def guard_by(self, guard: Guard) -> None:
+    def guard_by(self, guard: Transaction) -> None:
         """The newest run is asked and told; of none may a loss be under way."""
         self._guard = guard
         self._guards = [known for known in self._guards if known() not in (None, guard)] + [ref(guard)]
@@ -501,7 +482,7 @@ def expected_state(optimizer: Optimizer) -> int:
     )
 
 
-def make_scaler_safe(scaler: Any, optimizers: list[Optimizer], guard: Guard) -> None:
+def make_scaler_safe(scaler: Any, optimizers: list[Optimizer], guard: Transaction) -> None:
     """Replace the methods of this scaler that allocate; a second time changes nothing.
 
     `step` needs no more: what it calls of ours is safe by itself, and it changes nothing before.
@@ -513,7 +494,7 @@ def make_scaler_safe(scaler: Any, optimizers: list[Optimizer], guard: Guard) -> 
 
 
 def _repeated(
-    scaler: Any, plain: Callable[..., Any], optimizers: list[Optimizer], guard: Guard
+    scaler: Any, plain: Callable[..., Any], optimizers: list[Optimizer], guard: Transaction
 ) -> Callable[..., Any]:
     @functools.wraps(plain)
     def safe(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,4 @@
-"""Remedies that are a switch of PyTorch: mixed precision, activation checkpointing, expandable segments.
-
-`memory_cap` for a PyTorch process.
-"""
+"""Remedies that are a switch of PyTorch: mixed precision, activation checkpointing, expandable segments."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 
 from buoy._compat import torch as compat
 from buoy.errors import UsageError
-from buoy.machine import memory as shared
 from buoy.torch.state.state_dict import unwrapped
 from buoy.torch.step.gradient import LossFunction
 
@@ -35,7 +31,7 @@ def refuse_unknown(names: Iterable[str]) -> None:
 
 
 class Switches:
-    """The remedies that a person asked for; each is a line and an event in the flight log once it is applied."""
+    """The remedies that the user asked for; each is a line and an event in the flight log once it is applied."""
 
     def __init__(
         self, names: tuple[str, ...] | str, say: Callable[[str], object], event: Callable[..., object]
@@ -130,8 +126,3 @@ def _recomputed(block: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 _recomputed.__name__ = "forward"  # a pickled model finds its class's own under that name
-
-
-def set_cap(cap: str | int, say: Callable[[str], object]) -> None:
-    """Let this process have so many bytes in all; refused where there is a GPU."""
-    shared.set_cap(cap, say, gpu=torch.cuda.is_available())

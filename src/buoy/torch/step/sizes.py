@@ -14,8 +14,8 @@ import torch
 
 from buoy.microbatch.batch import Batch, even
 from buoy.microbatch.sizing import SPARE, Fit, History, Ramp, SizeLog, Sizer, short
-from buoy.torch.memory.allocations import AllocationWatch
-from buoy.torch.memory.device import HostMemory, Memory, host_memory, left_in, memory_of
+from buoy.torch.memory import device
+from buoy.torch.memory.device import AllocationWatch, HostMemory, Memory, host_memory, left_in, memory_of
 from buoy.torch.step.gradient import Trained
 from buoy.torch.step.optimizer import expected_state
 
@@ -87,7 +87,8 @@ class Sizes:
         """The parameters and the list are the transaction's own, and grow with it. `log`: where every size is kept."""
         self._say, self._event = say, event
         self._sizer = Sizer(most=micro_batch)
-        self._history = History()
+        self.history = History()
+        """Every change so far."""
         self._log = log
         self._logged = 0
         self._trained, self._optimizers = trained, optimizers
@@ -102,31 +103,22 @@ class Sizes:
         self._measured = (0.0, 0)
         """The cost of the last batch that was measured whole, and the bytes that it needed."""
 
-    @property
-    def entries(self) -> list[dict[str, Any]]:
-        """Every change so far, for `replay`."""
-        return self._history.entries
-
     def replay(self, sizes: list[dict[str, Any]], step: int, done: int) -> None:
         """Use the sizes that an earlier attempt has logged, as far as it came: `done` steps."""
         self._plain = 0.0
-        self._history.replay(sizes, step, done)
-
-    def leave_log(self) -> None:
-        """What was logged no longer holds here."""
-        self._history.leave()
+        self.history.replay(sizes, step, done)
 
     def plan(self, step: int, whole: Batch) -> tuple[list[int], MeasuredRamp | None]:
         """The parts of this batch, or the ramp that finds them while it measures."""
         self._short, self.replays = None, False
         if self._plain:  # the sizer knows of no limit
             return [whole.samples], None
-        replayed = self._history.parts(step, whole.samples)
+        replayed = self.history.parts(step, whole.samples)
         if replayed is not None:
             if max(replayed) <= (self._sizer.most or whole.samples):
                 self.replays = len(replayed) > 1
                 return replayed, None
-            self._history.leave()  # the bound was given anew, and is lower
+            self.history.leave()  # the bound was given anew, and is lower
         memory = memory_of(self._trained.first)
         free = self._free(memory, whole)
         size, ramp = self._sizer.samples(whole.samples, whole.each, free)
@@ -165,9 +157,9 @@ class Sizes:
         is_known = size * whole.each <= cost
         if is_known and need * _SURELY <= SPARE:
             return True  # whatever else has the memory
-        memory = memory_of((self._trained.now or self._trained.all)[0])
-        if not isinstance(memory, HostMemory):
+        if not self._trained.first.is_cpu or device.pretended is not None:
             return True
+        memory = host_memory()
         there = memory.free()
         # Gradients, and state of any optimizer known, are at most four times the gradients.
         if there is None or (is_known and need * _SURELY + 4 * self._trained.gradient_bytes <= there):
@@ -202,14 +194,14 @@ class Sizes:
         return size * whole.each <= self._sizer.passed
 
     def after_oom(self, size: int, whole: Batch) -> int:
-        """So many did not fit: how many to go on with."""
+        """So many did not fit: how many to continue with."""
         self._plain = 0.0
         return self._sizer.oom(size, whole.each)
 
     def follow(self, smaller: int, size: int, whole: Batch) -> None:
-        """Another rank goes on with fewer."""
+        """Another rank continues with fewer."""
         self._plain = 0.0
-        self._history.leave()
+        self.history.leave()
         self._sizer.follow(smaller, size, whole.each)
 
     def learn(self, step: int, whole: Batch, parts: list[int], ramp: MeasuredRamp | None) -> None:
@@ -217,8 +209,8 @@ class Sizes:
         if not (self._plain and whole.elements <= self._plain and whole.samples <= self._largest):
             self._learn(step, whole, parts, ramp)
         if self._log is not None:
-            self._log.step(step + 1, self._history.entries[self._logged :])
-            self._logged = len(self._history.entries)
+            self._log.step(step + 1, self.history.entries[self._logged :])
+            self._logged = len(self.history.entries)
 
     def _learn(self, step: int, whole: Batch, parts: list[int], ramp: MeasuredRamp | None) -> None:
         if whole.samples > self._largest:  # an epoch's last batch is often smaller
@@ -228,11 +220,9 @@ class Sizes:
             ramp.learn(self._sizer, whole.each)
             parts = ramp.sizes
         self._sizer.done(max(parts), whole.each, held_back=ramp is None and len(parts) > 1)
-        self._history.note(step, whole.samples, parts, self._sizer)
+        self.history.note(step, whole.samples, parts, self._sizer)
         if ramp is None:
-            is_plain = (
-                len(parts) == 1 and self._sizer.is_untaught and not self._history.is_replaying(step + 1)
-            )
+            is_plain = len(parts) == 1 and self._sizer.is_untaught and not self.history.is_replaying(step + 1)
             self._plain = float(self._sizer.passed) if is_plain else 0.0
             return
         size, _ = self._sizer.samples(whole.samples, whole.each, None)
@@ -256,14 +246,14 @@ class Sizes:
         self._event("sized", step=step, samples=size, of=whole.samples)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on with the same sizes."""
-        return {"sizer": self._sizer.state_dict(), "history": self._history.state_dict()}
+        """What a resumed run needs to continue with the same sizes."""
+        return {"sizer": self._sizer.state_dict(), "history": self.history.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse."""
         self._plain = 0.0
         self._sizer.load_state_dict(state["sizer"])
-        self._history.load_state_dict(state["history"])
+        self.history.load_state_dict(state["history"])
 
     def _free(self, memory: Memory, whole: Batch) -> int | None:
         """Bytes for activations; None when nothing tells, or nothing has to be asked."""

@@ -98,6 +98,7 @@ class Snapshot:
             compat.copy_all(self._buffers, self._copies)
         _set_versions(self._buffers, self._versions)
         self._random.restore()
+        compat.forget_parametrizations()
 
     def keep_statistics(self) -> None:
         """Remember batch statistics as the forward pass left them."""
@@ -152,15 +153,19 @@ class Gradients:
         self._parameters: list[torch.Tensor] = []
         self.before: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Parameters that had one, and that."""
-        self._begun = False
+        self.are_apart = False
+        """From `begin` to `commit` or `undo`."""
         self._merged: dict[int, torch.Tensor | None] = {}
         """By id: parameters whose gradient has the old one in it already, and that gradient."""
 
     def begin(self, parameters: list[torch.Tensor]) -> None:
         """Start from none."""
-        self._begun, self._merged, self._parameters = True, {}, parameters
-        self.before = [(each, each.grad) for each in parameters if each.grad is not None]
-        for parameter, _ in self.before:
+        before = []
+        for parameter in parameters:
+            if parameter.grad is not None:
+                before.append((parameter, parameter.grad))
+        self.before, self._merged, self._parameters, self.are_apart = before, {}, parameters, True
+        for parameter, _ in before:
             parameter.grad = None
 
     def also(self, parameters: list[torch.Tensor]) -> None:
@@ -186,7 +191,7 @@ class Gradients:
     def commit(self) -> None:
         """The new ones on top of the old."""
         if not self.before:
-            self._parameters, self._begun = [], False
+            self._parameters, self.are_apart = [], False
             return
         left = [pair for pair in self.before if id(pair[0]) not in self._merged]
         sums = [_sum(before, parameter.grad) for parameter, before in left]
@@ -198,17 +203,17 @@ class Gradients:
             # The old one may be known to somebody; a hook may have put another in its place, or none.
             if parameter.grad is not None and self._merged.get(id(parameter)) is parameter.grad:
                 parameter.grad = before.copy_(parameter.grad)
-        self._parameters, self.before, self._begun = [], [], False  # most live for a step only
+        self._parameters, self.before, self.are_apart = [], [], False  # most live for a step only
 
     def undo(self) -> None:
         """As before the try."""
-        if not self._begun:
+        if not self.are_apart:
             return
         for parameter in self._parameters:
             parameter.grad = None
         for parameter, before in self.before:
             parameter.grad = before
-        self._parameters, self.before, self._begun = [], [], False  # most live for a step only
+        self._parameters, self.before, self.are_apart = [], [], False  # most live for a step only
 
 
 def _counts_batches(module: compat.NormBase) -> bool:
@@ -350,7 +355,10 @@ _PYTHON_WORDS = _find_python_words()
 
 
 class Rollback:
-    """Around a computation (`with`): gradients, buffers and RNGs are restored after it, unless it is kept."""
+    """Around a computation (`with`): gradients, buffers and RNGs are restored after it.
+
+    Unless `gradients.commit()` says that it went well: then the new gradients are added to the old.
+    """
 
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
@@ -362,7 +370,6 @@ class Rollback:
         """The leaves when the computation began."""
         self.inside = False
         """A loss is being computed."""
-        self._is_kept = False
         self._new: LossFunction | None = None
         self._known: set[Any] = set()
         """Code of loss functions of which a first loss was looked at."""
@@ -379,22 +386,18 @@ class Rollback:
 
     def begin(self, loss_fn: LossFunction) -> bool:
         """A step with this loss function begins; whether it is the first."""
-        self._new = None if code_of(loss_fn) in self._known else loss_fn
+        code = getattr(loss_fn, "__code__", None)  # nothing is around most of them
+        self._new = None if code in self._known or code_of(loss_fn) in self._known else loss_fn
         if self._moved:
             self.snapshot.keep(self._moved)
             self._moved = []
         return self._new is not None
 
-    def end(self) -> None:
-        """The step is over: its batch may be large."""
-        if self.upstream.leaves:  # of a batch that was computed with gradients: few are
-            self.upstream = Upstream()
-
     def __enter__(self) -> Rollback:
         if self.inside:
             raise BadLoss("a loss function computes another step", received="run.backward inside a loss function",
                           expected="only the loss")  # fmt: skip
-        self.inside, self._is_kept = True, False
+        self.inside = True
         try:
             self.snapshot.take()
             self._written = list(map(compat.VERSION, self._trained.all))
@@ -407,14 +410,9 @@ class Rollback:
 
     def __exit__(self, *raised: object) -> None:
         self.inside = False
-        if not self._is_kept:
+        if self.gradients.are_apart:
             self.gradients.undo()
             self.snapshot.restore()
-
-    def keep(self) -> None:
-        """It went well: the new gradients are added to the old, and nothing is restored."""
-        self.gradients.commit()
-        self._is_kept = True
 
     def start_over(self) -> None:
         """In the middle of guarded work: as at its beginning."""

@@ -10,6 +10,7 @@ import torch
 
 from buoy._compat import torch as compat
 from buoy.errors import BuoyError, UsageError
+from buoy.machine.memory import set_cap
 from buoy.microbatch.batch import Batch, Split, even
 from buoy.microbatch.errors import (
     BadBatch,
@@ -19,11 +20,20 @@ from buoy.microbatch.errors import (
     PeerFailed,
     StepError,
     TornStep,
+    is_oom,
 )
-from buoy.microbatch.oom import is_oom
 from buoy.microbatch.sizing import SPARE, SizeLog
 from buoy.torch.memory.device import HostMemory, left_in, limited, memory_of, release
-from buoy.torch.step.gradient import Accumulation, LossFunction, Trained, has_upstream, loss_of, read_loss
+from buoy.torch.step.gradient import (
+    Accumulation,
+    LossFunction,
+    Step,
+    Trained,
+    Upstream,
+    has_upstream,
+    loss_of,
+    read_loss,
+)
 from buoy.torch.step.optimizer import make_atomic, make_scaler_safe
 from buoy.torch.step.ranks import GIVE_UP, READY, Vote
 from buoy.torch.step.remedies import Switches
@@ -62,18 +72,18 @@ class Transaction:
         if set(inexact) - {"batchnorm"}:
             raise UsageError("unknown word in inexact", received=repr(inexact), expected='"batchnorm"')
         if memory_cap is not None:
-            from buoy.torch.step.remedies import set_cap
-
-            set_cap(memory_cap, say)
+            set_cap(memory_cap, say, gpu=torch.cuda.is_available())
         self._switches = Switches(remedies, say, event)
         self._modules: list[torch.nn.Module] = []
         self._trained = Trained()
         self._optimizers: list[torch.optim.Optimizer] = []
         self._vote = Vote()
         self._rollback = Rollback(self._trained)
+        self._expected: tuple[list[Any], list[Any], list[Any]] | None = None
+        """What is to be tracked with the first `backward`: a loop that never calls it is left alone."""
         self._inexact, self._ways = inexact, ways
         self._policy: SplitPolicy | None = None
-        self._under_way: tuple[Batch, LossFunction, str] | None = None
+        self._under_way: Step | None = None
         """The step under way, until the policy is asked about it."""
         self._sizes = Sizes(say, event, micro_batch, self._trained, self._optimizers, log)
         self._part = 0
@@ -83,18 +93,34 @@ class Transaction:
         """On its device."""
         self.steps = 0
         """Calls of `backward` that went through."""
-        self._split_steps = 0
-        """Of these, those that were split."""
         self.retries = 0
 
     @property
     def sizes(self) -> list[dict[str, Any]]:
         """Every change of size so far, for `replay`."""
-        return self._sizes.entries
+        return self._sizes.history.entries
 
     def replay(self, sizes: list[dict[str, Any]], done: int = 0) -> None:
         """Use the sizes that an earlier attempt has logged, as far as it came."""
         self._sizes.replay(sizes, self.steps, done)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything is guarded: from the first `backward` on."""
+        return bool(self._trained.all)
+
+    def expect(self, modules: list[Any], optimizers: list[Any], scalers: list[Any]) -> None:
+        """Guard these from the first `backward` on."""
+        known = self._expected or ([], [], [])
+        self._expected = known[0] + modules, known[1] + optimizers, known[2] + scalers
+        if self.is_used:
+            self.take_hold()
+
+    def take_hold(self) -> None:
+        """Guard what is expected now."""
+        if self._expected is not None:
+            expected, self._expected = self._expected, None
+            self.track(*expected)
 
     def track(
         self,
@@ -105,7 +131,8 @@ class Transaction:
         """Guard these: their gradients, buffers and steps."""
         modules, optimizers = list(modules), list(optimizers)
         self._vote.watch(modules)
-        self._switches.track(modules)
+        if self._switches.names:
+            self._switches.track(modules)
         self._rollback.snapshot.watch(modules)
         self._modules += modules
         self._optimizers += optimizers
@@ -126,6 +153,8 @@ class Transaction:
     ) -> torch.Tensor:
         """The gradient of `loss_fn` over the whole batch, added to `.grad`; returns the loss, detached."""
         __tracebackhide__ = True
+        if self._expected is not None:
+            self.take_hold()
         if not self._trained.all:
             raise UsageError("nothing to train is known", received="run.backward before run.track",
                              expected="run.track(model=model, optimizer=optimizer)")  # fmt: skip
@@ -137,17 +166,16 @@ class Transaction:
             self._vote.find(self._modules)
         if self._vote.replicas and self._vote.is_group:
             with self._vote.quiet():
-                return self._step_in_group(batch, loss_fn, reduction, split, scaler, is_first=is_first)
-        whole = self._batch(batch, split)
-        self._under_way = whole, loss_fn, reduction
-        return self._whole_step(whole, loss_fn, reduction, scaler)
+                return self._step_in_group(batch, split, loss_fn, reduction, scaler, is_first=is_first)
+        self._under_way = step = Step(self._batch(batch, split), loss_fn, reduction, scaler)
+        return self._whole_step(step)
 
     def _step_in_group(
         self,
         batch: object,
+        split: Split | None,
         loss_fn: LossFunction,
         reduction: str,
-        split: Split | None,
         scaler: Any,
         *,
         is_first: bool,
@@ -156,14 +184,13 @@ class Transaction:
         __tracebackhide__ = True
         self._voted = self._exchanges
         try:
-            whole = self._batch(batch, split)
-            self._under_way = whole, loss_fn, reduction
+            self._under_way = step = Step(self._batch(batch, split), loss_fn, reduction, scaler)
             if is_first:
                 self._look_first()
         except BuoyError:
             self._tell_peers(GIVE_UP)
             raise
-        return self._whole_step(whole, loss_fn, reduction, scaler)
+        return self._whole_step(step)
 
     def _batch(self, batch: object, split: Split | None) -> Batch:
         whole = Batch(batch, split)
@@ -177,9 +204,10 @@ class Transaction:
             self._say_not_kept(whole.reason)
         return whole
 
-    def _whole_step(self, whole: Batch, loss_fn: LossFunction, reduction: str, scaler: Any) -> torch.Tensor:
+    def _whole_step(self, step: Step) -> torch.Tensor:
         """Try, restore, and retry in smaller micro-batches."""
         __tracebackhide__ = True
+        whole = step.batch
         try:
             sizes, ramp = self._sizes.plan(self.steps, whole)
             failure: BaseException | None = None
@@ -188,7 +216,7 @@ class Transaction:
                 if len(sizes) > 1 or ramp is not None:
                     sizes, ramp = self._allowed(whole, sizes, ramp, is_retry=failure is not None)
                 try:
-                    loss = self._try(whole, sizes, ramp, loss_fn, reduction, scaler)
+                    loss = self._try(step, sizes, ramp)
                 except _FirstPair:
                     self._check_pairs()
                     continue
@@ -196,7 +224,6 @@ class Transaction:
                     failure = caught
                 else:
                     if len(sizes) > 1 or ramp is not None:
-                        self._split_steps += 1
                         self._ask().count()
                     self._sizes.learn(self.steps, whole, sizes, ramp)
                     self.steps += 1
@@ -212,28 +239,24 @@ class Transaction:
             self._under_way = None  # a batch may be large
             if self._policy is not None:
                 self._policy.end()
-            self._rollback.end()
+            if self._rollback.upstream.leaves:
+                self._rollback.upstream = Upstream()  # its batch may be large
 
-    def _try(
-        self,
-        whole: Batch,
-        sizes: list[int],
-        ramp: MeasuredRamp | None,
-        loss_fn: LossFunction,
-        reduction: str,
-        scaler: Any,
-    ) -> torch.Tensor:
+    def _try(self, step: Step, sizes: list[int], ramp: MeasuredRamp | None) -> torch.Tensor:
         """The loss; where something is raised, everything is restored."""
         __tracebackhide__ = True
         self._part = 0
         # A scaler makes these at its first use.
+        scaler = step.scaler
         made = {} if scaler is None else {n: getattr(scaler, n, None) for n in compat.SCALER_FIELDS}
         try:
-            if ramp is not None or self._surely_fits(whole, sizes):
-                loss = self._computed(whole, sizes, ramp, loss_fn, reduction, scaler)
+            found = self._policy.finding if self._policy is not None and self._under_way is None else None
+            is_exact = found is not None and found.reason is None
+            if ramp is not None or self._sizes.surely_fits(step.batch, max(sizes), is_exact):
+                loss = self._computed(step, sizes, ramp)
             else:
-                with self._sizes.limited(whole, sizes):
-                    loss = self._computed(whole, sizes, ramp, loss_fn, reduction, scaler)
+                with self._sizes.limited(step.batch, sizes):
+                    loss = self._computed(step, sizes, ramp)
             return loss
         except BaseException as error:  # Ctrl-C must find the state of before the step too
             for name, value in made.items():
@@ -242,63 +265,48 @@ class Transaction:
                 raise _torn(error) from error
             raise
 
-    def _surely_fits(self, whole: Batch, sizes: list[int]) -> bool:
-        found = self._policy.finding if self._policy is not None and self._under_way is None else None
-        return self._sizes.surely_fits(whole, max(sizes), found is not None and found.reason is None)
-
-    def _computed(
-        self,
-        whole: Batch,
-        sizes: list[int],
-        ramp: MeasuredRamp | None,
-        loss_fn: LossFunction,
-        reduction: str,
-        scaler: Any,
-    ) -> torch.Tensor:
+    def _computed(self, step: Step, sizes: list[int], ramp: MeasuredRamp | None) -> torch.Tensor:
         """The same with a way back, which is taken unless everything went well."""
         __tracebackhide__ = True
         rollback = self._rollback
-        versions = compat.versions_of_any(whole.arrays)
+        tensors = [array for array in step.batch.arrays if isinstance(array, torch.Tensor)]
+        versions = list(map(compat.VERSION, tensors))
         with rollback:
             if self._vote.replicas:
-                self._rehearse(whole, sizes, ramp, loss_fn, reduction)
+                self._rehearse(step, sizes, ramp)
             if ramp is None:
-                sums = self._accumulated(whole, sizes, None, loss_fn, reduction, scaler)
+                sums = self._accumulated(step, sizes, None)
             else:
                 with ramp.watching():
-                    sums = self._accumulated(whole, sizes, ramp, loss_fn, reduction, scaler)
+                    sums = self._accumulated(step, sizes, ramp)
             if rollback.upstream.leaves:
                 rollback.upstream.propagate()
-            if versions != compat.versions_of_any(whole.arrays):
+            if versions != list(map(compat.VERSION, tensors)):
                 raise BadLoss("the loss function changed the batch in place",
                               received="an in-place operation on its input",
                               expected="an input that a second try finds as it was",
                               hint="`x = x * 2` instead of `x.mul_(2)`, or clone it first")  # fmt: skip
-            rollback.keep()
-        self.last_loss = sums.loss()
-        return self.last_loss
+            loss = sums.loss()  # may not fit either
+            rollback.gradients.commit()
+        self.last_loss = loss
+        return loss
 
-    def _accumulated(
-        self,
-        whole: Batch,
-        sizes: list[int],
-        ramp: MeasuredRamp | None,
-        loss_fn: LossFunction,
-        reduction: str,
-        scaler: Any,
-    ) -> Accumulation:
+    def _accumulated(self, step: Step, sizes: list[int], ramp: MeasuredRamp | None) -> Accumulation:
         """Forward and backward, one micro-batch after the other."""
         __tracebackhide__ = True
+        whole, loss_fn, reduction, scaler = step
         rollback = self._rollback
         sums = Accumulation(whole.samples, reduction, rollback.at_start, scaler)
         planned = iter(sizes)
         while sums.left:
             size = self._part = next(planned) if ramp is None else ramp.next(sums.left)
-            share = sums.add(loss_of(loss_fn, whole.take(sums.done, sums.done + size)), size)
+            part = whole.take(sums.done, sums.done + size)
+            share = sums.add(loss_fn(part) if size == whole.samples else loss_of(loss_fn, part), size)
+            del part
             if sums.has_weight and not self._ask().is_known:
                 raise _FirstPair
             rollback.forward_done(share)
-            if not sums.left:
+            if not sums.left and (self._vote.replicas or rollback.gradients.before):
                 self._before_exchange(share)
             (share if scaler is None else scaler.scale(share)).backward()
             del share  # its graph goes before the next part comes
@@ -318,7 +326,7 @@ class Transaction:
                 self._modules, self._trained, self._inexact, self._rollback, self._ways
             )
         if self._under_way is not None:
-            self._policy.begin(*self._under_way)
+            self._policy.begin(self._under_way)
             self._under_way = None
         return self._policy
 
@@ -400,9 +408,8 @@ class Transaction:
 
     def _before_exchange(self, loss: torch.Tensor) -> None:
         """Every rank must have come this far before gradients are exchanged."""
-        if not self._vote.replicas or not self._vote.is_group:
-            if self._rollback.gradients.before:
-                self._rollback.gradients.merge(hooked=True)
+        if not self._vote.is_group:
+            self._rollback.gradients.merge(hooked=True)
             return
         self._voted = True
         vote = self._vote.lowest(READY)
@@ -411,18 +418,16 @@ class Transaction:
         self._rollback.gradients.merge()
         self._vote.exchange(loss)
 
-    def _rehearse(
-        self, whole: Batch, sizes: list[int], ramp: MeasuredRamp | None, loss_fn: LossFunction, reduction: str
-    ) -> None:
+    def _rehearse(self, step: Step, sizes: list[int], ramp: MeasuredRamp | None) -> None:
         """In a group a new size is tried alone first: inside the exchange of gradients nobody can say anything."""
         if not self._vote.is_group or self._exchanges:  # the others may not try it
             return
-        if ramp is not None or self._sizes.has_passed(sizes[0], whole):
+        if ramp is not None or self._sizes.has_passed(sizes[0], step.batch):
             return
         for _ in range(min(2, len(sizes))):  # the second time with gradients there
-            sums = Accumulation(sizes[0], reduction, [])
+            sums = Accumulation(sizes[0], step.reduction, [])
             # Without its weight: a part may have none where the batch has.
-            loss, _weight = read_loss(loss_of(loss_fn, whole.take(0, sizes[0])), reduction)
+            loss, _weight = read_loss(loss_of(step.loss_fn, step.batch.take(0, sizes[0])), step.reduction)
             sums.add(loss, sizes[0]).backward()
             del loss
         self._rollback.start_over()
@@ -450,7 +455,7 @@ class Transaction:
             raise failure
         else:
             release(failure)
-            self._sizes.leave_log()
+            self._sizes.history.leave()
             smaller = self._smaller(whole, size, failure, may_repeat)
             smaller = min(smaller, self._tell_peers(smaller))
         if smaller == GIVE_UP:
@@ -531,7 +536,7 @@ class Transaction:
         self._say(words)
         self._event("retry", what="oom", step=self.steps, samples=size, smaller=smaller)
 
-    # What the optimizers' steps ask (optimizer_step.Guard).
+    # What the optimizers' steps ask.
 
     @property
     def inside(self) -> bool:
@@ -564,17 +569,13 @@ class Transaction:
         return snapshot.restore
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on with the same sizes."""
-        return {
-            **self._sizes.state_dict(),
-            "steps": self.steps,
-            "split_steps": self._split_steps,
-        }
+        """What a resumed run needs to continue with the same sizes."""
+        return {**self._sizes.state_dict(), "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse."""
         self._sizes.load_state_dict(state)
-        self.steps, self._split_steps = state["steps"], state["split_steps"]
+        self.steps = state["steps"]
 
 
 def _torn(error: BaseException) -> TornStep:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from buoy.errors import BuoyError
-from buoy.microbatch.oom import is_oom
+from buoy.microbatch.errors import is_oom
 
 
 def library_error(name: str, module: str, base: type[Exception] = RuntimeError) -> type[Exception]:
