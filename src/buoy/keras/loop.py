@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from buoy.errors import UsageError
 from buoy.flight.profile import Profiling
 from buoy.keras.data import rng
 from buoy.keras.data.epochs import Position
-from buoy.keras.data.loader import BITWISE, Feed, feed_for
+from buoy.keras.data.loader import Feed, feed_for, say_exactness
 from buoy.keras.profile import Profile
 from buoy.keras.state.tensors import as_tensor, to_tensor
 from buoy.keras.state.tracked import (
@@ -30,7 +30,6 @@ from buoy.keras.state.tracked import (
     trains_along,
 )
 from buoy.keras.step.tape import Gradients
-from buoy.microbatch.sizing import SizeLog
 from buoy.training.manager import CheckpointManager
 from buoy.training.messages import say
 from buoy.training.options import Options, folder_name
@@ -124,11 +123,9 @@ class Loop:
         self._tracked.update(new)
         self._objects += objects.values()
         for name, step in steps.items():
-            log = SizeLog(os.path.join(self._keeper.folder, f"micro-batches.{name}.jsonl"))
-            step.keep(log)
-            if self._checkpoint is None:
-                log.clear()
-            elif name in self._checkpoint.names:
+            log = os.path.join(self._keeper.folder, f"micro-batches.{name}.jsonl")
+            step.log_to(log, anew=self._checkpoint is None)
+            if self._checkpoint is not None and name in self._checkpoint.names:
                 step.resume(self._stored(name))
         self._steps.update(steps)
 
@@ -285,13 +282,9 @@ class Loop:
         feed = feed_for(dataset, None, None, self._seed, say, shuffle=False)
         if self._data_state is not None:
             feed.load(self._data_state)
-        if feed.exactness.grade != BITWISE:
-            say(
-                f"a resume will not be bit for bit ({feed.exactness.grade}): {feed.exactness.reason}; "
-                f"hint: {feed.exactness.hint}"
-            )
+        say_exactness(feed.exactness, say)
         self._feed = dataset, feed
-        self._watching.enter_context(getattr(feed, "tell_of_others", nullcontext)())
+        self._watching.enter_context(feed.warn_of_others())
         return feed
 
     def _found(self, name: str) -> Stored | None:

@@ -13,7 +13,7 @@ import numpy
 from buoy._compat.keras import layers_in, pydataset_adapter
 from buoy.keras.data import rng
 from buoy.keras.data.epochs import teach_epochs
-from buoy.keras.data.loader import SAME_DATA, Exactness, Say
+from buoy.keras.data.loader import SAME_DATA, Exactness, Feed, Say
 from buoy.keras.data.replay import fingerprint
 
 
@@ -188,7 +188,7 @@ def _nothing() -> None:
     """The hook of a dataset that has none."""
 
 
-class PyDatasetFeed:
+class PyDatasetFeed(Feed):
     """A PyDataset in an order of our own, each batch made under its own seed, with the workers it asks for."""
 
     def __init__(self, dataset: Any, class_weight: Any, shuffle: bool, seed: int, say: Say) -> None:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from buoy._compat.keras import adapter_of, read_by
 from buoy.keras.data import rng
-from buoy.keras.data.loader import APPROXIMATE, Exactness, Say
+from buoy.keras.data.loader import APPROXIMATE, Exactness, Feed, Say
 from buoy.units import format_duration
 
 _FINGERPRINT = 1 << 14  # numbers of each array
@@ -59,7 +59,7 @@ def skip(iterator: Any, count: int) -> None:
         pass  # fewer batches than before: the training loop will see the end itself
 
 
-class ReplayedFeed:
+class ReplayedFeed(Feed):
     """A generator or a torch loader: a position is reached by reading again, compared with what was read before.
 
     Whatever it draws from the global generators of python, numpy and torch comes from a stream of its own.
@@ -94,15 +94,6 @@ class ReplayedFeed:
                 skip(iterator, offset)
             self._compare()
         return iterator
-
-    def close(self, epoch: int, number: int, offset: int) -> None:
-        """Nothing to do: whoever reads on finds other batches, and compares them."""
-
-    def epoch_begins(self, epoch: int, number: int, offset: int) -> None:
-        """Nothing to do."""
-
-    def epoch_ends(self, epoch: int) -> None:
-        """Nothing to do."""
 
     def state(self, offset: int) -> dict[str, Any]:
         """What was read up to here, in one number."""

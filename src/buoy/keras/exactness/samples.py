@@ -33,23 +33,20 @@ def trials_of(data: Any) -> list[Any]:
     """For each trial samples that differ: in labels, weights, masks and padding, each array in its turn.
 
     A mean that is weighted by class looks like a mean over samples until a rare class is among them. Copies cannot
-    show whether a model compares its samples (blank images at the start of a batch, a batch of zeros): in place of
-    these, others, or copies that are told apart.
+    show whether a model compares its samples (blank images at the start of a batch): in place of these, others.
     """
     whole = map_leaves(tf.convert_to_tensor, data)
     few, *others = (_rows(whole, rows) for rows in _telling_rows(whole))
-    few = few if not are_copies(few, FEWEST) else _told_apart(whole, few)
+    few = few if not are_copies(few, FEWEST) else _others(whole)
     return [few, *(other for other in others if not are_copies(other))]
 
 
-def _told_apart(whole: Any, few: Any) -> Any:
-    unlike = [row for leaf in _inputs(whole) for row in _rows_unlike_the_first(leaf)]
-    if unlike:
-        rows = [0, *sorted(set(unlike))[: SAMPLES - 1]]
-        rows += [row for row in range(1, len(_inputs(whole)[0])) if row not in rows][: SAMPLES - len(rows)]
-        return _rows(whole, rows)
-    inputs = {id(leaf) for leaf in _inputs(few)}
-    return map_leaves(lambda leaf: _spread(leaf) if id(leaf) in inputs else leaf, few)
+def _others(whole: Any) -> Any:
+    """The first sample, and those that are unlike it."""
+    unlike = {row for leaf in _inputs(whole) for row in _rows_unlike_the_first(leaf)}
+    rows = [0, *sorted(unlike)[: SAMPLES - 1]]
+    rows += [row for row in range(1, len(_inputs(whole)[0])) if row not in rows][: SAMPLES - len(rows)]
+    return _rows(whole, rows)
 
 
 def most_of(data: Any, count: int) -> Any:
@@ -160,15 +157,6 @@ def _rows_unlike_the_first(leaf: Any) -> list[int]:
     values = leaf.numpy()  # numpy says so when memory is short; some of TensorFlow's operations crash
     unlike = (values != values[:1]).reshape(len(values), -1).any(axis=1)
     return [int(row) for row in numpy.flatnonzero(unlike)]
-
-
-def _spread(leaf: Any) -> Any:
-    """The same numbers and a little more in each, another little in every sample; other kinds of input as they are."""
-    if not leaf.dtype.is_floating:
-        return leaf
-    size = float(tf.reduce_max(tf.abs(tf.cast(leaf, "float64")))) or 1.0
-    more = numpy.random.default_rng(0).uniform(0.0, size, leaf.shape)
-    return leaf + tf.cast(more, leaf.dtype)
 
 
 FIRST, AGAIN = "first", "again"

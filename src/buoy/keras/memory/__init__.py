@@ -1,1 +1,1 @@
-"""How much memory the device has left, and what holds it."""
+"""How much memory the device has left."""

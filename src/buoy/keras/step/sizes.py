@@ -1,16 +1,12 @@
 """How many samples of a batch are computed at once: from the log of an earlier life, or from what fits here.
 
-How many samples fit, found by computing a few of them and measuring: never by trial and death.
+That is found by computing a few samples and measuring: never by trial and death. What a step needs is the largest of
+several lines over its samples (activations; the gradients of one layer), so it bends upwards: bytes per sample at a
+small size, times any larger size, is never too little. That bound says where it is safe to measure next. The line
+through the last sizes is trusted for a short way only: another one may begin.
 
-What a step needs is the largest of several lines over its samples (activations; the gradients of one layer), so it
-bends upwards: bytes per sample at a small size, times any larger size, is never too little. That bound says where
-it is safe to measure next. The line through the last sizes is trusted for a short way only: another one may begin.
-
-What a batch that cannot be computed in parts will need, from computing a few of its samples.
-
-Its peak at a few samples is measured; how it grows is not, since that is told exactly by the shapes in the graph: in
-proportion to the samples, or with their square where each is compared with each. Only a small part is computed, since
-TensorFlow's pool never gives back what a rehearsal took, and larger arrays do not fit into the gaps.
+Of a batch that cannot be split only a small part is measured, since TensorFlow's pool never gives back what a rehearsal
+took; the shapes in the graph tell how its need grows.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, sqrt
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from buoy.keras.memory.device import Memory
 from buoy.microbatch.batch import even
@@ -26,6 +22,9 @@ from buoy.microbatch.errors import CannotSplit
 from buoy.microbatch.oom import is_oom
 from buoy.microbatch.sizing import SPARE, Fit, History, Sizer, short
 from buoy.units import format_bytes
+
+if TYPE_CHECKING:
+    from buoy.keras.step.compiled import CompiledStep
 
 Measure = Callable[[int], int | None]
 """Bytes that so many samples needed; None when they did not fit."""
@@ -160,35 +159,6 @@ _TIMES = 3
 """TensorFlow computes in no fixed order, and in some orders more is held at once."""
 
 
-class Rehearsed(Protocol):
-    """A step that can be computed without being done."""
-
-    @property
-    def rehearses_whole(self) -> bool:
-        """Whether the uncut step can be rehearsed too."""
-
-    def memory(self, data: Any) -> Memory | None:
-        """Of the device, with all there that is made once; None where it tells nothing, or nothing can be cut."""
-
-    def rehearse(self, data: Any, samples: int, split: bool, begin: Callable[[], object]) -> None:
-        """Compute the first so many samples and write nothing; `split`: as one of several micro-batches.
-
-        `begin` is called when all is ready and the computing begins.
-        """
-
-    def bound(self, data: Any) -> int | None:
-        """Bytes that the whole batch needs at most, where its graph tells."""
-
-    def results(self, data: Any, samples: int) -> int:
-        """Bytes of all results in the graph of the uncut step on so many samples."""
-
-    def compares(self, data: Any) -> bool:
-        """Whether the need may grow with the square of the samples: some result has one dimension more of them."""
-
-    def prepare(self, data: Any) -> None:
-        """Make sure that it may be split."""
-
-
 class Sizes:
     """Decides the size of each step; what it learns is kept with the checkpoint."""
 
@@ -225,7 +195,7 @@ class Sizes:
         self._sizer.load_state_dict(state["sizer"])
         self._history.load_state_dict(state["history"])
 
-    def choose(self, step: Rehearsed, number: int, data: Any, rows: int, each: float) -> int:
+    def choose(self, step: CompiledStep, number: int, data: Any, rows: int, each: float) -> int:
         """Samples at once for this batch of `rows` samples, each of so many elements."""
         parts = self._history.parts(number, rows)
         if parts is not None:
@@ -257,7 +227,7 @@ class Sizes:
         self._say(short(size, rows, free))
         self._event("sized", step=number, samples=size, of=rows)
 
-    def oom(self, step: Rehearsed, number: int, data: Any, rows: int, each: float, size: int) -> int:
+    def oom(self, step: CompiledStep, number: int, data: Any, rows: int, each: float, size: int) -> int:
         """It did not fit; the size to go on with."""
         self._history.leave()
         fit = self._sizer.fit
@@ -283,7 +253,7 @@ class Sizes:
         self._sizer.done(max(parts), each, held_back=len(parts) > 1)
         self._history.note(number, rows, parts, self._sizer)
 
-    def _bound(self, step: Rehearsed, memory: Memory, data: Any, rows: int, each: float) -> None:
+    def _bound(self, step: CompiledStep, memory: Memory, data: Any, rows: int, each: float) -> None:
         """An upper bound of what a sample needs: enough to know that the whole batch fits, which it mostly does."""
         free = _free(memory)
         if free is None:
@@ -307,7 +277,7 @@ class Sizes:
             self._sizer.fit = Fit(reading.slope / each, reading.besides, each, rough=True)
 
     def _reading(
-        self, step: Rehearsed, memory: Memory, data: Any, rows: int, each: float, size: int
+        self, step: CompiledStep, memory: Memory, data: Any, rows: int, each: float, size: int
     ) -> Reading | None:
         """What micro-batches need, from measuring small ones; None where that is not possible."""
         try:
@@ -345,7 +315,7 @@ class Sizes:
             self._event("sized", step=number, samples=reading.samples, of=rows)
         return min(size, reading.samples)
 
-    def _foresee(self, step: Rehearsed, memory: Memory, data: Any, rows: int, each: float) -> None:
+    def _foresee(self, step: CompiledStep, memory: Memory, data: Any, rows: int, each: float) -> None:
         """Refuse in words a batch that cannot be split and would be killed by the kernel."""
         if rows * each <= self._sure:
             return
@@ -373,7 +343,7 @@ class Sizes:
         assert self._refusal is not None
         raise self._refusal
 
-    def _touch(self, step: Rehearsed, memory: Memory, data: Any, samples: int) -> Reading | None:
+    def _touch(self, step: CompiledStep, memory: Memory, data: Any, samples: int) -> Reading | None:
         """Compute so many samples of the uncut step for the first time, after a few for all that is made once."""
         try:
             few = min(samples, max(2, samples // PART))
@@ -390,7 +360,7 @@ class Sizes:
         return Reading(samples, needed / samples, 0.0, bound=False)
 
     def _climb(
-        self, step: Rehearsed, memory: Memory, data: Any, start: int, most: int, *, split: bool
+        self, step: CompiledStep, memory: Memory, data: Any, start: int, most: int, *, split: bool
     ) -> Reading | None:
         """Measure; None, for good, where that is not possible."""
 
@@ -411,7 +381,7 @@ class Sizes:
 
 
 def _measured(
-    step: Rehearsed,
+    step: CompiledStep,
     memory: Memory,
     data: Any,
     samples: int,
@@ -432,7 +402,7 @@ def _measured(
     return memory.rise()
 
 
-def _refusal(step: Rehearsed, data: Any) -> CannotSplit | None:
+def _refusal(step: CompiledStep, data: Any) -> CannotSplit | None:
     """Why the batch cannot be split; None where it can, or where there is not even memory to find out."""
     try:
         step.prepare(data)
