@@ -208,6 +208,32 @@ def what_the_forward_pass_moves_is_refused_by_name_and_trains_whole() -> None:
 
 
 @check
+def a_metric_that_a_loss_function_updates_is_split_if_it_adds_up_and_else_refused_by_name() -> None:
+    x, y = numbers(12, 32), np.arange(12) % 2
+    model = plain()
+    correct, mean = keras.metrics.SparseCategoricalAccuracy(), keras.metrics.Mean(name="mean_loss")
+
+    def loss(batch: Any, metric: Any) -> Any:
+        found = model(batch[0])
+        value = ops.mean(keras.losses.sparse_categorical_crossentropy(batch[1], found, from_logits=True))
+        metric.update_state(*((batch[1], found) if metric is correct else (value,)))
+        return value
+
+    results = []
+    for micro_batch in (None, 5):
+        correct.reset_state()
+        step = gradients(model, lambda batch: loss(batch, correct), micro_batch=micro_batch)
+        for _ in range(3):
+            step((x, y))
+        results.append((float(correct.count.numpy()), float(correct.result())))
+    assert results[0] == results[1] and results[0][0] == 36
+
+    step = gradients(model, lambda batch: loss(batch, mean), micro_batch=5)
+    assert "mean_loss/total" in refusal(lambda: step((x, y)), CannotSplit)
+    assert not mean.count.numpy()
+
+
+@check
 def a_variable_that_is_not_keras_own_is_refused_before_anything_moves_it() -> None:
     moved = tf.Variable(0.0)
 

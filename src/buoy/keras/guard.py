@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Guard(keras.callbacks.Callback):  # type: ignore[misc]
     """Checkpoints for `model.fit`, and the way back to the same bits after any death.
 
-    A run that was killed goes on at the batch after its newest checkpoint when the same script is started again:
+    A run that was killed resumes at the batch after its newest checkpoint when the same script is started again:
     weights, optimizer, seeds, metrics, callbacks and the order of the data are as they would have been.
     A run that is finished returns from `fit` at once.
 
@@ -85,7 +85,7 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
 
     @property
     def resumed(self) -> bool:
-        """Whether this attempt goes on from a checkpoint."""
+        """Whether this attempt resumes from a checkpoint."""
         return self._fit is not None and self._fit.resumed
 
     def save(self, *, pin: str | None = None) -> Receipt | None:

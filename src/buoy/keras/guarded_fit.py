@@ -1,6 +1,6 @@
 """One call of `model.fit` under a guard: its data, its checkpoints, and the way back to where it was killed.
 
-The runs that this process has brought to their end itself: a further `fit` goes on from what is in memory.
+The runs that this process has brought to their end itself: a further `fit` continues from what is in memory.
 
 Only a new process, or another model or optimizer than the one that was trained, needs the checkpoint. Loading it over
 a live training would take back whatever the script has drawn or changed between two calls of `fit`.
@@ -68,7 +68,7 @@ class Ended:
     trained: bool
     """False: the run was finished already, and its end was loaded."""
     rng: dict[str, Any]
-    """The generators at that end: the script draws from them before the next `fit`."""
+    """The RNGs at that end: the script draws from them before the next `fit`."""
     cell: int | None
     model: weakref.ref[Any]
     optimizer: weakref.ref[Any] | None
@@ -86,7 +86,7 @@ class Ended:
 
 
 _ended: dict[str, Ended] = {}
-os.register_at_fork(after_in_child=_ended.clear)  # the parent may go on with the run
+os.register_at_fork(after_in_child=_ended.clear)  # the parent may continue the run
 
 
 def ends(folder: str, model: Any, token: str | None, *, trained: bool) -> None:
@@ -101,7 +101,7 @@ _FEEDS = {
     "PyDatasetFeed": "a keras.utils.PyDataset",
     "ReplayedFeed": "a generator or another iterable",
 }
-"""What a person calls them."""
+"""What a user calls them."""
 
 
 _AS_THE_SCRIPT_SETS = (
@@ -138,7 +138,7 @@ class GuardedFit:
         self._list: Any = None
         self._holdings.build(self._feed.dataset.element_spec)
         self._flags = trainable_flags(self._model)
-        self._is_thaw_told = False
+        self._warned_of_thaw = False
         self._resume_inside = False
         self._places = self._holdings.places_in_weights_file()
         self._validation: Any = _validation_of(arguments, self._seed, say)
@@ -150,12 +150,12 @@ class GuardedFit:
         self._transaction = _install_transaction(self._model, guard.step_options, event, say)
         if self._transaction is not None:
             log = os.path.join(keeper.folder, "micro-batches.jsonl")
-            self._transaction.log_to(log, anew=self._checkpoint is None)
+            self._transaction.log_to(log, start_over=self._checkpoint is None)
             if self._checkpoint is not None and "micro_batch" in self._checkpoint.names:
                 with self._reading("what was saved of its micro-batches"):
                     self._transaction.resume(self._stored("micro_batch"))
         self._best_metric = BestMetric(guard.options.keep, say)
-        self._model_was_read = self._told_trouble = False
+        self._model_was_read = self._said_trouble = False
         self.wish: tuple[str, str | None] | None = None
         """(reason, name to pin it under) of a checkpoint to make after this batch."""
         say_exactness(self._exactness, say)
@@ -184,7 +184,7 @@ class GuardedFit:
         if self._validation is not None:
             self._validation.forget()
 
-    # -- what Keras tells the guard ---------------------------------------------------------------------------
+    # -- what Keras calls ---------------------------------------------------------------------------------------
 
     def training_begins(self) -> None:
         """Everybody else has begun, and forgotten: give them their memory back."""
@@ -241,9 +241,9 @@ class GuardedFit:
         except Exception as error:  # noqa: BLE001 - a callback's own state_dict may raise anything
             words = f"step {self.adapter.position.step} was not saved; training continues: {error}"
             self._keeper.recorder.event("trouble", what=words)
-            if not self._told_trouble:
+            if not self._said_trouble:
                 say(words)
-            self._told_trouble = True
+            self._said_trouble = True
         self._keeper.stop_if_asked()
 
     def _read_model(self) -> None:
@@ -326,8 +326,8 @@ class GuardedFit:
         now = trainable_flags(self._model)
         if now == self._flags:
             return []
-        if not self._is_thaw_told:
-            self._is_thaw_told = True
+        if not self._warned_of_thaw:
+            self._warned_of_thaw = True
             say(f"a callback froze or unfroze layers, which a resume does not restore: {_AS_THE_SCRIPT_SETS}")
         return now
 
@@ -395,7 +395,7 @@ class GuardedFit:
         return anew
 
     def _remind(self) -> list[str]:
-        """Callbacks and random generators, as they were; returns what found no owner, in words."""
+        """Callbacks and RNGs, as they were; returns what found no owner, in words."""
         if not self._is_live:
             with self._reading("the state of the random numbers"):
                 rng.restore(self._stored("rng"))
@@ -492,7 +492,7 @@ def _epochs(count: int) -> str:
 
 
 def _listed(first: int, end: int) -> str:
-    """The epochs from `first` up to `end`, as people count them, with their verb."""
+    """The epochs from `first` up to `end`, as users count them, with their verb."""
     if end - first <= 1:
         return f"epoch {end} is"
     return f"epochs {first + 1} {'and' if end - first == 2 else 'to'} {end} are"
@@ -528,7 +528,7 @@ def _validation_of(arguments: dict[str, Any], seed: int, say: Say) -> Validation
     if isinstance(data, keras.utils.PyDataset):
         validation = NumberedValidation(data, seed, say)
         arguments["validation_data"] = validation.dataset
-        _tell(validation.dataset.exactness, say)
+        _warn_of_validation(validation.dataset.exactness, say)
         return validation
     if isinstance(data, types.GeneratorType):
         # Each evaluation reads it anew from wherever the threads of the one before had got to.
@@ -540,11 +540,11 @@ def _validation_of(arguments: dict[str, Any], seed: int, say: Say) -> Validation
     if not hasattr(data, "element_spec"):
         return None
     if is_pipeline(data):  # not one that a strategy has distributed already
-        _tell(examine(data), say)
+        _warn_of_validation(examine(data), say)
     return Validation(data)
 
 
-def _tell(found: Exactness, say: Say) -> None:
+def _warn_of_validation(found: Exactness, say: Say) -> None:
     if found.grade != BITWISE:
         reason = found.reason.partition(": ")[0]  # what follows is what a training makes of it
         say(f"a resume will not validate bit for bit: {reason}; hint: {found.hint}")
@@ -560,7 +560,7 @@ def _callbacks_beside(guard: Any, arguments: dict[str, Any]) -> list[Any]:
 
 
 def _install_transaction(model: Any, options: dict[str, Any], event: Any, say: Say) -> Any:
-    """The two-phase step with micro-batches; a model that it does not fit trains as ever, and is told why."""
+    """The two-phase step with micro-batches; a model that it does not fit trains as ever, and a message says why."""
     from buoy.keras.step import transaction  # a Keras without its names has no micro-batches
 
     try:

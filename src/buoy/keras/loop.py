@@ -1,4 +1,4 @@
-"""`buoy.keras.Loop`: a training loop of one's own (GradientTape) that goes on where it was killed."""
+"""`buoy.keras.Loop`: a training loop of one's own (GradientTape) that resumes where it was killed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Loop:
         self._tracked: dict[str, Tracked] = {}
         self._steps: dict[str, Gradients] = {}
         self._objects: list[Any] = []
-        self._told_of_optimizer = False
+        self._warned_of_optimizer = False
         self._profiling = Profiling(say)
         self._feed: tuple[Any, Feed] | None = None
         self._watching = ExitStack()
@@ -93,7 +93,7 @@ class Loop:
         self._batches_left = False
         """The script has left its loop over this epoch's batches: what it saves now is the end of the epoch."""
         self.resumed = self._checkpoint is not None
-        """Whether this attempt goes on from a checkpoint."""
+        """Whether this attempt resumes from a checkpoint."""
 
     @property
     def step(self) -> int:
@@ -102,7 +102,7 @@ class Loop:
 
     def track(self, **objects: Any) -> None:
         """Name what belongs to the run: built models, optimizers, metrics, variables, seed generators, what
-        `buoy.keras.gradients` made; dicts, lists, arrays and generators are put back in place.
+        `buoy.keras.gradients` made; dicts, lists, arrays and RNGs are restored in place.
 
         On resume all of them are loaded at once, or none and an error that names what does not fit.
         """
@@ -124,7 +124,7 @@ class Loop:
         self._objects += objects.values()
         for name, step in steps.items():
             log = os.path.join(self._keeper.folder, f"micro-batches.{name}.jsonl")
-            step.log_to(log, anew=self._checkpoint is None)
+            step.log_to(log, start_over=self._checkpoint is None)
             if self._checkpoint is not None and name in self._checkpoint.names:
                 step.resume(self._stored(name))
         self._steps.update(steps)
@@ -245,8 +245,8 @@ class Loop:
 
     def _save(self, reason: str, *, pin: str | None = None, finished: bool = False) -> Receipt:
         metrics, self._metrics = self._metrics, {}
-        if not self._told_of_optimizer and trains_along(self._objects):
-            self._told_of_optimizer = True
+        if not self._warned_of_optimizer and trains_along(self._objects):
+            self._warned_of_optimizer = True
             say("the optimizer of a tracked model trains it (train_on_batch) and is not tracked: it starts over after "
                 "a resume; hint: `model.optimizer.build(model.trainable_variables)`, then "
                 "`loop.track(optimizer=model.optimizer)`")  # fmt: skip

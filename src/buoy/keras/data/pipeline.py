@@ -5,12 +5,12 @@ What a pass of a pipeline yields depends on three things, measured with TensorFl
 - `shuffle` draws the seeds of a pass when its iterator is *made*, which for one above another shuffle is when the
   first element is read. All iterators of a shuffle draw from one source: making one of the shuffle alone, and not
   reading it, is enough to have the next pass in its own order.
-- random ops in a `map` (`tf.random.uniform`) begin anew with every iterator.
-- generators kept in variables (`tf.random.Generator`, the seed of a Keras layer) go on from pass to pass: their
+- random ops in a `map` (`tf.random.uniform`) start over with every iterator.
+- RNGs kept in variables (`tf.random.Generator`, the seed of a Keras layer) continue from pass to pass: their
   values at the beginning of the pass are kept in the checkpoint.
 In a parallel `map` the last two are drawn in the order of the threads: nobody can repeat that.
 
-In a training step `tf.random.normal` and its like keep their generator inside the operation, where nobody can reach it;
+In a training step `tf.random.normal` and its like keep their RNG inside the operation, where nobody can reach it;
 a Keras layer keeps its own in a variable. A step that runs eagerly draws its seeds in Python, and those are saved.
 """
 
@@ -279,7 +279,7 @@ class PipelineFeed(Feed):
         """The iterator of this pass, after reading `offset` batches of it."""
         # A strategy over several devices opens it twice.
         if not self._was_opened and _walked.get(self._drawn_by, 0) > self._before + number:
-            self._tell_of_another_order(offset)
+            self._warn_of_another_order(offset)
         self._was_opened = True
         self._pass_by(number)
         _walked[self._drawn_by] = self._before + number + 1
@@ -308,7 +308,7 @@ class PipelineFeed(Feed):
         self._say(f"not bit for bit after a resume: {self.exactness.reason}; hint: {self.exactness.hint}")
         return True
 
-    def _tell_of_another_order(self, offset: int) -> None:
+    def _warn_of_another_order(self, offset: int) -> None:
         """A notebook's cell that was stopped is run again: what a shuffle has drawn, it does not draw once more."""
         if any(is_reshuffling(shuffle.node) for shuffle in self._shuffles):
             what = ": some samples of this epoch come twice and some not at all" if offset else ""
@@ -333,7 +333,7 @@ class PipelineFeed(Feed):
         self._stored = []
 
     def state(self, offset: int) -> dict[str, Any]:
-        """The seeds, to compare; and what generators in variables were worth when this pass began."""
+        """The seeds, to compare; and what RNGs in variables were worth when this pass began."""
         values = self._begun if offset else [variable.numpy() for variable in self._variables]
         return {"seeds": self._seeds, "variables": values, "before": self._before}
 
@@ -360,5 +360,5 @@ def hidden_draws(functions: Iterable[Any]) -> list[str]:
 
 
 def hidden_operations(concrete: Any, more: tuple[str, ...] = ()) -> set[str]:
-    """Operations of one graph, and of those inside it, that keep a generator; and others that are asked for."""
+    """Operations of one graph, and of those inside it, that keep an RNG; and others that are asked for."""
     return {op.op for op in _operations(concrete) if op.op.startswith((*_HIDDEN, *more))}

@@ -62,7 +62,7 @@ def skip(iterator: Any, count: int) -> None:
 class ReplayedFeed(Feed):
     """A generator or a torch loader: a position is reached by reading again, compared with what was read before.
 
-    Whatever it draws from the global generators of python, numpy and torch comes from a stream of its own.
+    Whatever it draws from the global RNGs of python, numpy and torch comes from a stream of its own.
     """
 
     def __init__(self, source: Any, seed: int, say: Say, options: dict[str, Any]) -> None:
@@ -113,7 +113,7 @@ class ReplayedFeed(Feed):
             self.exactness = Exactness(
                 APPROXIMATE,
                 f"{self._what} gave other batches than in the last attempt",
-                "use a keras.utils.PyDataset, or draw its random numbers from python's or numpy's global generator",
+                "use a keras.utils.PyDataset, or draw its random numbers from python's or numpy's global RNG",
             )
             self._say(f"{self.exactness.reason}: the training continues, but not as it would have")
 

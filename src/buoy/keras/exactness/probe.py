@@ -20,7 +20,7 @@ from buoy._compat.keras import layers_of, mask_blur
 from buoy.keras.exactness import randomness
 from buoy.keras.exactness.rounding import elsewhere, nudged, stretch
 from buoy.keras.exactness.samples import FEWEST, SAMPLES, are_copies, repeated
-from buoy.keras.step.gradient import cut
+from buoy.keras.step.gradient import part_of
 from buoy.keras.step.refusals import norms_at_rest
 from buoy.microbatch.errors import CannotSplit
 from buoy.microbatch.exactness import Answer, Gradient, PartError, Trial, compare, judge
@@ -138,7 +138,8 @@ def probe(
     except Exception as error:
         if again or _rows(few) <= FEWEST or not is_oom(error):
             raise
-    return probe(attempt, cut(few, 0, FEWEST), model, unknown)  # here nothing holds what the failed try held
+    few = part_of(few, 0, FEWEST)
+    return probe(attempt, few, model, unknown)  # here nothing holds what the failed try held
 
 
 def _found(attempt: Try, few: Any, model: Any, unknown: Reading) -> Finding:

@@ -1,6 +1,6 @@
 """The few samples on which micro-batches are tried: those that would show it if they gave another gradient.
 
-What a cut step computes, as far as it can be seen cheaply: each new kind of step is compared before it is used.
+What a split step computes, as far as it can be seen cheaply: each new kind of step is compared before it is used.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy
 import tensorflow as tf
 
 from buoy._compat.keras import layers_of
-from buoy.microbatch.exactness import Asked, traits
+from buoy.microbatch.exactness import traits
 from buoy.microbatch.samples import FEW_VALUES, Column, Wish, column_of, extremes, labels, picked
 
 SAMPLES = 5
-"""Cut into 2 and 3: an even cut cannot tell a mean from a mean of means."""
+"""Split into 2 and 3: an even split cannot tell a mean from a mean of means."""
 FEWEST = 3
 """Where more do not fit."""
 _LOOKED_AT = 1 << 20
@@ -50,7 +50,7 @@ def _others(whole: Any) -> Any:
 
 
 def most_of(data: Any, count: int) -> Any:
-    """As many samples as are computed at once where a batch is cut so."""
+    """As many samples as are computed at once where a batch is split so."""
     rows = -(-len(keras.tree.flatten(data)[0]) // count)
     # Slices, not copies: where the device is full with so many samples, there is no room for them a second time.
     return map_leaves(lambda leaf: tf.convert_to_tensor(leaf)[:rows], data)
@@ -159,36 +159,8 @@ def _rows_unlike_the_first(leaf: Any) -> list[int]:
     return [int(row) for row in numpy.flatnonzero(unlike)]
 
 
-FIRST, AGAIN = "first", "again"
 _KIND_LOOKED_AT = 4096
 """Numbers of a float array that are looked at to see whether it holds a mask or labels."""
-
-
-class Comparisons:
-    """When whole and parts are compared: at the 1st, 2nd, 4th, 8th... cut step of each kind."""
-
-    def __init__(self) -> None:
-        self._asked = Asked()
-        self._seen: set[Hashable] = set()
-        self._made: Hashable = None
-
-    def made(self, kind: Hashable) -> None:
-        """A comparison of this kind was made just before its step."""
-        self._made = kind
-
-    def doubt(self, kind: Hashable) -> str:
-        """To be added to a refusal, where steps that compute the same were cut before."""
-        return self._asked.doubt(kind)
-
-    def due(self, kind: Hashable) -> str | None:
-        """FIRST or AGAIN where this step, which is counted, is to be compared; else None."""
-        known = self._asked.known_as(kind)
-        due, made = self._asked.is_due(kind, done=True), kind == self._made
-        first, self._made = known not in self._seen, None
-        self._seen.add(known)
-        if not due or made:
-            return None
-        return FIRST if first else AGAIN
 
 
 def kind_of(data: Any, model: Any) -> Hashable:

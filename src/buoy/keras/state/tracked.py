@@ -158,7 +158,7 @@ class Holdings:
         return found
 
     def _losses(self) -> list[Any]:
-        """The losses that `compile` was given, each once; one of a person's own may hold variables."""
+        """The losses that `compile` was given, each once; one of the user's own may hold variables."""
         given = keras.tree.flatten(getattr(self._model, "loss", None))
         return [each for each in given if isinstance(each, keras.Loss)]
 
@@ -308,7 +308,7 @@ class Beside:
         return [f"{self._name} {words}" for words in self._value.mismatches(stored(_own)[_VALUE])]
 
     def load(self, stored: Any) -> None:
-        """Put it back in place."""
+        """Restore it in place."""
         if self.is_in(stored):
             self._value.load(stored(_own)[_VALUE])
 

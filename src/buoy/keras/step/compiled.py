@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,11 +17,12 @@ import tensorflow as tf
 
 from buoy.keras.data.pipeline import hidden_operations
 from buoy.keras.exactness.probe import Finding, Try, ask_later, probe, probe_many
-from buoy.keras.exactness.samples import AGAIN, FIRST, Comparisons, kind_of, most_of, trials_of
+from buoy.keras.exactness.samples import kind_of, map_leaves, most_of, trials_of
 from buoy.keras.memory.device import Memory
-from buoy.keras.step.gradient import Shape, cut
+from buoy.keras.step.gradient import Shape, part_of
 from buoy.keras.step.refusals import refuse_batch_norm, refuse_state, refuse_stateful, refuse_uneven
 from buoy.keras.step.snapshot import Snapshot
+from buoy.microbatch.exactness import Asked
 
 Begin = Callable[[], object]
 """Called when all is ready and the computing begins."""
@@ -39,7 +40,11 @@ class CompiledStep(ABC):
         """Grows with each step by two, in one or two moves."""
         self._begun = 0
         self._memory: Memory | None = None
-        self._comparisons = Comparisons()
+        self._asked = Asked()
+        self._kinds: set[Hashable] = set()
+        """Of the steps that were split."""
+        self._compared: Hashable = None
+        """The kind of step that was compared just before it is split."""
         self._many_seen = False
         self._reading = (False, False)
         """Which losses that nobody can see into are sums: scalar ones, added ones."""
@@ -99,6 +104,10 @@ class CompiledStep(ABC):
     def _written(self) -> list[Any] | None:
         """The variables that a step writes beside the weights, once one was traced."""
 
+    def _state(self) -> list[Any]:
+        """What the forward pass writes, as far as it must be known what it is."""
+        return self._shape.carried
+
     def _trial(self) -> AbstractContextManager[None]:
         """In force while a few samples are compared."""
         return nullcontext()
@@ -132,7 +141,7 @@ class CompiledStep(ABC):
             if split:
                 self._rehearsal.split(self.compute_split, data, samples, begin)
             else:
-                self._rehearsal.whole(self.compute_whole, data, samples, begin)
+                self._rehearsal.run(self.compute_whole, data, samples, begin)
         except tf.errors.InvalidArgumentError:
             if self.reached() != self.computed:
                 raise
@@ -176,23 +185,26 @@ class CompiledStep(ABC):
         few, *others = trials_of(data)
         self._shape = self._look(few)
         refuse_batch_norm(self.model, self._inexact, self._written)
-        refuse_state(self.model, self._shape.carried)
+        refuse_state(self.model, self._state())
         self._reading = self._ask(few, self._unknown()).reading
         for other in others:
             ask_later(lambda other=other: self._ask(other, first=False))  # type: ignore[misc]
-        self._comparisons.made(kind_of(data, self.model))
+        self._compared = kind_of(data, self.model)
         self._split = self._compiled(self.compute_split)
 
     def compare_again(self, data: Any, count: int) -> None:
-        """Where this batch is of a kind that was not compared before, or not for long."""
+        """At the 1st, 2nd, 4th, 8th... split step of each kind."""
         kind = kind_of(data, self.model)
-        doubt, due = self._comparisons.doubt(kind), self._comparisons.due(kind)
-        if due is None:
+        doubt, known = self._asked.doubt(kind), self._asked.known_as(kind)
+        is_new, is_compared = known not in self._kinds, kind == self._compared
+        self._kinds.add(known)
+        self._compared = None
+        if not self._asked.is_due(kind, done=True) or is_compared:
             return
         for number, few in enumerate(trials_of(data)):
-            first = due == FIRST and not number
+            first = is_new and not number
             ask_later(lambda few=few, first=first: self._ask(few, first=first), doubt)  # type: ignore[misc]
-        if due == AGAIN and not self._many_seen:
+        if not is_new and not self._many_seen:
             self._many_seen = True
             ask_later(lambda: self._ask_many(most_of(data, count)), doubt)
 
@@ -241,10 +253,6 @@ class Rehearsal:
         self._traced: list[tuple[Any, Any, Any]] = []
         self._checked: list[Any] = []
 
-    def whole(self, function: Any, data: Any, samples: int, begin: Begin) -> None:
-        """Compute `function(data, reserve)` on the first samples; always raises what ends it."""
-        self._run(function, data, samples, begin)
-
     def split(self, function: Any, data: Any, samples: int, begin: Begin) -> None:
         """Compute `function(data, reserve, count)` on two parts of so many samples, where there are as many.
 
@@ -252,11 +260,12 @@ class Rehearsal:
         """
         rows = next(leaf.shape[0] for leaf in keras.tree.flatten(data) if leaf is not None)
         count = 2 if 2 * samples <= rows + 1 else 1
-        self._run(function, data, min(rows, count * samples), begin, tf.constant(count))
+        self.run(function, data, min(rows, count * samples), begin, tf.constant(count))
 
-    def _run(self, function: Any, data: Any, samples: int, begin: Begin, *more: Any) -> None:
+    def run(self, function: Any, data: Any, samples: int, begin: Begin, *more: Any) -> None:
+        """Compute `function(data, reserve, *more)` on the first samples; always raises what ends it."""
         traced = self._graph(function, data, more)
-        part = cut(data, 0, samples)  # a copy that the step itself does not make
+        part = part_of(data, 0, samples)  # a copy that the step itself does not make
         begin()
         traced(part, tf.constant(_IMPOSSIBLE, tf.int32), *more)
 
@@ -295,24 +304,20 @@ class Rehearsal:
         return traced
 
 
-def loose(spec: Any) -> Any:
-    """The same arrays with any number of samples; None where one has no samples."""
-    leaves = keras.tree.flatten(spec)
-    if not all(leaf is None or _has_rows(leaf) for leaf in leaves):
-        return None
-    return keras.tree.map_structure(
-        lambda leaf: None if leaf is None else tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype), spec
-    )
-
-
 def exact(data: Any) -> Any:
-    """The arrays as they are; None where something is no array."""
-    leaves = keras.tree.flatten(data)
-    if not all(leaf is None or _has_rows(leaf) for leaf in leaves):
+    """The arrays as they are; None where something is no array of samples."""
+    if not all(leaf is None or _has_rows(leaf) for leaf in keras.tree.flatten(data)):
         return None
-    return keras.tree.map_structure(
-        lambda leaf: None if leaf is None else tf.TensorSpec(leaf.shape, leaf.dtype), data
-    )
+    return map_leaves(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), data)
+
+
+def loose(data: Any) -> Any:
+    """The same arrays with any number of samples."""
+    return None if exact(data) is None else _with_rows(data, None)
+
+
+def _with_rows(data: Any, samples: int | None) -> Any:
+    return map_leaves(lambda leaf: tf.TensorSpec((samples, *leaf.shape[1:]), leaf.dtype), data)
 
 
 def bytes_at_most(traced: Any) -> int | None:
@@ -332,9 +337,7 @@ def bytes_at_most(traced: Any) -> int | None:
 
 def results(function: Any, data: Any, samples: int) -> int:
     """Bytes of all results of `function(data, reserve)` on so many samples, as far as its shapes are known."""
-    spec = keras.tree.map_structure(
-        lambda leaf: None if leaf is None else tf.TensorSpec((samples, *leaf.shape[1:]), leaf.dtype), data
-    )
+    spec = _with_rows(data, samples)
     graph = tf.function(function, autograph=False).get_concrete_function(spec, ROOM).graph
     # A weight that is read is there already.
     made = [op for op in graph.get_operations() if op.type not in ("Empty", "ReadVariableOp")]
@@ -345,7 +348,7 @@ def results(function: Any, data: Any, samples: int) -> int:
 
 
 def repeatable(traced: Any) -> bool:
-    """Whether computing it once more is unnoticed: no hidden generator moves on, no Python of the user's is called."""
+    """Whether computing it once more is unnoticed: no hidden RNG moves on, no Python of the user's is called."""
     return not hidden_operations(traced, _ASIDE)
 
 

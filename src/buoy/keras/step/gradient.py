@@ -82,7 +82,7 @@ def rows_of(data: Any) -> Any:
     return tf.shape(next(leaf for leaf in keras.tree.flatten(data) if leaf is not None))[0]
 
 
-def cut(data: Any, first: Any, last: Any) -> Any:
+def part_of(data: Any, first: Any, last: Any) -> Any:
     """The samples from `first` up to `last`."""
     return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[first:last], data)
 
@@ -114,7 +114,7 @@ def loop(compute: Compute, data: Any, count: Any, shape: Shape, weights: list[An
         index = now["index"]
         first, last = index * rows // count, (index + 1) * rows // count
         before = list(zip(shape.carried, now["state"], strict=True))
-        micro = compute(cut(data, first, last), before, last - first, rows)
+        micro = compute(part_of(data, first, last), before, last - first, rows)
         noted = {id(variable): value for variable, value in micro.scope.updates()}
         return [
             {

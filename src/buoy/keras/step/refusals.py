@@ -108,7 +108,7 @@ def refuse_backend(what: str) -> None:
 
 
 def refuse_replicas(strategy: Any) -> None:
-    """Each replica has a part of the batch, and all of them would have to cut it alike."""
+    """Each replica has a part of the batch, and all of them would have to split it alike."""
     replicas = strategy.num_replicas_in_sync
     if replicas > 1:
         raise CannotSplit(
@@ -144,14 +144,22 @@ def refuse_stateful(model: Any) -> None:
             )
 
 
+def without_norms(model: Any, written: Iterable[Any]) -> list[Any]:
+    """Variables that are neither seeds nor BatchNorm statistics."""
+    layers = (layer for layer in layers_of(model) if isinstance(layer, keras.layers.BatchNormalization))
+    known = {id(variable) for layer in layers for variable in layer.non_trainable_variables}
+    return [
+        each
+        for each in written
+        if id(each) not in known and not str(each.path).endswith("seed_generator_state")
+    ]
+
+
 def refuse_state(model: Any, written: Iterable[Any]) -> None:
     """Of anything but metrics, seeds and BatchNorm statistics nobody knows whether a step or a sample moves it."""
-    known = {id(variable) for variable in model.metrics_variables}
-    for layer in layers_of(model):
-        if isinstance(layer, keras.layers.BatchNormalization):
-            known |= {id(variable) for variable in layer.non_trainable_variables}
-    for variable in written:
-        if id(variable) not in known and not str(variable.path).endswith("seed_generator_state"):
+    metrics = {id(variable) for variable in model.metrics_variables}
+    for variable in without_norms(model, written):
+        if id(variable) not in metrics:
             raise CannotSplit(
                 "the batch cannot be split: the forward pass writes a variable that may end otherwise in micro-batches",
                 received=str(variable.path),

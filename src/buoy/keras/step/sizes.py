@@ -167,7 +167,7 @@ class Sizes:
         self._sizer = Sizer(most=micro_batch)
         self._history = History()
         self._largest = 0
-        self._is_short_told = False
+        self._has_said_short = False
         self._measures = True
         """Until a measurement shows that none can be made, or that the batch cannot be split."""
         self._refusal: CannotSplit | None = None
@@ -175,7 +175,7 @@ class Sizes:
         self._sure = 0.0
         """The largest cost of a whole batch that was foreseen to fit, or went through, in this process."""
         self._touched: tuple[int, int] | None = None
-        """Samples of the uncut step that were computed when the pool was new, and what they took from the system."""
+        """Samples of the whole step that were computed when the pool was new, and what they took from the system."""
 
     @property
     def entries(self) -> list[dict[str, Any]]:
@@ -187,7 +187,7 @@ class Sizes:
         self._history.replay(entries, first, done)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on with."""
+        """What a resumed run continues with."""
         return {"sizer": self._sizer.state_dict(), "history": self._history.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -216,19 +216,19 @@ class Sizes:
         if unsure:
             size = self._learn(self._reading(step, memory, data, rows, each, size), number, rows, each, size)
         elif count(rows, size) > count(rows, wanted):
-            self._tell_short(number, size, rows, _free(memory))
+            self._report_short(number, size, rows, _free(memory))
         return max(even(rows, size))
 
-    def _tell_short(self, number: int, size: int, rows: int, free: int | None) -> None:
+    def _report_short(self, number: int, size: int, rows: int, free: int | None) -> None:
         """Once: how much is free changes from step to step."""
-        if self._is_short_told or free is None:
+        if self._has_said_short or free is None:
             return
-        self._is_short_told = True
+        self._has_said_short = True
         self._say(short(size, rows, free))
         self._event("sized", step=number, samples=size, of=rows)
 
     def oom(self, step: CompiledStep, number: int, data: Any, rows: int, each: float, size: int) -> int:
-        """It did not fit; the size to go on with."""
+        """It did not fit; the size to continue with."""
         self._history.leave()
         fit = self._sizer.fit
         smaller = self._sizer.oom(size, each)
@@ -299,7 +299,7 @@ class Sizes:
             return None
         fit, free = self._sizer.fit, _free(memory)
         guess = fit.samples(free, each) if fit is not None and free is not None else rows
-        # More than half of a batch is never computed at once, unless it is all of it, which was measured uncut.
+        # More than half of a batch is never computed at once, unless it is all of it, which was measured whole.
         most = min(size, count(rows, 2)) if step.rehearses_whole else size
         return self._climb(step, memory, data, max(1, min(rows, guess) // 8), most, split=True)
 
@@ -344,7 +344,7 @@ class Sizes:
         raise self._refusal
 
     def _touch(self, step: CompiledStep, memory: Memory, data: Any, samples: int) -> Reading | None:
-        """Compute so many samples of the uncut step for the first time, after a few for all that is made once."""
+        """Compute so many samples of the whole step for the first time, after a few for all that is made once."""
         try:
             few = min(samples, max(2, samples // PART))
             if _measured(step, memory, data, few, split=False, times=_TIMES) is None:

@@ -20,7 +20,7 @@ class Snapshot:
         self._copies = [(variable, variable.numpy()) for variable in unique.values()]
 
     def restore(self) -> None:
-        """Put every value back."""
+        """Restore every value."""
         for variable, value in self._copies:
             variable.assign(value)
 
@@ -39,7 +39,7 @@ class Deferred(keras.StatelessScope):  # type: ignore[misc]
     """Inside it every assignment to a Keras variable is noted instead of made; readers see the noted value.
 
     BatchNorm statistics, seeds and metrics move only when the step commits, so a step that fails before that has
-    nothing to put back.
+    nothing to restore.
     """
 
     def __init__(self, values: Iterable[tuple[Any, Any]] = ()) -> None:

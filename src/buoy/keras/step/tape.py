@@ -13,17 +13,17 @@ import keras
 import tensorflow as tf
 
 from buoy.flight import recorder
-from buoy.keras.exactness.probe import Computed, Try, gradient_arrays
+from buoy.keras.exactness.probe import Computed, Finding, Try, as_arrays, gradient_arrays
 from buoy.keras.exactness.rounding import stretch
 from buoy.keras.exactness.samples import few_of, learning
 from buoy.keras.memory.device import memory_of
 from buoy.keras.step.compiled import CompiledStep, exact
 from buoy.keras.step.gradient import Micro, Shape, loop, refuse_own_writes, rows_of, shape_of
-from buoy.keras.step.refusals import refuse_backend, refuse_replicas
+from buoy.keras.step.refusals import refuse_backend, refuse_replicas, without_norms
 from buoy.keras.step.sizes import Event
 from buoy.keras.step.snapshot import Deferred, Snapshot
 from buoy.keras.step.transaction import Retry
-from buoy.microbatch.errors import BadLoss
+from buoy.microbatch.errors import BadLoss, CannotSplit
 
 LossFunction = Callable[[Any], Any]
 _NO_WEIGHT = "buoy: the weight of the loss is not above 0"
@@ -134,8 +134,24 @@ class _Step(CompiledStep):
         self._wrote = found[0].carried
         return found[0]
 
+    def _state(self) -> list[Any]:
+        # A metric that the loss function updates is mostly not the model's: the comparison shows whether it adds up.
+        own = {id(variable) for variable in self.model.variables}
+        return [variable for variable in self._shape.carried if id(variable) in own]
+
+    def _changes(self, finding: Finding) -> bool:
+        if not finding.metrics_add_up:
+            metrics = without_norms(self.model, self._shape.carried)
+            raise CannotSplit(
+                "the batch cannot be split: what the loss function updates ends otherwise in micro-batches",
+                received=", ".join(str(variable.path) for variable in metrics[:3]),
+                expected="metrics that add up over samples, such as an accuracy",
+                hint="update it after the step: a mean of losses with the loss that the step returns",
+            )
+        return False
+
     def _new_attempt(self) -> Try:
-        shape = self._shape
+        shape, metrics = self._shape, without_norms(self.model, self._shape.carried)
 
         def computed(data: Any, count: Any) -> Any:
             self._trying = True
@@ -144,12 +160,16 @@ class _Step(CompiledStep):
             finally:
                 self._trying = False
             found = self._divided(whole.values, whole.gradients)[1]
-            return [None if g is None else tf.convert_to_tensor(g) for g in found]
+            after = {id(variable): value for variable, value in whole.updates}
+            dense = [None if g is None else tf.convert_to_tensor(g) for g in found]
+            return dense, [after[id(each)] for each in metrics]
 
         compiled = self._compiled(computed)
 
         def attempt(data: Any, count: int, scalar: bool, added: bool) -> Computed:
-            return Computed(gradient_arrays(compiled(data, tf.constant(count))), [])
+            found, after = compiled(data, tf.constant(count))
+            changes = [new - each.numpy() for each, new in zip(metrics, as_arrays(after), strict=True)]
+            return Computed(gradient_arrays(found), changes)
 
         return Try(attempt)
 

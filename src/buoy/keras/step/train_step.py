@@ -284,7 +284,7 @@ class TrainStep:
 
 
 def _is_own(model: Any, name: str) -> bool:
-    """Whether a person's own method stands in place of Keras's, in the model's class or in this one model."""
+    """Whether a method of the user's own stands in place of Keras's, in the model's class or in this one model."""
     return name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)
 
 

@@ -45,7 +45,7 @@ class Retry:
         return self._sizes.entries
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on with."""
+        """What a resumed run continues with."""
         return {**self._sizes.state_dict(), "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -57,10 +57,10 @@ class Retry:
         """Use these micro-batches from these steps on, as an earlier attempt did in so many steps."""
         self._sizes.replay(sizes, self.steps, done)
 
-    def log_to(self, path: str, *, anew: bool) -> None:
-        """Log every step there; `anew`: what an attempt before this one did is not repeated."""
+    def log_to(self, path: str, *, start_over: bool) -> None:
+        """Log every step there; `start_over`: what an attempt before this one did is not repeated."""
         self._log = SizeLog(path)
-        if anew:
+        if start_over:
             self._log.clear()
 
     def resume(self, saved: dict[str, Any]) -> None:
@@ -83,7 +83,7 @@ class Retry:
                 again = False  # what the failed try held is free now: once more
             elif where == "gradients":
                 smaller = self._smaller(step, data, rows, each, size, text)
-                self._tell(rows, size, smaller, text)
+                self._report(rows, size, smaller, text)
                 size = smaller
             elif tries > _UPDATE_TRIES:
                 raise OutOfMemory(
@@ -161,7 +161,7 @@ class Retry:
         if self._careful:
             self._careful -= 1
 
-    def _tell(self, rows: int, size: int, smaller: int, text: str) -> None:
+    def _report(self, rows: int, size: int, smaller: int, text: str) -> None:
         self.retries += 1
         self._event("retry", what="oom", step=self.steps, samples=size, smaller=smaller, error=text)
         self._say(
