@@ -43,9 +43,8 @@ class Reading:
     """That fit at once; never less than what was just computed."""
     slope: float
     """Bytes per sample."""
-    besides: float
-    bound: bool
-    """Nothing but an upper bound was needed, and all samples fit."""
+    besides: float = 0.0
+    """Bytes that do not grow with the samples."""
 
 
 def climb(measure: Measure, start: int, most: int, room: Callable[[], float]) -> Reading:
@@ -54,7 +53,7 @@ def climb(measure: Measure, start: int, most: int, room: Callable[[], float]) ->
     That is asked for each time: what a measurement leaves behind in the allocator's gaps is gone.
 
     >>> climb(lambda n: 1000 + 10 * n, start=4, most=64, room=lambda: 100_000)
-    Reading(samples=64, slope=260.0, besides=0.0, bound=True)
+    Reading(samples=64, slope=260.0, besides=0.0)
     >>> climb(lambda n: 1000 + 10 * n, start=4, most=640, room=lambda: 3000).samples
     196
     """
@@ -69,7 +68,7 @@ def climb(measure: Measure, start: int, most: int, room: Callable[[], float]) ->
         free = room()
         each = points[-1][1] / size
         if each * most <= free:
-            return Reading(most, each, 0.0, bound=True)
+            return Reading(most, each)
         if len(points) > 1:
             (small, low), (large, high) = points[-2:]
             slopes.append((high - low) / (large - small))
@@ -79,11 +78,7 @@ def climb(measure: Measure, start: int, most: int, room: Callable[[], float]) ->
         larger = min(2 * size, further, most)
         if larger < size * _WORTH:
             largest = max(size, larger)
-            return (
-                Reading(largest, each, 0.0, bound=False)
-                if end is None
-                else _on_the_line(points, slopes, largest)
-            )
+            return Reading(largest, each) if end is None else _on_the_line(points, slopes, largest)
         size = larger
 
 
@@ -97,15 +92,15 @@ def _end(points: list[tuple[int, float]], slopes: list[float], free: float) -> i
 
 def _on_the_line(points: list[tuple[int, float]], slopes: list[float], samples: int) -> Reading:
     size, needed = points[-1]
-    return Reading(samples, slopes[-1], max(0.0, needed - slopes[-1] * size), bound=False)
+    return Reading(samples, slopes[-1], max(0.0, needed - slopes[-1] * size))
 
 
 def _before(points: list[tuple[int, float]], size: int) -> Reading:
     """The last size that fitted."""
     if not points:
-        return Reading(max(1, size // 2), 0.0, 0.0, bound=False)
+        return Reading(max(1, size // 2), 0.0)
     last, needed = points[-1]
-    return Reading(last, needed / last, 0.0, bound=False)
+    return Reading(last, needed / last)
 
 
 PART = 32
@@ -263,7 +258,7 @@ class Sizes:
         start = max(1, rows // PART)
         reading: Reading | None
         if known is not None and known <= free:
-            reading = Reading(rows, known / rows, 0.0, bound=True)
+            reading = Reading(rows, known / rows)
         elif memory.shared:
             reading = self._touch(step, memory, data, start)
             worst = rows * PART if step.compares(data) else rows
@@ -357,7 +352,7 @@ class Sizes:
         if needed is None or grown is None:
             return None
         self._touched = samples, grown
-        return Reading(samples, needed / samples, 0.0, bound=False)
+        return Reading(samples, needed / samples)
 
     def _climb(
         self, step: CompiledStep, memory: Memory, data: Any, start: int, most: int, *, split: bool
@@ -369,7 +364,7 @@ class Sizes:
 
         try:
             if measure(start) is None:  # also makes the graph, and all that is made once
-                return Reading(max(1, start // 2), 0.0, 0.0, bound=False)
+                return Reading(max(1, start // 2), 0.0)
             return climb(measure, start, most, lambda: _free(memory) or 0)
         except Exception as error:  # noqa: BLE001 - what is wrong with the step, the step itself will say
             self._cannot_measure(error)
