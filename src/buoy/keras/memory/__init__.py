@@ -1,1 +1,1 @@
-"""How much memory the device has left."""
+"""How much memory the device has left, and what holds it."""
