@@ -107,7 +107,7 @@ def an_update_that_fails_half_way_is_never_silent() -> None:
 @check
 def the_gradient_is_that_of_the_whole_batch() -> None:
     with double_precision():
-        for name in ("outputs", "masked", "added", "unreduced"):
+        for name in ("outputs", "masked", "added", "measured"):
             found = error(MODELS[name], 7, rows=31)
 
             if name == "added" and VERSION < (3, 14):  # an activity regularizer is a sum there, beside a mean
@@ -120,7 +120,7 @@ def the_gradient_is_that_of_the_whole_batch() -> None:
 
 @check
 def in_single_precision_it_differs_no_more_than_orders_of_the_samples_do() -> None:
-    for name in ("outputs", "unreduced"):
+    for name in ("outputs", "measured"):
         found = error(MODELS[name], 7, rows=31)
 
         assert not isinstance(found, str), found
@@ -166,7 +166,7 @@ def a_batch_that_does_not_fit_is_split_and_grows_back() -> None:
 
 @check
 def the_first_size_comes_from_measuring_a_few_samples_and_fills_the_device() -> None:
-    from buoy.keras.step import functions  # starts TensorFlow
+    from buoy.keras.step import train_step  # starts TensorFlow
 
     x, y = tf.constant(numbers(4096, 32)), tf.constant(numbers(4096, 2))
     for whole in (False, True):
@@ -174,7 +174,7 @@ def the_first_size_comes_from_measuring_a_few_samples_and_fills_the_device() -> 
         model = plain(width=512)
         transaction = install(model, say=said.append, event=silent)
         budget = shim.read().live + (400 if whole else 10) * 2**20
-        before, functions.memory_of = functions.memory_of, lambda model, size=budget: Small(size)  # type: ignore
+        before, train_step.memory_of = train_step.memory_of, lambda model, size=budget: Small(size)  # type: ignore
         try:
             with shim.budget(budget, smallest=65536):
                 model.train_on_batch(x, y)
@@ -182,7 +182,7 @@ def the_first_size_comes_from_measuring_a_few_samples_and_fills_the_device() -> 
                 model.train_on_batch(x, y)
                 used, refused = shim.read().peak / budget, shim.read().refused
         finally:
-            functions.memory_of = before
+            train_step.memory_of = before
 
         assert refused == 0 and transaction.retries == 0
         if whole:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from buoy.keras.memory.device import Memory
 from buoy.testing import shim
 
 
-class Small:
-    """A device of so many bytes, as the real allocator counts them; see buoy.keras.memory.device."""
-
-    shared = False
+class Small(Memory):
+    """A device of so many bytes, as the real allocator counts them."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._base = limit, 0
@@ -22,6 +21,3 @@ class Small:
 
     def rise(self) -> int:
         return shim.read().peak - self._base
-
-    def give_back(self) -> bool:
-        return False

@@ -60,7 +60,7 @@ class Bench:
         if self._fresh is not None:
             transaction.load_state_dict(self._fresh)
         transaction.replay([])
-        transaction._retry._careful = 2 if self.careful else 0
+        transaction._careful = 2 if self.careful else 0
         if micro_batch is not None:
             state = transaction.state_dict()
             transaction.replay([{"step": state["steps"], "samples": micro_batch, "sizer": state["sizer"]}])

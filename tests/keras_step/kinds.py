@@ -114,9 +114,13 @@ BY_ITSELF = {
         * tf.cast(tf.random.uniform((tf.shape(x)[0], 1), 1, 10, tf.int32), x.dtype)
         / tf.random.normal(tf.shape(x), 3.0, 0.1)
     ),
-    "one of several": lambda x, seeds: (
+}
+REFUSED = {
+    "keras.random.categorical": lambda x, seeds: (
         x * ops.cast(1 + keras.random.categorical(x[:, :3], 1, seed=seeds), x.dtype)
     ),
+    "keras.random.beta": lambda x, seeds: mixed(x, keras.random.beta((), 0.1, 0.9, seed=seeds) > 0.9),
+    "tf.random.gamma": lambda x, seeds: x * tf.random.gamma([], 1.0),
 }
 
 
@@ -141,16 +145,28 @@ def draws_alone_are_no_reason_to_refuse() -> None:
     model.train_on_batch(numbers(12, 4), numbers(12, 1))
 
 
-class Taught(keras.Model):
-    """A student with a teacher that follows it, both counters, and a statistic of its samples; all inside the loss."""
+@check
+def draws_without_two_sides_are_refused_by_name() -> None:
+    for name, draw in REFUSED.items():
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(4), Sometimes(draw), layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=True)
+        install(model, say=silent, event=silent, micro_batch=5)
 
-    def __init__(self, statistic: bool = False) -> None:
+        message = refusal(
+            lambda model=model: model.train_on_batch(numbers(12, 4), numbers(12, 1)), CannotSplit
+        )
+
+        assert f"the model draws with {name}" in message, message
+
+
+class Taught(keras.Model):
+    """A student with a teacher that follows it, or a counter of steps, moved inside the loss."""
+
+    def __init__(self, counts: bool) -> None:
         super().__init__()
         self.student, self.teacher = layers.Dense(2), layers.Dense(2, trainable=False)
-        self.samples = self.add_weight(shape=(1,), initializer="zeros", trainable=False, name="samples")
         self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
-        self.centre = self.add_weight(shape=(2,), initializer="zeros", trainable=False, name="centre")
-        self.statistic = statistic
+        self.counts = counts
 
     def call(self, x: Any) -> Any:
         return self.student(x), self.teacher(x)
@@ -164,44 +180,57 @@ class Taught(keras.Model):
         training: bool = True,
     ) -> Any:
         ours, theirs = y_pred
-        for old, new in zip(self.teacher.weights, self.student.weights, strict=True):
-            old.assign(0.9 * old + 0.1 * new)
-        self.samples.assign_add(ops.ones((1,)) * ops.cast(ops.shape(x)[0], "float32"))
-        self.steps.assign_add(1.0)
-        if self.statistic:
-            self.centre.assign(0.9 * self.centre + 0.1 * ops.mean(theirs, axis=0))
+        if self.counts:
+            self.steps.assign_add(1.0)
+        else:
+            for old, new in zip(self.teacher.weights, self.student.weights, strict=True):
+                old.assign(0.9 * old + 0.1 * new)
         return ops.mean(ops.square(ours - y)) + ops.mean(ops.square(ours - ops.stop_gradient(theirs)))
 
 
 @check
-def what_the_forward_pass_moves_moves_once_per_step() -> None:
+def what_the_forward_pass_moves_is_refused_by_name_and_trains_whole() -> None:
     x, y = numbers(12, 4), numbers(12, 2)
-    models = []
+    for counts in (True, False):
+        model = Taught(counts)
+        model.compile("sgd", run_eagerly=True)
+        install(model, say=silent, event=silent)
+        model.train_on_batch(x, y)
+        install(model, say=silent, event=silent, micro_batch=5)
+        step = gradients(model, lambda b, m=model: m.compute_loss(b[0], b[1], m(b[0])), micro_batch=5)
+        before = [variable.numpy() for variable in model.variables]
+
+        for use in (lambda model=model: model.train_on_batch(x, y), lambda step=step: step((x, y))):
+            message = refusal(use, CannotSplit)
+            assert "the forward pass writes a variable" in message
+            assert ("steps" in message) == counts, message
+        assert all(np.array_equal(a, b.numpy()) for a, b in zip(before, model.variables, strict=True))
+
+
+@check
+def a_metric_that_a_loss_function_updates_is_split_if_it_adds_up_and_else_refused_by_name() -> None:
+    x, y = numbers(12, 32), np.arange(12) % 2
+    model = plain()
+    correct, mean = keras.metrics.SparseCategoricalAccuracy(), keras.metrics.Mean(name="mean_loss")
+
+    def loss(batch: Any, metric: Any) -> Any:
+        found = model(batch[0])
+        value = ops.mean(keras.losses.sparse_categorical_crossentropy(batch[1], found, from_logits=True))
+        metric.update_state(*((batch[1], found) if metric is correct else (value,)))
+        return value
+
+    results = []
     for micro_batch in (None, 5):
-        keras.utils.set_random_seed(0)
-        model = Taught()
-        model.compile(keras.optimizers.SGD(0.1), run_eagerly=True)
-        install(model, say=silent, event=silent, micro_batch=micro_batch)
+        correct.reset_state()
+        step = gradients(model, lambda batch: loss(batch, correct), micro_batch=micro_batch)
         for _ in range(3):
-            model.train_on_batch(x, y)
-        models.append(model)
+            step((x, y))
+        results.append((float(correct.count.numpy()), float(correct.result())))
+    assert results[0] == results[1] and results[0][0] == 36
 
-    whole, parts = models
-    assert float(parts.steps.numpy()) == 3 and float(parts.samples.numpy()[0]) == 36
-    for ours, theirs in zip(parts.variables, whole.variables, strict=True):
-        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-6)
-
-    model = Taught(statistic=True)
-    model.compile("sgd", run_eagerly=True)
-    install(model, say=silent, event=silent, micro_batch=5)
-    assert "centre" in refusal(lambda: model.train_on_batch(x, y), CannotSplit)
-    assert not model.steps.numpy() and not model.samples.numpy()
-
-    loop = Taught()
-    loop(x)
-    step = gradients(loop, lambda batch: loop.compute_loss(batch[0], batch[1], loop(batch[0])), micro_batch=5)
-    step((x, y))
-    assert float(loop.steps.numpy()) == 1 and float(loop.samples.numpy()[0]) == 12
+    step = gradients(model, lambda batch: loss(batch, mean), micro_batch=5)
+    assert "mean_loss/total" in refusal(lambda: step((x, y)), CannotSplit)
+    assert not mean.count.numpy()
 
 
 @check

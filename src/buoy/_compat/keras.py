@@ -66,8 +66,7 @@ NEEDS: dict[str, tuple[tuple[str, str], ...]] = {
         (_MODEL, "_compute_loss"),
         (_LOSS, "_flat_losses"),
         ("keras.src.backend.common.variables.Variable", "_value"),
-        *(("keras.src.backend.random", name) for name in ("uniform", "randint", "normal", "gamma", "binomial",
-                                                          "beta", "dropout", "categorical", "shuffle")),
+        *(("keras.src.backend.random", name) for name in ("uniform", "randint", "normal", "dropout", "shuffle")),
     ),
 }  # fmt: skip
 """What each part of buoy cannot do without: (where, name)."""

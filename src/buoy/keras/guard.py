@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import keras
 
-from buoy._compat.keras import is_newer, version_words
+from buoy._compat.keras import is_newer, replace_fit, version_words, why_not
 from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.saver import Receipt
 from buoy.errors import UsageError
+from buoy.flight.last_words import leave_out_ours
 from buoy.flight.profile import Profiling
-from buoy.keras.fit import teach_fit
-from buoy.keras.guarded_fit import GuardedFit
+from buoy.keras.guarded_fit import GuardedFit, flat
 from buoy.machine.memory import set_cap
 from buoy.training import recording
 from buoy.training.manager import CheckpointManager
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 class Guard(keras.callbacks.Callback):  # type: ignore[misc]
     """Checkpoints for `model.fit`, and the way back to the same bits after any death.
 
-    A run that was killed goes on at the batch after its newest checkpoint when the same script is started again:
+    A run that was killed resumes at the batch after its newest checkpoint when the same script is started again:
     weights, optimizer, seeds, metrics, callbacks and the order of the data are as they would have been.
     A run that is finished returns from `fit` at once.
 
@@ -62,7 +63,7 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
         }  # fmt: skip
         self._fit: GuardedFit | None = None
         self.profiling = Profiling(say)
-        self._why_not = teach_fit(Guard)
+        self._why_not = _teach_fit()
         if self._why_not is not None:
             say(f"buoy.keras.Guard steps aside: {self._why_not}. The training runs without checkpoints: it cannot be "
                 "resumed, nor split when memory runs out; hint: another version of Keras, or of buoy")  # fmt: skip
@@ -84,7 +85,7 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
 
     @property
     def resumed(self) -> bool:
-        """Whether this attempt goes on from a checkpoint."""
+        """Whether this attempt resumes from a checkpoint."""
         return self._fit is not None and self._fit.resumed
 
     def save(self, *, pin: str | None = None) -> Receipt | None:
@@ -164,3 +165,37 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
                 self._fit.close()
             recording.compare(self.options.plan, keeper.recorder.event, say, "keras")
             keeper.finish()
+
+
+def _teach_fit() -> str | None:
+    """Let `model.fit` hand over to a guard among its callbacks; once per process, nothing else changes.
+
+    Why that cannot be, in words, where this Keras is not one that buoy knows: `fit` then trains without a guard.
+    """
+    if (why := why_not("resume")) is not None:
+        return why
+
+    def made_of(original: Any) -> Any:
+        signature = inspect.signature(original)
+
+        def fit(*args: Any, **kwargs: Any) -> Any:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError:
+                return original(*args, **kwargs)  # Keras says better what is wrong
+            bound.apply_defaults()
+            guards = [each for each in flat(bound.arguments.get("callbacks")) if isinstance(each, Guard)]
+            if len(guards) > 1:
+                raise UsageError("one training has one guard", received=f"{len(guards)} in `callbacks`")
+            try:
+                if not guards or not bound.arguments["self"].compiled:
+                    return original(*args, **kwargs)
+                return guards[0].run_fit(original, dict(bound.arguments))
+            except BaseException as error:
+                leave_out_ours(error)
+                raise
+
+        return fit
+
+    replace_fit(made_of)
+    return None

@@ -1,6 +1,6 @@
 """One call of `model.fit` under a guard: its data, its checkpoints, and the way back to where it was killed.
 
-The runs that this process has brought to their end itself: a further `fit` goes on from what is in memory.
+The runs that this process has brought to their end itself: a further `fit` continues from what is in memory.
 
 Only a new process, or another model or optimizer than the one that was trained, needs the checkpoint. Loading it over
 a live training would take back whatever the script has drawn or changed between two calls of `fit`.
@@ -9,6 +9,7 @@ a live training would take back whatever the script has drawn or changed between
 from __future__ import annotations
 
 import os
+import types
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -19,23 +20,38 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from buoy._compat.keras import callbacks_catch_up, functions_in, loss_tracker_of, metrics_without_a_step
+from buoy._compat.keras import (
+    callbacks_catch_up,
+    functions_in,
+    loss_tracker_of,
+    metrics_without_a_step,
+    split_off_validation,
+)
+from buoy._compat.tensorflow import is_pipeline
 from buoy.checkpoint.retention import BestMetric, Keep
 from buoy.checkpoint.saver import Receipt
 from buoy.checkpoint.store import Checkpoint
-from buoy.errors import UsageError, trouble
+from buoy.errors import BuoyError, UsageError, trouble
 from buoy.keras.data import rng
-from buoy.keras.data.epochs import GuardedAdapter, Position
-from buoy.keras.data.loader import APPROXIMATE, BITWISE, SAME_DATA, Exactness, Feed
-from buoy.keras.data.pipeline import hidden_draws
-from buoy.keras.fit import callbacks_beside, feed_of, install_transaction, numbers, validation_of
+from buoy.keras.data.epochs import GuardedAdapter, Position, Validation
+from buoy.keras.data.loader import (
+    APPROXIMATE,
+    BITWISE,
+    SAME_DATA,
+    Exactness,
+    Feed,
+    Say,
+    feed_for,
+    say_exactness,
+)
+from buoy.keras.data.pipeline import examine, hidden_draws
+from buoy.keras.data.pydataset import NumberedValidation
 from buoy.keras.profile import Profile
 from buoy.keras.state import callbacks as memory
 from buoy.keras.state import state_dict
 from buoy.keras.state.tensors import Lent, as_tensor, to_tensor
 from buoy.keras.state.tracked import Holdings, stored_training, trainable_flags
 from buoy.machine import process
-from buoy.microbatch.sizing import SizeLog
 from buoy.training.manager import CheckpointManager
 from buoy.training.messages import say
 
@@ -52,7 +68,7 @@ class Ended:
     trained: bool
     """False: the run was finished already, and its end was loaded."""
     rng: dict[str, Any]
-    """The generators at that end: the script draws from them before the next `fit`."""
+    """The RNGs at that end: the script draws from them before the next `fit`."""
     cell: int | None
     model: weakref.ref[Any]
     optimizer: weakref.ref[Any] | None
@@ -70,22 +86,7 @@ class Ended:
 
 
 _ended: dict[str, Ended] = {}
-os.register_at_fork(after_in_child=_ended.clear)  # the parent may go on with the run
-
-
-def new_token() -> str:
-    """Not from the generators of the training."""
-    return os.urandom(8).hex()
-
-
-def ended(folder: str) -> Ended | None:
-    """What this process knows of the run in this folder."""
-    return _ended.get(folder)
-
-
-def begins(folder: str) -> None:
-    """A training that does not come to its end is resumed from its checkpoint."""
-    _ended.pop(folder, None)
+os.register_at_fork(after_in_child=_ended.clear)  # the parent may continue the run
 
 
 def ends(folder: str, model: Any, token: str | None, *, trained: bool) -> None:
@@ -100,7 +101,7 @@ _FEEDS = {
     "PyDatasetFeed": "a keras.utils.PyDataset",
     "ReplayedFeed": "a generator or another iterable",
 }
-"""What a person calls them."""
+"""What a user calls them."""
 
 
 _AS_THE_SCRIPT_SETS = (
@@ -118,48 +119,46 @@ class GuardedFit:
         self._holdings = Holdings(self._model)
         self._checkpoint: Checkpoint | None = keeper.newest()
         stored = stored_training(self._checkpoint, "Guard")
-        self._before = ended(keeper.folder)
+        self._before = _ended.get(keeper.folder)
         self._is_live = stored is not None and self._goes_on_from_memory(stored)
-        self._token = new_token()
-        """Stands in every checkpoint of this `fit`."""
+        self._token = os.urandom(8).hex()
+        """Stands in every checkpoint of this `fit`; not from the RNGs of the training."""
         self._rng_before = self._before.rng if self._is_live and self._before is not None else None
         """At the end of the `fit` before this one, of the same run."""
         self.resumed = stored is not None and not self._is_live
         with self._reading("what the Guard kept of itself"):
             self._seed = rng.run_seed(guard.options.seed, stored)
             place = Position.of(stored["position"]) if stored else None
-        self._feed: Feed = feed_of(arguments, self._seed, say)
+        self._feed: Feed = _feed_of(arguments, self._seed, say)
         self._exactness = self._feed.exactness
         position = place or Position(epoch=arguments["initial_epoch"])
         self.adapter = GuardedAdapter(self._feed, position, self._between_steps)
-        self._callbacks = callbacks_beside(guard, arguments)
+        self._callbacks = _callbacks_beside(guard, arguments)
         self._memory = memory.Memory(self._callbacks, say)
         self._list: Any = None
         self._holdings.build(self._feed.dataset.element_spec)
         self._flags = trainable_flags(self._model)
-        self._is_thaw_told = False
+        self._warned_of_thaw = False
         self._resume_inside = False
         self._places = self._holdings.places_in_weights_file()
-        self._validation: Any = validation_of(arguments, self._seed, say)
+        self._validation: Any = _validation_of(arguments, self._seed, say)
         if stored is not None:
             self._resume(stored)
         elif (unbuilt := self._holdings.unbuilt()) is not None:
             say(unbuilt)
         event = partial(keeper.recorder.event, path=keeper.folder)  # a kernel trains several runs
-        self._transaction = install_transaction(self._model, guard.step_options, event, say)
+        self._transaction = _install_transaction(self._model, guard.step_options, event, say)
         if self._transaction is not None:
-            log = SizeLog(os.path.join(keeper.folder, "micro-batches.jsonl"))
-            self._transaction.keep(log)
-            if self._checkpoint is None:
-                log.clear()
-            elif "micro_batch" in self._checkpoint.names:
+            log = os.path.join(keeper.folder, "micro-batches.jsonl")
+            self._transaction.log_to(log, start_over=self._checkpoint is None)
+            if self._checkpoint is not None and "micro_batch" in self._checkpoint.names:
                 with self._reading("what was saved of its micro-batches"):
                     self._transaction.resume(self._stored("micro_batch"))
         self._best_metric = BestMetric(guard.options.keep, say)
-        self._model_was_read = self._told_trouble = False
+        self._model_was_read = self._said_trouble = False
         self.wish: tuple[str, str | None] | None = None
         """(reason, name to pin it under) of a checkpoint to make after this batch."""
-        self._say_exactness()
+        say_exactness(self._exactness, say)
 
     def run(self, original: Callable[..., Any]) -> Any:
         """Keras's own `fit`, over our data."""
@@ -167,15 +166,14 @@ class GuardedFit:
         stored = stored_training(self._checkpoint, "Guard")
         if stored is not None and self._nothing_to_train(stored):
             return self._trains_nothing(stored)
-        begins(self._keeper.folder)
+        _ended.pop(self._keeper.folder, None)  # a training that does not come to its end is resumed
         self._keeper.expect(self._items(), as_tensor)
         self._is_finite()  # what every checkpoint asks: a run that can keep none must end before its first step
         arguments = {
             **self._arguments, "x": self.adapter, "y": None, "sample_weight": None, "class_weight": None,
             "shuffle": False, "initial_epoch": position.epoch, "callbacks": self._callback_list(),
         }  # fmt: skip
-        others = getattr(self._feed, "tell_of_others", nullcontext)
-        with metrics_without_a_step(self._model), others():
+        with metrics_without_a_step(self._model), self._feed.warn_of_others():
             return original(**arguments)
 
     def close(self) -> None:
@@ -186,7 +184,7 @@ class GuardedFit:
         if self._validation is not None:
             self._validation.forget()
 
-    # -- what Keras tells the guard ---------------------------------------------------------------------------
+    # -- what Keras calls ---------------------------------------------------------------------------------------
 
     def training_begins(self) -> None:
         """Everybody else has begun, and forgotten: give them their memory back."""
@@ -211,17 +209,17 @@ class GuardedFit:
     def epoch_ends(self, logs: dict[str, Any]) -> None:
         """The position moves to the next epoch first: what is saved now begins there."""
         self.adapter.epoch_is_over()
-        self._best_metric.came(numbers(logs))
+        self._best_metric.came(_metrics_of(logs))
         self._best_metric.epoch_ends()
         reason = self._keeper.due(self.adapter.position.step)
         if reason is None and self._keeps_best():
             reason = "epoch"
         if reason is not None:
-            self._try_to_save(reason, metrics=numbers(logs))
+            self._try_to_save(reason, metrics=_metrics_of(logs))
 
     def training_ends(self, logs: dict[str, Any]) -> None:
         """After the other callbacks had their last word, and Keras its averaged weights."""
-        self._try_to_save("finished", metrics=numbers(logs), finished=True)
+        self._try_to_save("finished", metrics=_metrics_of(logs), finished=True)
         ends(self._keeper.folder, self._model, self._token, trained=True)
 
     def _between_steps(self) -> None:
@@ -243,9 +241,9 @@ class GuardedFit:
         except Exception as error:  # noqa: BLE001 - a callback's own state_dict may raise anything
             words = f"step {self.adapter.position.step} was not saved; training continues: {error}"
             self._keeper.recorder.event("trouble", what=words)
-            if not self._told_trouble:
+            if not self._said_trouble:
                 say(words)
-            self._told_trouble = True
+            self._said_trouble = True
         self._keeper.stop_if_asked()
 
     def _read_model(self) -> None:
@@ -263,12 +261,7 @@ class GuardedFit:
                 f"the training step draws from TensorFlow's hidden RNGs ({drawn[0]}), which cannot be saved",
                 "use keras.random with a keras.random.SeedGenerator kept in the layer",
             )
-            self._say_exactness()
-
-    def _say_exactness(self) -> None:
-        found = self._exactness
-        if found.grade != BITWISE:
-            say(f"a resume will not be bit for bit ({found.grade}): {found.reason}; hint: {found.hint}")
+            say_exactness(self._exactness, say)
 
     # -- saving -----------------------------------------------------------------------------------------------
 
@@ -333,8 +326,8 @@ class GuardedFit:
         now = trainable_flags(self._model)
         if now == self._flags:
             return []
-        if not self._is_thaw_told:
-            self._is_thaw_told = True
+        if not self._warned_of_thaw:
+            self._warned_of_thaw = True
             say(f"a callback froze or unfroze layers, which a resume does not restore: {_AS_THE_SCRIPT_SETS}")
         return now
 
@@ -402,7 +395,7 @@ class GuardedFit:
         return anew
 
     def _remind(self) -> list[str]:
-        """Callbacks and random generators, as they were; returns what found no owner, in words."""
+        """Callbacks and RNGs, as they were; returns what found no owner, in words."""
         if not self._is_live:
             with self._reading("the state of the random numbers"):
                 rng.restore(self._stored("rng"))
@@ -499,7 +492,86 @@ def _epochs(count: int) -> str:
 
 
 def _listed(first: int, end: int) -> str:
-    """The epochs from `first` up to `end`, as people count them, with their verb."""
+    """The epochs from `first` up to `end`, as users count them, with their verb."""
     if end - first <= 1:
         return f"epoch {end} is"
     return f"epochs {first + 1} {'and' if end - first == 2 else 'to'} {end} are"
+
+
+# -- what `fit` was given -----------------------------------------------------------------------------------------
+
+
+def flat(callbacks: Any) -> list[Any]:
+    """The callbacks that `fit` was given, in whatever form."""
+    if callbacks is None:
+        return []
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return list(keras.tree.flatten(callbacks))
+
+
+def _feed_of(arguments: dict[str, Any], seed: int, say: Say) -> Feed:
+    """The data as a feed. A validation split is made here, as Keras would: afterwards the arrays are out of sight."""
+    x, y, sample_weight = arguments["x"], arguments["y"], arguments["sample_weight"]
+    if arguments["validation_split"] and arguments["validation_data"] is None:
+        (x, y, sample_weight), arguments["validation_data"] = split_off_validation(
+            (x, y, sample_weight), arguments["validation_split"]
+        )
+        arguments["validation_split"] = 0.0
+    names = ("batch_size", "steps_per_epoch", "shuffle", "class_weight")
+    return feed_for(x, y, sample_weight, seed, say, **{name: arguments[name] for name in names})
+
+
+def _validation_of(arguments: dict[str, Any], seed: int, say: Say) -> Validation | NumberedValidation | None:
+    """What remembers where the evaluations are; None: arrays, which are the same each time, or nothing."""
+    data = arguments["validation_data"]
+    if isinstance(data, keras.utils.PyDataset):
+        validation = NumberedValidation(data, seed, say)
+        arguments["validation_data"] = validation.dataset
+        _warn_of_validation(validation.dataset.exactness, say)
+        return validation
+    if isinstance(data, types.GeneratorType):
+        # Each evaluation reads it anew from wherever the threads of the one before had got to.
+        say(
+            "a resume will not validate bit for bit: Keras reads a generator in validation_data ahead, as far as time "
+            "allows, and loses that; hint: validate on arrays, a tf.data.Dataset or a keras.utils.PyDataset"
+        )
+        return None
+    if not hasattr(data, "element_spec"):
+        return None
+    if is_pipeline(data):  # not one that a strategy has distributed already
+        _warn_of_validation(examine(data), say)
+    return Validation(data)
+
+
+def _warn_of_validation(found: Exactness, say: Say) -> None:
+    if found.grade != BITWISE:
+        reason = found.reason.partition(": ")[0]  # what follows is what a training makes of it
+        say(f"a resume will not validate bit for bit: {reason}; hint: {found.hint}")
+
+
+def _callbacks_beside(guard: Any, arguments: dict[str, Any]) -> list[Any]:
+    """Everybody but the guard, with a History among them: at the guard's turn all of them have done what they do."""
+    others = [each for each in flat(arguments["callbacks"]) if each is not guard]
+    memory.refuse_rivals(others)
+    if not any(isinstance(each, keras.callbacks.History) for each in others):
+        others.append(keras.callbacks.History())
+    return others
+
+
+def _install_transaction(model: Any, options: dict[str, Any], event: Any, say: Say) -> Any:
+    """The two-phase step with micro-batches; a model that it does not fit trains as ever, and a message says why."""
+    from buoy.keras.step import transaction  # a Keras without its names has no micro-batches
+
+    try:
+        return transaction.install(model, say=say, event=event, **options)
+    except BuoyError as error:
+        if options["micro_batch"] is not None:
+            raise
+        say(f"steps are not split when memory runs out: {error.message}")
+        return None
+
+
+def _metrics_of(logs: dict[str, Any]) -> dict[str, float]:
+    """The metrics of an epoch that are single numbers."""
+    return {name: float(value) for name, value in logs.items() if getattr(value, "shape", ()) == ()}

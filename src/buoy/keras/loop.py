@@ -1,10 +1,10 @@
-"""`buoy.keras.Loop`: a training loop of one's own (GradientTape) that goes on where it was killed."""
+"""`buoy.keras.Loop`: a training loop of one's own (GradientTape) that resumes where it was killed."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from buoy.errors import UsageError
 from buoy.flight.profile import Profiling
 from buoy.keras.data import rng
 from buoy.keras.data.epochs import Position
-from buoy.keras.data.loader import BITWISE, Feed, feed_for
+from buoy.keras.data.loader import Feed, feed_for, say_exactness
 from buoy.keras.profile import Profile
 from buoy.keras.state.tensors import as_tensor, to_tensor
 from buoy.keras.state.tracked import (
@@ -30,7 +30,6 @@ from buoy.keras.state.tracked import (
     trains_along,
 )
 from buoy.keras.step.tape import Gradients
-from buoy.microbatch.sizing import SizeLog
 from buoy.training.manager import CheckpointManager
 from buoy.training.messages import say
 from buoy.training.options import Options, folder_name
@@ -82,7 +81,7 @@ class Loop:
         self._tracked: dict[str, Tracked] = {}
         self._steps: dict[str, Gradients] = {}
         self._objects: list[Any] = []
-        self._told_of_optimizer = False
+        self._warned_of_optimizer = False
         self._profiling = Profiling(say)
         self._feed: tuple[Any, Feed] | None = None
         self._watching = ExitStack()
@@ -94,7 +93,7 @@ class Loop:
         self._batches_left = False
         """The script has left its loop over this epoch's batches: what it saves now is the end of the epoch."""
         self.resumed = self._checkpoint is not None
-        """Whether this attempt goes on from a checkpoint."""
+        """Whether this attempt resumes from a checkpoint."""
 
     @property
     def step(self) -> int:
@@ -103,7 +102,7 @@ class Loop:
 
     def track(self, **objects: Any) -> None:
         """Name what belongs to the run: built models, optimizers, metrics, variables, seed generators, what
-        `buoy.keras.gradients` made; dicts, lists, arrays and generators are put back in place.
+        `buoy.keras.gradients` made; dicts, lists, arrays and RNGs are restored in place.
 
         On resume all of them are loaded at once, or none and an error that names what does not fit.
         """
@@ -124,11 +123,9 @@ class Loop:
         self._tracked.update(new)
         self._objects += objects.values()
         for name, step in steps.items():
-            log = SizeLog(os.path.join(self._keeper.folder, f"micro-batches.{name}.jsonl"))
-            step.keep(log)
-            if self._checkpoint is None:
-                log.clear()
-            elif name in self._checkpoint.names:
+            log = os.path.join(self._keeper.folder, f"micro-batches.{name}.jsonl")
+            step.log_to(log, start_over=self._checkpoint is None)
+            if self._checkpoint is not None and name in self._checkpoint.names:
                 step.resume(self._stored(name))
         self._steps.update(steps)
 
@@ -248,8 +245,8 @@ class Loop:
 
     def _save(self, reason: str, *, pin: str | None = None, finished: bool = False) -> Receipt:
         metrics, self._metrics = self._metrics, {}
-        if not self._told_of_optimizer and trains_along(self._objects):
-            self._told_of_optimizer = True
+        if not self._warned_of_optimizer and trains_along(self._objects):
+            self._warned_of_optimizer = True
             say("the optimizer of a tracked model trains it (train_on_batch) and is not tracked: it starts over after "
                 "a resume; hint: `model.optimizer.build(model.trainable_variables)`, then "
                 "`loop.track(optimizer=model.optimizer)`")  # fmt: skip
@@ -285,13 +282,9 @@ class Loop:
         feed = feed_for(dataset, None, None, self._seed, say, shuffle=False)
         if self._data_state is not None:
             feed.load(self._data_state)
-        if feed.exactness.grade != BITWISE:
-            say(
-                f"a resume will not be bit for bit ({feed.exactness.grade}): {feed.exactness.reason}; "
-                f"hint: {feed.exactness.hint}"
-            )
+        say_exactness(feed.exactness, say)
         self._feed = dataset, feed
-        self._watching.enter_context(getattr(feed, "tell_of_others", nullcontext)())
+        self._watching.enter_context(feed.warn_of_others())
         return feed
 
     def _found(self, name: str) -> Stored | None:

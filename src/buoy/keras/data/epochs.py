@@ -7,6 +7,7 @@ wraps that walk, for our adapter only: iterators come from the feed, the steps b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,35 +24,32 @@ from buoy.keras.data.loader import Feed
 from buoy.keras.data.pipeline import ours
 
 
+@dataclass
 class Position:
-    """Where a training is: the epoch and its batches for people, the pass and its batches for the data."""
+    """Where a training is: the epoch and its batches for users, the pass and its batches for the data."""
 
-    def __init__(
-        self, epoch: int = 0, batch: int = 0, number: int = 0, offset: int = 0, step: int = 0
-    ) -> None:
-        self.epoch, self.batch = epoch, batch
-        self.number, self.offset = number, offset
-        self.step = step
-        """Batches trained since the run began."""
+    epoch: int = 0
+    batch: int = 0
+    number: int = 0
+    offset: int = 0
+    step: int = 0
+    """Batches trained since the run began."""
 
-    def end_epoch(self) -> None:
-        """The next epoch begins with its first batch, in a pass of its own."""
+    def end_epoch(self, *, new_pass: bool = True) -> None:
+        """The next epoch begins with its first batch; mostly in a pass of its own."""
         self.epoch, self.batch = self.epoch + 1, 0
-        self.number, self.offset = self.epoch, 0
+        if new_pass:
+            self.number, self.offset = self.epoch, 0
 
     def as_dict(self) -> dict[str, int]:
         """For the checkpoint."""
-        return {
-            "epoch": self.epoch, "batch": self.batch, "pass": self.number, "offset": self.offset,
-            "step": self.step,
-        }  # fmt: skip
+        values = asdict(self)
+        return {"pass": values.pop("number"), **values}
 
     @classmethod
     def of(cls, stored: dict[str, int]) -> Position:
         """From the checkpoint."""
-        return cls(
-            stored["epoch"], stored["batch"], stored["pass"], stored["offset"], stored["step"]
-        )  # fmt: skip
+        return cls(stored["epoch"], stored["batch"], stored["pass"], stored["offset"], stored["step"])
 
 
 class GuardedAdapter(DataAdapter):  # type: ignore[misc]
@@ -99,10 +97,7 @@ class GuardedAdapter(DataAdapter):  # type: ignore[misc]
 
     def epoch_is_over(self) -> None:
         """The next epoch begins with its first batch; without `steps_per_epoch` also with a new pass."""
-        position = self.position
-        position.epoch, position.batch = position.epoch + 1, 0
-        if self._pass_per_epoch:
-            position.number, position.offset = position.epoch, 0
+        self.position.end_epoch(new_pass=self._pass_per_epoch)
 
     def walk(self, epochs: Any, original: Iterator[Any]) -> Iterator[Any]:
         """Keras's own walk through an epoch, from the position on."""

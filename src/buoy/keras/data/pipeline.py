@@ -1,29 +1,24 @@
-"""tf.data pipelines: opened at a position by drawing the seeds that were drawn before, then reading again.
+"""tf.data pipelines: opened at a position by drawing the seeds that were drawn before, then reading again. And what can
+be read of a pipeline, or of a traced training step, without running it.
 
 What a pass of a pipeline yields depends on three things, measured with TensorFlow 2.21:
 - `shuffle` draws the seeds of a pass when its iterator is *made*, which for one above another shuffle is when the
   first element is read. All iterators of a shuffle draw from one source: making one of the shuffle alone, and not
   reading it, is enough to have the next pass in its own order.
-- random ops in a `map` (`tf.random.uniform`) begin anew with every iterator.
-- generators kept in variables (`tf.random.Generator`, the seed of a Keras layer) go on from pass to pass: their
+- random ops in a `map` (`tf.random.uniform`) start over with every iterator.
+- RNGs kept in variables (`tf.random.Generator`, the seed of a Keras layer) continue from pass to pass: their
   values at the beginning of the pass are kept in the checkpoint.
 In a parallel `map` the last two are drawn in the order of the threads: nobody can repeat that.
 
-What can be read of a tf.data pipeline without running it: its seeds, its random operations, its order.
-
-Who else reads a shuffled pipeline while it is trained on: every iterator of it draws seeds of its shuffles.
-
-And of a traced training step: whether it draws random numbers that no checkpoint can hold.
-
-`tf.random.normal` and its like keep their generator inside the operation, where nobody can reach it; a Keras layer
-keeps its own in a variable. A step that runs eagerly draws its seeds in Python, and those are saved.
+In a training step `tf.random.normal` and its like keep their RNG inside the operation, where nobody can reach it;
+a Keras layer keeps its own in a variable. A step that runs eagerly draws its seeds in Python, and those are saved.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -41,7 +36,7 @@ from buoy._compat.tensorflow import (
     watch_iterators,
 )
 from buoy._compat.tensorflow import seeds_of as node_seeds
-from buoy.keras.data.loader import APPROXIMATE, SAME_DATA, Exactness, Say
+from buoy.keras.data.loader import APPROXIMATE, SAME_DATA, Exactness, Feed, Say
 from buoy.keras.data.replay import Replay, skip
 
 _RANDOM_OPS = ("Random", "Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal", "SampleDistorted")
@@ -261,7 +256,7 @@ _walked: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """Passes that guarded trainings of this process made: a further one over the same pipeline finds their seeds drawn."""
 
 
-class PipelineFeed:
+class PipelineFeed(Feed):
     """A tf.data.Dataset, walked pass by pass."""
 
     def __init__(self, dataset: Any, batches: int | None, say: Say) -> None:
@@ -284,7 +279,7 @@ class PipelineFeed:
         """The iterator of this pass, after reading `offset` batches of it."""
         # A strategy over several devices opens it twice.
         if not self._was_opened and _walked.get(self._drawn_by, 0) > self._before + number:
-            self._tell_of_another_order(offset)
+            self._warn_of_another_order(offset)
         self._was_opened = True
         self._pass_by(number)
         _walked[self._drawn_by] = self._before + number + 1
@@ -296,8 +291,8 @@ class PipelineFeed:
                 skip(iterator, offset)
         return iterator
 
-    def tell_of_others(self) -> Any:
-        """Within it, say so once when somebody else has this pipeline shuffled: no checkpoint knows of that."""
+    def warn_of_others(self) -> AbstractContextManager[None]:
+        """By every iterator that anybody makes of it."""
         moving = [each.node for each in self._shuffles if is_reshuffling(each.node)]
         return watch(moving, self._read_by_another)
 
@@ -313,7 +308,7 @@ class PipelineFeed:
         self._say(f"not bit for bit after a resume: {self.exactness.reason}; hint: {self.exactness.hint}")
         return True
 
-    def _tell_of_another_order(self, offset: int) -> None:
+    def _warn_of_another_order(self, offset: int) -> None:
         """A notebook's cell that was stopped is run again: what a shuffle has drawn, it does not draw once more."""
         if any(is_reshuffling(shuffle.node) for shuffle in self._shuffles):
             what = ": some samples of this epoch come twice and some not at all" if offset else ""
@@ -337,14 +332,8 @@ class PipelineFeed:
             variable.assign(value)
         self._stored = []
 
-    def epoch_begins(self, epoch: int, number: int, offset: int) -> None:
-        """Nothing to do."""
-
-    def epoch_ends(self, epoch: int) -> None:
-        """Nothing to do."""
-
     def state(self, offset: int) -> dict[str, Any]:
-        """The seeds, to compare; and what generators in variables were worth when this pass began."""
+        """The seeds, to compare; and what RNGs in variables were worth when this pass began."""
         values = self._begun if offset else [variable.numpy() for variable in self._variables]
         return {"seeds": self._seeds, "variables": values, "before": self._before}
 
@@ -371,7 +360,5 @@ def hidden_draws(functions: Iterable[Any]) -> list[str]:
 
 
 def hidden_operations(concrete: Any, more: tuple[str, ...] = ()) -> set[str]:
-    """Operations of one graph, and of those inside it, that keep a generator; and others that are asked for."""
-    graph = concrete.graph.as_graph_def()
-    nodes = [*graph.node, *(op for body in graph.library.function for op in body.node_def)]
-    return {op.op for op in nodes if op.op.startswith((*_HIDDEN, *more))}
+    """Operations of one graph, and of those inside it, that keep an RNG; and others that are asked for."""
+    return {op.op for op in _operations(concrete) if op.op.startswith((*_HIDDEN, *more))}

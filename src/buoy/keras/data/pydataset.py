@@ -13,7 +13,7 @@ import numpy
 from buoy._compat.keras import layers_in, pydataset_adapter
 from buoy.keras.data import rng
 from buoy.keras.data.epochs import teach_epochs
-from buoy.keras.data.loader import SAME_DATA, Exactness, Say
+from buoy.keras.data.loader import SAME_DATA, Exactness, Feed, Say
 from buoy.keras.data.replay import fingerprint
 
 
@@ -28,7 +28,7 @@ class Numbered(keras.utils.PyDataset):  # type: ignore[misc]
         self._seed = seed
         self._place: tuple[int, int, Any] = (0, 0, None)
         self.run = os.urandom(8).hex()
-        """Whose hooks were called; goes on with the run."""
+        """Whose hooks were called; stays with the run."""
         self.at(0, 0)
         draws, hidden = self._look()
         self.exactness = _hidden(inner) if hidden else Exactness()
@@ -94,7 +94,7 @@ class Numbered(keras.utils.PyDataset):  # type: ignore[misc]
 
     @contextmanager
     def _seeded(self, *what: object) -> Iterator[None]:
-        """The global generators and those that the dataset draws from begin at the seed of this, inside only."""
+        """The global RNGs and those that the dataset draws from begin at the seed of this, inside only."""
         seed = rng.number(self._seed, *what)
         with rng.seeded(seed), ExitStack() as after:
             for place, generator in enumerate(self._generators()):
@@ -167,7 +167,7 @@ def _generators_in(dataset: Any) -> list[Any]:
     """Those that it keeps as attributes (`self.rng = numpy.random.default_rng()`), and its layers' that augment."""
     found: list[Any] = []
     for value in list(vars(dataset).values()):
-        # A layer with weights may be the model that is trained: its generators are not the data's.
+        # A layer with weights may be the model that is trained: its RNGs are not the data's.
         is_layer = isinstance(value, keras.layers.Layer) and not value.weights
         inside = [each for layer in layers_in(value) for each in vars(layer).values()] if is_layer else []
         found += [each for each in [value, *inside] if rng.generator_state(each) is not None]
@@ -188,7 +188,7 @@ def _nothing() -> None:
     """The hook of a dataset that has none."""
 
 
-class PyDatasetFeed:
+class PyDatasetFeed(Feed):
     """A PyDataset in an order of our own, each batch made under its own seed, with the workers it asks for."""
 
     def __init__(self, dataset: Any, class_weight: Any, shuffle: bool, seed: int, say: Say) -> None:

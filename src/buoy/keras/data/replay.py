@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from buoy._compat.keras import adapter_of, read_by
 from buoy.keras.data import rng
-from buoy.keras.data.loader import APPROXIMATE, Exactness, Say
+from buoy.keras.data.loader import APPROXIMATE, Exactness, Feed, Say
 from buoy.units import format_duration
 
 _FINGERPRINT = 1 << 14  # numbers of each array
@@ -59,10 +59,10 @@ def skip(iterator: Any, count: int) -> None:
         pass  # fewer batches than before: the training loop will see the end itself
 
 
-class ReplayedFeed:
+class ReplayedFeed(Feed):
     """A generator or a torch loader: a position is reached by reading again, compared with what was read before.
 
-    Whatever it draws from the global generators of python, numpy and torch comes from a stream of its own.
+    Whatever it draws from the global RNGs of python, numpy and torch comes from a stream of its own.
     """
 
     def __init__(self, source: Any, seed: int, say: Say, options: dict[str, Any]) -> None:
@@ -95,15 +95,6 @@ class ReplayedFeed:
             self._compare()
         return iterator
 
-    def close(self, epoch: int, number: int, offset: int) -> None:
-        """Nothing to do: whoever reads on finds other batches, and compares them."""
-
-    def epoch_begins(self, epoch: int, number: int, offset: int) -> None:
-        """Nothing to do."""
-
-    def epoch_ends(self, epoch: int) -> None:
-        """Nothing to do."""
-
     def state(self, offset: int) -> dict[str, Any]:
         """What was read up to here, in one number."""
         return {"offset": offset, "fingerprint": self._read.fingerprint(offset)}
@@ -122,7 +113,7 @@ class ReplayedFeed:
             self.exactness = Exactness(
                 APPROXIMATE,
                 f"{self._what} gave other batches than in the last attempt",
-                "use a keras.utils.PyDataset, or draw its random numbers from python's or numpy's global generator",
+                "use a keras.utils.PyDataset, or draw its random numbers from python's or numpy's global RNG",
             )
             self._say(f"{self.exactness.reason}: the training continues, but not as it would have")
 

@@ -19,7 +19,7 @@ from buoy._compat.keras import global_seeds
 from buoy._compat.tensorflow import eager_generator, eager_seed, global_generator
 
 _lent = threading.RLock()
-"""Held while the global generators belong to a reader of data; TensorFlow reads ahead in threads of its own."""
+"""Held while the global RNGs belong to a reader of data; TensorFlow reads ahead in threads of its own."""
 
 
 def _new_lock() -> None:
@@ -31,47 +31,30 @@ os.register_at_fork(after_in_child=_new_lock)  # whoever held it is not in the c
 
 
 def capture() -> dict[str, Any]:
-    """Every global generator of this process, as plain values and arrays."""
+    """Every global RNG of this process, as plain values and arrays."""
     with _lent:
-        return _capture()
-
-
-def _capture() -> dict[str, Any]:
-    state: dict[str, Any] = {"python": random.getstate(), "numpy": numpy.random.get_state()}
-    op_seeds = eager_generator()
-    state["tensorflow.seed"] = eager_seed()
-    state["tensorflow.op_seeds"] = op_seeds.getstate() if op_seeds is not None else None
-    for name, variable in _global_variables().items():
-        state[name] = variable.numpy()
-    torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "get_rng_state"):
-        state["torch"] = torch.get_rng_state().numpy()
-    return state
+        state = _python_side()
+        op_seeds = eager_generator()
+        state["tensorflow.seed"] = eager_seed()
+        state["tensorflow.op_seeds"] = op_seeds.getstate() if op_seeds is not None else None
+        return {**state, **{name: variable.numpy() for name, variable in _global_variables().items()}}
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Put back what `capture` took; what this process does not have is left out."""
+    """Restore what `capture` took; what this process does not have is left out."""
     with _lent:
-        _restore(state)
-
-
-def _restore(state: dict[str, Any]) -> None:
-    _make_global_variables(state)  # making one draws from python's generator: that comes after
-    random.setstate(state["python"])
-    numpy.random.set_state(state["numpy"])
-    op_seeds, generator = state.get("tensorflow.op_seeds"), eager_generator()
-    if op_seeds is not None and generator is not None:
-        generator.setstate(op_seeds)
-    for name, variable in _global_variables().items():
-        if name in state:
-            variable.assign(state[name])
-    torch = sys.modules.get("torch")
-    if torch is not None and "torch" in state:
-        torch.set_rng_state(torch.from_numpy(state["torch"]))
+        _make_global_variables(state)  # making one draws from python's RNG: that comes after
+        _restore_python_side(state)
+        op_seeds, generator = state.get("tensorflow.op_seeds"), eager_generator()
+        if op_seeds is not None and generator is not None:
+            generator.setstate(op_seeds)
+        for name, variable in _global_variables().items():
+            if name in state:
+                variable.assign(state[name])
 
 
 def generator_state(generator: object) -> Any:
-    """The state of somebody's own generator: Keras's, TensorFlow's, numpy's, python's; None: it is none of them."""
+    """The state of somebody's own RNG: Keras's, TensorFlow's, numpy's, python's; None: it is none of them."""
     if isinstance(generator, random.Random) and not isinstance(generator, random.SystemRandom):
         return generator.getstate()
     if isinstance(generator, numpy.random.Generator):
@@ -84,7 +67,7 @@ def generator_state(generator: object) -> Any:
 
 
 def set_generator_state(generator: Any, state: Any) -> None:
-    """Put it back."""
+    """Restore it."""
     if isinstance(generator, random.Random):
         generator.setstate(state)
     elif isinstance(generator, numpy.random.Generator):
@@ -127,18 +110,18 @@ def number(*parts: object) -> int:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """The global generators of python, numpy and (where it is loaded) torch begin at this seed, inside only."""
+    """The global RNGs of python, numpy and (where it is loaded) torch begin at this seed, inside only."""
     with _lent:
         outside = _python_side()
         _seed_python_side(seed)
         try:
             yield
         finally:
-            _put_python_side(outside)
+            _restore_python_side(outside)
 
 
 class Stream:
-    """Generators that belong to one reader of data: in force inside `with`, where they go on from last time."""
+    """RNGs that belong to one reader of data: in force inside `with`, where they continue from last time."""
 
     def __init__(self, seed: int) -> None:
         with seeded(seed):
@@ -148,19 +131,19 @@ class Stream:
     def __enter__(self) -> None:
         _lent.acquire()
         self._outside = _python_side()
-        _put_python_side(self._own)
+        _restore_python_side(self._own)
 
     def __exit__(self, *error: object) -> None:
         self._own = _python_side()
-        _put_python_side(self._outside)
+        _restore_python_side(self._outside)
         _lent.release()
 
 
 def _python_side() -> dict[str, Any]:
     state: dict[str, Any] = {"python": random.getstate(), "numpy": numpy.random.get_state()}
     torch = sys.modules.get("torch")
-    if torch is not None:
-        state["torch"] = torch.get_rng_state()
+    if torch is not None and hasattr(torch, "get_rng_state"):
+        state["torch"] = torch.get_rng_state().numpy()
     return state
 
 
@@ -172,16 +155,16 @@ def _seed_python_side(seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
 
-def _put_python_side(state: dict[str, Any]) -> None:
+def _restore_python_side(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     numpy.random.set_state(state["numpy"])
     torch = sys.modules.get("torch")
     if torch is not None and "torch" in state:
-        torch.set_rng_state(state["torch"])
+        torch.set_rng_state(torch.from_numpy(state["torch"]))
 
 
 def _global_variables() -> dict[str, Any]:
-    """Global generators that are variables, where they exist already; none is made by looking."""
+    """Global RNGs that are variables, where they exist already; none is made by looking."""
     known = {"keras.global": global_seeds(), "tensorflow.global": global_generator()}
     return {name: generator.state for name, generator in known.items() if generator is not None}
 

@@ -1,8 +1,8 @@
 """Do the micro-batches have the whole batch's gradient, for this model and this loss? Keras's part of the ladder.
 
 The decisions are those of `microbatch/exactness`, one ladder for every framework; here is how Keras computes on a few
-samples. What only Keras asks beside: whether a loss that nobody can see into is a sum or a mean, whether metrics add
-up, and which variables end otherwise in parts.
+samples. What only Keras asks beside: whether a loss that nobody can see into is a sum or a mean, and whether metrics
+add up.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from buoy._compat.keras import layers_of, mask_blur
 from buoy.keras.exactness import randomness
 from buoy.keras.exactness.rounding import elsewhere, nudged, stretch
 from buoy.keras.exactness.samples import FEWEST, SAMPLES, are_copies, repeated
-from buoy.keras.step import batch_norm
-from buoy.keras.step.gradient import cut
+from buoy.keras.step.gradient import part_of
+from buoy.keras.step.refusals import norms_at_rest
 from buoy.microbatch.errors import CannotSplit, is_oom
 from buoy.microbatch.exactness import Answer, Gradient, PartError, Trial, compare, judge
 
@@ -31,12 +31,10 @@ _FLOORS = {"float64": 1e-11, "float32": 1e-5, "float16": 2e-2, "bfloat16": 5e-2}
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a try gave, as arrays: gradients, the metrics it would write, and what else it would write."""
+    """What a try gave, as arrays: gradients, and the metrics it would write."""
 
     gradients: list[Any]
     metrics: list[Any]
-    states: list[tuple[Any, Any]]
-    """(before, after) of each variable that is no metric: a teacher that follows the weights, a counter."""
 
 
 Compute = Callable[[Any, int, bool, bool], Computed]
@@ -46,18 +44,19 @@ Reading = tuple[bool, bool]
 
 
 class Try:
-    """A function that computes a few samples, and whether it draws."""
+    """A function that computes a few samples, and what it draws."""
 
     def __init__(self, compute: Compute) -> None:
         self._compute = compute
-        self.drew = False
+        self.drawn: set[str] = set()
         """Known once its graph is traced, and for good."""
 
     def __call__(self, samples: Any, count: int, reading: Reading) -> Computed:
         """In so many micro-batches."""
         with randomness.noted() as drawn:
             made = self._compute(samples, count, *reading)
-        self.drew = self.drew or bool(drawn)
+        self.drawn |= set(drawn)
+        randomness.refuse_others(self.drawn)
         return made
 
 
@@ -68,8 +67,6 @@ class Finding:
     reading: Reading
     metrics_add_up: bool
     """Whether metrics updated per micro-batch end as those updated once."""
-    states: frozenset[int]
-    """The variables (by their place in `Computed.states`) that end otherwise in parts."""
 
 
 class Untried(CannotSplit):
@@ -85,15 +82,12 @@ class KerasBackend:
     def __init__(self, attempt: Try, model: Any, reading: Reading, *, metrics: bool) -> None:
         self._try, self._model, self._reading, self._with_metrics = attempt, model, reading, metrics
         self._precision = precision_of(model)
-        self._whole: list[tuple[Any, Any]] = []
         self.tolerance = max(_FLOORS[self._precision], mask_blur())
-        self.otherwise: set[int] = set()
-        """Variables that parts have left otherwise than the whole."""
 
     @property
     def drew(self) -> bool:
         """Whether something random was computed."""
-        return self._try.drew
+        return bool(self._try.drawn)
 
     def gradient(self, samples: Any, sizes: Sequence[int], nudge: int = 0) -> Gradient:
         """Of these samples, in so many nearly equal micro-batches."""
@@ -102,10 +96,6 @@ class KerasBackend:
                 made = self._try(moved, len(sizes), self._reading)
         else:
             made = self._try(samples, len(sizes), self._reading)
-            if len(sizes) == 1:
-                self._whole = made.states
-            else:
-                self.otherwise |= _moved_otherwise(self._whole, made.states, self.tolerance)
         return Gradient(made.gradients, made.metrics if self._with_metrics else [])
 
     @contextmanager
@@ -142,12 +132,13 @@ def probe(
     if are_copies(few):
         raise _untried("samples that are all alike")
     try:
-        with randomness.same_for_every_sample(), batch_norm.at_rest(model):
+        with randomness.same_for_every_sample(), norms_at_rest(model):
             return _found(attempt, few, model, unknown)
     except Exception as error:
         if again or _rows(few) <= FEWEST or not is_oom(error):
             raise
-    return probe(attempt, cut(few, 0, FEWEST), model, unknown)  # here nothing holds what the failed try held
+    few = part_of(few, 0, FEWEST)
+    return probe(attempt, few, model, unknown)  # here nothing holds what the failed try held
 
 
 def _found(attempt: Try, few: Any, model: Any, unknown: Reading) -> Finding:
@@ -163,7 +154,7 @@ def _found(attempt: Try, few: Any, model: Any, unknown: Reading) -> Finding:
             backend = KerasBackend(attempt, model, reading, metrics=metrics)
             answer = _asked(lambda backend=backend: judge(backend, trials))  # type: ignore[misc]
             if answer is Answer.SAME:
-                return Finding(reading, metrics, frozenset(backend.otherwise))
+                return Finding(reading, metrics)
             if answer is Answer.NOT_AGAIN:
                 break
     raise _refusal(answer, unknown[1])
@@ -177,7 +168,7 @@ def probe_many(attempt: Try, many: Any, model: Any) -> None:
     if _rows(many) <= SAMPLES:
         return
     backend = KerasBackend(attempt, model, (False, False), metrics=False)
-    with randomness.same_for_every_sample(), batch_norm.at_rest(model):
+    with randomness.same_for_every_sample(), norms_at_rest(model):
         answer = _asked(lambda: compare(backend, Trial(many, _halves(many))))
     if answer in (Answer.DIFFERENT, Answer.NOT_AGAIN):
         raise _refusal(answer, False)
@@ -244,17 +235,6 @@ def _halves(few: Any) -> list[int]:
     return [_rows(few) // 2, _rows(few) - _rows(few) // 2]
 
 
-def _moved_otherwise(whole: list[tuple[Any, Any]], split: list[tuple[Any, Any]], floor: float) -> set[int]:
-    """The variables whose way from before to after is another one; not by rounding, which is far smaller."""
-    found = set()
-    for number, ((before, once), (_, parts)) in enumerate(zip(whole, split, strict=True)):
-        last_bit = float(numpy.finfo(once.dtype).eps) if once.dtype.kind == "f" else 0.0
-        allowed = max(1e-3, 10 * floor) * _apart(once, before) + 8 * last_bit * _length([once])
-        if _apart(once, parts) > allowed:
-            found.add(number)
-    return found
-
-
 _PIECE = 1 << 16
 
 
@@ -262,12 +242,8 @@ def _pieces(flat: Any) -> list[slice]:
     return [slice(start, start + _PIECE) for start in range(0, len(flat), _PIECE)]
 
 
-def _apart(one: Any, other: Any) -> float:
-    return _length([numpy.asarray(one, "float64") - numpy.asarray(other, "float64")])
-
-
-def _length(parts: list[Any]) -> float:
-    return float(numpy.linalg.norm([float(numpy.linalg.norm(each)) for each in parts]))
+def _length(parts: list[float]) -> float:
+    return float(numpy.linalg.norm(parts))
 
 
 def gradient_arrays(gradients: list[Any]) -> list[Any]:
@@ -284,12 +260,6 @@ def as_arrays(tensors: list[Any]) -> list[Any]:
 def precision_of(model: Any) -> str:
     """The coarsest that a model and its loss compute with."""
     dtypes = {str(layer.compute_dtype) for layer in layers_of(model)}
-    if any(map(_is_ctc, keras.tree.flatten(getattr(model, "loss", None)))):
-        dtypes.add("float32")  # TensorFlow computes it so, whatever it is given
     return next(
         (dtype for dtype in ("bfloat16", "float16", "float32", "float64") if dtype in dtypes), "float32"
     )
-
-
-def _is_ctc(loss: Any) -> bool:
-    return isinstance(loss, keras.losses.CTC) or loss is keras.losses.ctc or str(loss).lower() == "ctc"

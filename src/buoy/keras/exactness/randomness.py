@@ -15,10 +15,12 @@ import keras
 import tensorflow as tf
 
 from buoy._compat.keras import random_functions
+from buoy.microbatch.errors import CannotSplit
 
 _FIXED = 1
 _NEAR = 0.04
 """How far from the end of its range a draw may be."""
+_OTHERS = ("gamma", "beta", "binomial", "categorical", "poisson")
 _LAST_BITS = {"float64": 2.0**-51, "float32": 2.0**-22, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 _high: Any = None
 """A variable, so that one graph serves both sides."""
@@ -48,30 +50,26 @@ def same_for_every_sample() -> Iterator[None]:
     """Within it Keras's and TensorFlow's random functions draw one row and repeat it, whatever the seed.
 
     Where that is one number per sample, they differ by their last bit: who sorts by them to mix samples, mixes them.
+    Other distributions have no two sides: that they were drawn is noted, and refused.
     """
     keras_random = random_functions()
     _side()
-    original = {name: getattr(keras_random, name) for name in ("gamma", "binomial", "dropout")}
     ours: list[tuple[Any, str, Any]] = [
         (keras_random, "uniform", _keras_uniform),
         (keras_random, "randint", _randint),
         (keras_random, "normal", _keras_normal),
         (keras_random, "truncated_normal", _keras_normal),
-        (keras_random, "beta", lambda shape, alpha, beta, dtype=None, seed=None: _keras_uniform(shape, dtype=dtype)),
-        (keras_random, "gamma", _one_row(original["gamma"])),
-        (keras_random, "binomial", _one_row(original["binomial"])),
-        (keras_random, "dropout", _dropout(original["dropout"])),
-        (keras_random, "categorical", _categorical),
+        (keras_random, "dropout", _dropout(keras_random.dropout)),
         (keras_random, "shuffle", _shuffle),
         (tf.random, "uniform", _tf_uniform),
         (tf.random, "normal", _tf_normal),
         (tf.random, "truncated_normal", _tf_normal),
-        (tf.random, "categorical", _categorical),
         (tf.random, "shuffle", _shuffle),
         (tf.random, "stateless_uniform", _stateless(_tf_uniform)),
         (tf.random, "stateless_normal", _stateless(_tf_normal)),
         (tf.random, "stateless_truncated_normal", _stateless(_tf_normal)),
-        (tf.random, "stateless_categorical", _categorical),
+        *_others(keras_random, "keras.random"),
+        *_others(tf.random, "tf.random"),
     ]  # fmt: skip
     before = [(module, name, getattr(module, name)) for module, name, _ in ours if hasattr(module, name)]
     for module, name, function in ours:
@@ -82,6 +80,12 @@ def same_for_every_sample() -> Iterator[None]:
     finally:
         for module, name, function in before:
             setattr(module, name, function)
+
+
+def _others(module: Any, called: str) -> Iterator[tuple[Any, str, Any]]:
+    for name in (*_OTHERS, *map("stateless_{}".format, _OTHERS)):
+        if hasattr(module, name):
+            yield module, name, _noted(f"{called}.{name}", getattr(module, name))
 
 
 def _side() -> Any:
@@ -176,32 +180,31 @@ def _stateless(function: Callable[..., Any]) -> Callable[..., Any]:
     return drawn
 
 
-def _categorical(logits: Any, num_samples: Any, *_: Any, dtype: Any = None, **__: Any) -> Any:
-    """As the largest of logits with noise that is the same for every sample."""
-    logits = tf.convert_to_tensor(logits)
-    noise = -tf.math.log(-tf.math.log(_unit((1, num_samples, tf.shape(logits)[1]), logits.dtype)))
-    return tf.cast(tf.argmax(logits[:, tf.newaxis] + noise, axis=-1), dtype or tf.int64)
-
-
 def _shuffle(value: Any, *_: Any, axis: int = 0, **__: Any) -> Any:
     """An order that is another one for the whole than for its parts."""
     _drawn.append("order")
     return tf.reverse(tf.convert_to_tensor(value), [axis])
 
 
-def _one_row(original: Callable[..., Any]) -> Callable[..., Any]:
+def _noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def drawn(shape: Any, *args: Any, **kwargs: Any) -> Any:
-        kwargs["seed"] = _FIXED
-        _drawn.append("row")
-        given = isinstance(shape, (list, tuple))
-        dimensions = list(shape) if given else tf.unstack(tf.convert_to_tensor(shape))
-        if not dimensions:
-            return original(shape, *args, **kwargs)
-        row = original((1, *dimensions[1:]), *args, **kwargs)
-        return tf.repeat(row, dimensions[0], axis=0)
+    def drawn(*args: Any, **kwargs: Any) -> Any:
+        _drawn.append(name)
+        return original(*args, **kwargs)
 
     return drawn
+
+
+def refuse_others(drawn: set[str]) -> None:
+    """Raise where something was drawn that has no two sides."""
+    for name in sorted(drawn):
+        if name.rpartition("_")[2].rpartition(".")[2] in _OTHERS:
+            raise CannotSplit(
+                "nothing shows that this batch can be split with the same gradient",
+                received=f"the model draws with {name}",
+                expected="draws of keras.random or tf.random that are uniform, normal, whole numbers or a dropout",
+                hint="one of these in its place, or a smaller batch",
+            )
 
 
 def _dropout(original: Callable[..., Any]) -> Callable[..., Any]:

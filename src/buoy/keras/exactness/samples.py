@@ -1,6 +1,6 @@
 """The few samples on which micro-batches are tried: those that would show it if they gave another gradient.
 
-What a cut step computes, as far as it can be seen cheaply: each new kind of step is compared before it is used.
+What a split step computes, as far as it can be seen cheaply: each new kind of step is compared before it is used.
 """
 
 from __future__ import annotations
@@ -13,20 +13,10 @@ import numpy
 import tensorflow as tf
 
 from buoy._compat.keras import layers_of
-from buoy.microbatch.exactness import (
-    FEW_VALUES,
-    Asked,
-    Column,
-    Wish,
-    column_of,
-    extremes,
-    labels,
-    picked,
-    traits,
-)
+from buoy.microbatch.exactness import FEW_VALUES, Column, Wish, column_of, extremes, labels, picked, traits
 
 SAMPLES = 5
-"""Cut into 2 and 3: an even cut cannot tell a mean from a mean of means."""
+"""Split into 2 and 3: an even split cannot tell a mean from a mean of means."""
 FEWEST = 3
 """Where more do not fit."""
 _LOOKED_AT = 1 << 20
@@ -42,27 +32,24 @@ def trials_of(data: Any) -> list[Any]:
     """For each trial samples that differ: in labels, weights, masks and padding, each array in its turn.
 
     A mean that is weighted by class looks like a mean over samples until a rare class is among them. Copies cannot
-    show whether a model compares its samples (blank images at the start of a batch, a batch of zeros): in place of
-    these, others, or copies that are told apart.
+    show whether a model compares its samples (blank images at the start of a batch): in place of these, others.
     """
     whole = map_leaves(tf.convert_to_tensor, data)
     few, *others = (_rows(whole, rows) for rows in _telling_rows(whole))
-    few = few if not are_copies(few, FEWEST) else _told_apart(whole, few)
+    few = few if not are_copies(few, FEWEST) else _others(whole)
     return [few, *(other for other in others if not are_copies(other))]
 
 
-def _told_apart(whole: Any, few: Any) -> Any:
-    unlike = [row for leaf in _inputs(whole) for row in _rows_unlike_the_first(leaf)]
-    if unlike:
-        rows = [0, *sorted(set(unlike))[: SAMPLES - 1]]
-        rows += [row for row in range(1, len(_inputs(whole)[0])) if row not in rows][: SAMPLES - len(rows)]
-        return _rows(whole, rows)
-    inputs = {id(leaf) for leaf in _inputs(few)}
-    return map_leaves(lambda leaf: _spread(leaf) if id(leaf) in inputs else leaf, few)
+def _others(whole: Any) -> Any:
+    """The first sample, and those that are unlike it."""
+    unlike = {row for leaf in _inputs(whole) for row in _rows_unlike_the_first(leaf)}
+    rows = [0, *sorted(unlike)[: SAMPLES - 1]]
+    rows += [row for row in range(1, len(_inputs(whole)[0])) if row not in rows][: SAMPLES - len(rows)]
+    return _rows(whole, rows)
 
 
 def most_of(data: Any, count: int) -> Any:
-    """As many samples as are computed at once where a batch is cut so."""
+    """As many samples as are computed at once where a batch is split so."""
     rows = -(-len(keras.tree.flatten(data)[0]) // count)
     # Slices, not copies: where the device is full with so many samples, there is no room for them a second time.
     return map_leaves(lambda leaf: tf.convert_to_tensor(leaf)[:rows], data)
@@ -171,45 +158,8 @@ def _rows_unlike_the_first(leaf: Any) -> list[int]:
     return [int(row) for row in numpy.flatnonzero(unlike)]
 
 
-def _spread(leaf: Any) -> Any:
-    """The same numbers and a little more in each, another little in every sample; other kinds of input as they are."""
-    if not leaf.dtype.is_floating:
-        return leaf
-    size = float(tf.reduce_max(tf.abs(tf.cast(leaf, "float64")))) or 1.0
-    more = numpy.random.default_rng(0).uniform(0.0, size, leaf.shape)
-    return leaf + tf.cast(more, leaf.dtype)
-
-
-FIRST, AGAIN = "first", "again"
 _KIND_LOOKED_AT = 4096
 """Numbers of a float array that are looked at to see whether it holds a mask or labels."""
-
-
-class Comparisons:
-    """When whole and parts are compared: at the 1st, 2nd, 4th, 8th... cut step of each kind."""
-
-    def __init__(self) -> None:
-        self._asked = Asked()
-        self._seen: set[Hashable] = set()
-        self._made: Hashable = None
-
-    def made(self, kind: Hashable) -> None:
-        """A comparison of this kind was made just before its step."""
-        self._made = kind
-
-    def doubt(self, kind: Hashable) -> str:
-        """To be added to a refusal, where steps that compute the same were cut before."""
-        return self._asked.doubt(kind)
-
-    def due(self, kind: Hashable) -> str | None:
-        """FIRST or AGAIN where this step, which is counted, is to be compared; else None."""
-        known = self._asked.known_as(kind)
-        due, made = self._asked.is_due(kind, done=True), kind == self._made
-        first, self._made = known not in self._seen, None
-        self._seen.add(known)
-        if not due or made:
-            return None
-        return FIRST if first else AGAIN
 
 
 def kind_of(data: Any, model: Any) -> Hashable:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,29 +20,35 @@ _PATIENCE = 0.1  # seconds for which a reading is good
 _USABLE = 0.8  # of what the pool holds unused: regions do not join, and scratch of oneDNN is not counted
 
 
-class Memory(Protocol):
+class Memory(ABC):
     """A device's memory."""
 
-    shared: bool
+    shared = False
     """Whether others take from it too: what fitted once may not fit again."""
 
+    @abstractmethod
     def free(self) -> int | None:
         """Bytes that can still be had; None when nothing tells."""
 
-    def left(self) -> int | None:
-        """Bytes until the end itself: nearer to it than `free`, for what is refused and not planned."""
-
+    @abstractmethod
     def mark(self, again: bool = False) -> None:
         """Begin to watch; `again`: where the same was done before, and what it freed would be used once more."""
 
+    @abstractmethod
     def rise(self) -> int | None:
         """The most that was in use at once since `mark`, above what was in use then."""
 
+    def left(self) -> int | None:
+        """Bytes until the end itself: nearer to it than `free`, for what is refused and not planned."""
+        return self.free()
+
     def grown(self) -> int | None:
         """The most that was taken from the system since `mark`, where that is less: not all that counts is touched."""
+        return self.rise()
 
     def give_back(self) -> bool:
         """Return what is kept for later to the system; False where that makes no difference."""
+        return False
 
 
 def memory_of(model: Any) -> Memory | None:
@@ -54,10 +61,8 @@ def memory_of(model: Any) -> Memory | None:
     return session_memory() if name.startswith("CPU") else None
 
 
-class GpuMemory:
+class GpuMemory(Memory):
     """What TensorFlow's allocator may have on a GPU, less what is live."""
-
-    shared = False
 
     def __init__(self, name: str, limit: int) -> None:
         self._name, self._limit, self._base = name, limit, 0
@@ -65,10 +70,6 @@ class GpuMemory:
     def free(self) -> int | None:
         """Up to the allocator's limit, which TensorFlow has taken from the driver at its start."""
         return self._limit - _allocated(self._name)["current"]
-
-    def left(self) -> int | None:
-        """The limit is the end."""
-        return self.free()
 
     def mark(self, again: bool = False) -> None:
         """Begin a new peak."""
@@ -79,16 +80,8 @@ class GpuMemory:
         """By the allocator's own count."""
         return _allocated(self._name)["peak"] - self._base
 
-    def grown(self) -> int | None:
-        """There is nothing that is not counted."""
-        return self.rise()
 
-    def give_back(self) -> bool:
-        """Nothing is kept that does not count as free."""
-        return False
-
-
-class SessionMemory:
+class SessionMemory(Memory):
     """The session's RAM. With oneDNN TensorFlow has a pool that it never gives back: what is unused there is free."""
 
     shared = True

@@ -6,7 +6,7 @@ import dis
 import marshal
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from types import FunctionType
@@ -249,7 +249,7 @@ def _are_numbers(value: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """What stands for it in a checkpoint, since the callback goes on changing what it has."""
+    """What stands for it in a checkpoint, since the callback changes what it has."""
     if type(value) in _PLAIN:  # first: asking TensorFlow whether it is a tensor takes long, a million times
         return value
     if isinstance(value, dict):
@@ -340,9 +340,10 @@ def _restore(callback: Any, name: str, stored: Any, is_live: bool) -> str | None
             return f"{type(callback).__name__} starts over in {problems[0]}"
         state_dict.assign(here, stored[_VARIABLES])
         return None
-    if any(_is_foreign(each) for each in _dicts(stored)):
+    try:
+        value = _revived(stored)
+    except _NotKept:
         return f"{type(callback).__name__} starts over in {name}, which an older buoy has saved; {_GIVE_BOTH}"
-    value = _revived(stored)
     is_alike = type(stored) in _CONTAINERS and isinstance(now, type(stored))
     if is_alike and not is_live and getattr(now, "maxlen", None) == getattr(value, "maxlen", None):
         _fill(now, value)  # the script may hold the same list
@@ -364,30 +365,14 @@ def _revived(stored: Any) -> Any:
     if isinstance(stored, dict):
         if set(stored) == {_TENSOR}:
             return tf.constant(stored[_TENSOR])
+        if len(stored) == 1 and str(next(iter(stored))).startswith(_MARK):
+            raise _NotKept  # stood for an RNG, or for variables in a container
         return {key: _revived(item) for key, item in stored.items()}
     if isinstance(stored, deque):
         return deque(map(_revived, stored), stored.maxlen)
     if type(stored) in _COPIED:
         return type(stored)(map(_revived, stored))
     return stored.copy() if isinstance(stored, numpy.ndarray) else stored
-
-
-def _is_foreign(stored: dict[Any, Any]) -> bool:
-    """What an older buoy has put in the place of an RNG or of variables in containers."""
-    return len(stored) == 1 and str(next(iter(stored))).startswith(_MARK) and set(stored) != {_TENSOR}
-
-
-def _dicts(stored: Any) -> Iterator[dict[Any, Any]]:
-    if isinstance(stored, dict):
-        yield stored
-    for item in (
-        stored.values()
-        if isinstance(stored, dict)
-        else stored
-        if isinstance(stored, (list, deque, tuple))
-        else ()
-    ):
-        yield from _dicts(item)
 
 
 def _value(value: Any) -> Any:

@@ -19,11 +19,10 @@ from buoy.keras.data import rng
 from buoy.keras.state import state_dict
 from buoy.keras.state.tensors import Lent, to_tensor
 
-_MOST_OPTIMIZERS = 100
-"""Nobody keeps more; a layer's vocabulary need not be walked at each checkpoint."""
-_MOST_VARIABLES = 1000
-"""In one list or dict of a layer, for the same reason."""
-_NO_VARIABLES = frozenset((int, float, bool, str, bytes, type(None)))
+_MOST = 1000
+"""In one list or dict of a layer: a vocabulary need not be walked at each checkpoint."""
+_PLAIN = frozenset((int, float, bool, str, bytes, type(None)))
+_OF_TENSORFLOW = (tf.Variable, tf.random.Generator)
 _KEPT = "kept "
 """Begins the names of variables in lists and dicts of layers."""
 _BUILD = "build each before `fit`: `model.d_optimizer.build(model.discriminator.trainable_variables)`"
@@ -152,14 +151,14 @@ class Holdings:
             # An attribute keeps its own name (as in older checkpoints), whatever TensorFlow's books hold it too.
             own = [item for item in vars(layer).items() if not own_books(item[0])]
             for name, value in sorted(own, key=_is_container):
-                for place, optimizer in _optimizers(f"{prefix}.{name}", value):
+                for place, optimizer in _each(keras.optimizers.Optimizer, f"{prefix}.{name}", value):
                     if id(optimizer) not in known:
                         known.add(id(optimizer))
                         found[place if place not in found else f"{place}~{len(found)}"] = optimizer
         return found
 
     def _losses(self) -> list[Any]:
-        """The losses that `compile` was given, each once; one of a person's own may hold variables."""
+        """The losses that `compile` was given, each once; one of the user's own may hold variables."""
         given = keras.tree.flatten(getattr(self._model, "loss", None))
         return [each for each in given if isinstance(each, keras.Loss)]
 
@@ -176,7 +175,7 @@ class Holdings:
                 if _are_others(value, counted):
                     held = [(name, value)]
                 else:  # `_self_...` are TensorFlow's own books of all that a layer holds
-                    held = [] if own_books(name) else list(_plain(name, value))
+                    held = [] if own_books(name) else list(_each(_OF_TENSORFLOW, name, value))
                 for place, each in held:
                     if place != name and id(each) in plain:
                         continue
@@ -201,31 +200,14 @@ def _is_container(item: tuple[str, Any]) -> bool:
     return isinstance(item[1], (dict, list, tuple))
 
 
-def _optimizers(place: str, value: Any, depth: int = 2) -> Iterator[tuple[str, Any]]:
-    """(its name, the optimizer) of each in a value: itself, or what a list or dict holds."""
-    if isinstance(value, keras.optimizers.Optimizer):
+def _each(kinds: Any, place: str, value: Any, depth: int = 2) -> Iterator[tuple[str, Any]]:
+    """(its name, the object) of each of these kinds in a value: itself, or what a list or dict holds."""
+    if isinstance(value, kinds):
         yield place, value
-    elif not depth or not isinstance(value, (dict, list, tuple)) or len(value) > _MOST_OPTIMIZERS:
-        return
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _optimizers(f"{place}.{key}", item, depth - 1)
-    else:
-        for number, item in enumerate(value):
-            yield from _optimizers(f"{place}.{number}", item, depth - 1)
-
-
-def _plain(place: str, value: Any, depth: int = 2) -> Iterator[tuple[str, Any]]:
-    """(its name, the variable or generator) of each of TensorFlow in a value: itself, or in a list or dict."""
-    if isinstance(value, (tf.Variable, tf.random.Generator)):
-        yield place, value
-    elif not depth or not isinstance(value, (dict, list, tuple)) or len(value) > _MOST_VARIABLES:
-        return
-    else:
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, item in items:
-            if type(item) not in _NO_VARIABLES:  # first: asking TensorFlow takes long, a million times
-                yield from _plain(f"{place}.{key}", item, depth - 1)
+    elif depth and isinstance(value, (dict, list, tuple)) and len(value) <= _MOST:
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if type(item) not in _PLAIN:  # first: asking TensorFlow takes long, a million times
+                yield from _each(kinds, f"{place}.{key}", item, depth - 1)
 
 
 def _are_others(value: Any, counted: set[int]) -> bool:
@@ -326,7 +308,7 @@ class Beside:
         return [f"{self._name} {words}" for words in self._value.mismatches(stored(_own)[_VALUE])]
 
     def load(self, stored: Any) -> None:
-        """Put it back in place."""
+        """Restore it in place."""
         if self.is_in(stored):
             self._value.load(stored(_own)[_VALUE])
 

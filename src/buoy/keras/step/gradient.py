@@ -1,14 +1,21 @@
-"""A batch computed in micro-batches, one after the other inside the graph, without writing to any variable."""
+"""A batch computed in micro-batches, one after the other inside the graph, without writing to any variable.
+
+How much of the whole batch's loss each micro-batch's loss stands for: a Keras loss is a numerator over a denominator
+(samples, unmasked tokens, the sum of sample weights), so the gradient of the whole batch is the sum over micro-batches
+of the gradient of `loss * (its denominator / the whole batch's)`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from buoy._compat.keras import losses_replaced, mask_of
 from buoy.keras.step.snapshot import Deferred
 from buoy.microbatch.errors import CannotSplit
 
@@ -33,8 +40,6 @@ class Shape:
 
     carried: list[Any]
     """Variables that a micro-batch writes and the next one reads: BatchNorm statistics, seeds, metrics."""
-    restarted: frozenset[int]
-    """Which of them (by id) every micro-batch finds as they were before the step: what a step moves once."""
     gradients: list[Any]
     """Per weight: None for no gradient, else the dtype; embeddings give slices."""
     slices: list[bool]
@@ -59,12 +64,11 @@ Compute = Callable[[Any, Iterable[tuple[Any, Any]], Any, Any], Micro]
 """(part of the batch, state from the micro-batch before, its samples, all samples) -> Micro"""
 
 
-def shape_of(micro: Micro, not_carried: Iterable[Any] = (), restarted: frozenset[int] = frozenset()) -> Shape:
+def shape_of(micro: Micro, not_carried: Iterable[Any] = ()) -> Shape:
     """Note what the loop must know."""
     skipped = {id(variable) for variable in not_carried}
     return Shape(
         carried=[variable for key, variable in micro.scope.written.items() if key not in skipped],
-        restarted=restarted,
         gradients=[None if gradient is None else gradient.dtype for gradient in micro.gradients],
         slices=[isinstance(gradient, tf.IndexedSlices) for gradient in micro.gradients],
         values=[value.dtype for value in micro.values],
@@ -78,7 +82,7 @@ def rows_of(data: Any) -> Any:
     return tf.shape(next(leaf for leaf in keras.tree.flatten(data) if leaf is not None))[0]
 
 
-def cut(data: Any, first: Any, last: Any) -> Any:
+def part_of(data: Any, first: Any, last: Any) -> Any:
     """The samples from `first` up to `last`."""
     return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[first:last], data)
 
@@ -109,11 +113,8 @@ def loop(compute: Compute, data: Any, count: Any, shape: Shape, weights: list[An
     def body(now: dict[str, Any]) -> list[dict[str, Any]]:
         index = now["index"]
         first, last = index * rows // count, (index + 1) * rows // count
-        states = zip(shape.carried, start["state"], now["state"], strict=True)
-        before = [
-            (variable, first if id(variable) in shape.restarted else last) for variable, first, last in states
-        ]
-        micro = compute(cut(data, first, last), before, last - first, rows)
+        before = list(zip(shape.carried, now["state"], strict=True))
+        micro = compute(part_of(data, first, last), before, last - first, rows)
         noted = {id(variable): value for variable, value in micro.scope.updates()}
         return [
             {
@@ -180,3 +181,100 @@ def refuse_own_writes(weights: list[Any], updates: list[tuple[Any, Any]]) -> Non
             expected="variables of Keras that only the optimizer trains",
             hint="without `micro_batch=` it is trained as Keras does it, with no recovery from out-of-memory",
         )
+
+
+# -- the share of a micro-batch in the loss of the whole ----------------------------------------------------------
+
+SUM = "sum"
+"""Nothing is divided: each micro-batch counts whole."""
+ROWS = "rows"
+"""Divided by the number of values, which the samples share equally."""
+AMOUNT = "amount"
+"""Divided by something that varies from sample to sample: unmasked tokens, sample weights."""
+SCALAR = "scalar"
+"""A function of the user's returned one number; only the probe can tell what it was divided by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One compiled loss on one micro-batch."""
+
+    kind: str
+    amount: Any
+    """The denominator, as a scalar tensor; None where nothing is divided or nobody can see it."""
+
+
+Share = Callable[[int, Measured], Any]
+
+
+def shared(compiled: Any, share: Share, tracked: dict[int, Any]) -> AbstractContextManager[None]:
+    """Within it each compiled loss is multiplied by its share; what its tracker should hear goes into `tracked`."""
+    return losses_replaced(compiled, lambda index, loss: _counted(index, loss, share, tracked))
+
+
+def _counted(index: int, loss: Any, share: Share, tracked: dict[int, Any]) -> Callable[..., Any]:
+    def counted(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        value, measured = measure(loss, y_true, y_pred, sample_weight)
+        refuse_unreduced(value)
+        tracked[index] = value * tf.cast(share(index, measured), value.dtype)
+        return tracked[index]
+
+    return counted
+
+
+def refuse_unreduced(loss: Any) -> None:
+    """Keras trains the sum of a loss that is no single number, and shows its mean."""
+    if loss.shape.rank != 0:
+        raise CannotSplit(
+            "a loss without reduction cannot be split into micro-batches",
+            received=f"a loss of shape {loss.shape}",
+            expected="one number",
+            hint='`reduction="sum"` trains the same gradient; a mean is the default',
+        )
+
+
+def measure(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Any, Measured]:
+    """A loss's value, and what it was divided by."""
+    seen: list[Any] = []
+    original = getattr(loss, "call", None)
+    if original is None or type(loss).__call__ is not keras.losses.Loss.__call__:
+        return loss(y_true, y_pred, sample_weight), Measured(SCALAR, None)
+
+    def call(y_true: Any, y_pred: Any) -> Any:
+        seen.append(original(y_true, y_pred))
+        return seen[-1]
+
+    loss.call = call
+    try:
+        value = loss(y_true, y_pred, sample_weight)
+    finally:
+        del loss.call
+    values = tf.convert_to_tensor(seen[-1])
+    if loss.reduction == "sum" and values.shape.rank != 0:
+        return value, Measured(SUM, None)
+    if values.shape.rank == 0:
+        return value, Measured(SCALAR, None)
+    mask = _both(mask_of(y_pred), mask_of(seen[-1]))
+    if loss.reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None):
+        return value, Measured(AMOUNT, _weight_total(sample_weight, mask, value.dtype))
+    if mask is not None:
+        return value, Measured(AMOUNT, tf.reduce_sum(tf.cast(mask, value.dtype)))
+    return value, Measured(ROWS, tf.size(values))
+
+
+def _both(first: Any, second: Any) -> Any:
+    if first is None or second is None:
+        return second if first is None else first
+    return tf.logical_and(tf.cast(first, tf.bool), tf.cast(second, tf.bool))
+
+
+def _weight_total(sample_weight: Any, mask: Any, dtype: Any) -> Any:
+    if mask is None:
+        return tf.reduce_sum(tf.cast(sample_weight, dtype))
+    weights = tf.cast(mask, dtype)
+    if sample_weight is not None:
+        given = tf.cast(sample_weight, dtype)
+        while given.shape.rank < weights.shape.rank:
+            given = given[..., tf.newaxis]
+        weights = weights * given
+    return tf.reduce_sum(weights)

@@ -1,16 +1,12 @@
 """How many samples of a batch are computed at once: from the log of an earlier life, or from what fits here.
 
-How many samples fit, found by computing a few of them and measuring: never by trial and death.
+That is found by computing a few samples and measuring: never by trial and death. What a step needs is the largest of
+several lines over its samples (activations; the gradients of one layer), so it bends upwards: bytes per sample at a
+small size, times any larger size, is never too little. That bound says where it is safe to measure next. The line
+through the last sizes is trusted for a short way only: another one may begin.
 
-What a step needs is the largest of several lines over its samples (activations; the gradients of one layer), so it
-bends upwards: bytes per sample at a small size, times any larger size, is never too little. That bound says where
-it is safe to measure next. The line through the last sizes is trusted for a short way only: another one may begin.
-
-What a batch that cannot be computed in parts will need, from computing a few of its samples.
-
-Its peak at a few samples is measured; how it grows is not, since that is told exactly by the shapes in the graph: in
-proportion to the samples, or with their square where each is compared with each. Only a small part is computed, since
-TensorFlow's pool never gives back what a rehearsal took, and larger arrays do not fit into the gaps.
+Of a batch that cannot be split only a small part is measured, since TensorFlow's pool never gives back what a rehearsal
+took; the shapes in the graph tell how its need grows.
 """
 
 from __future__ import annotations
@@ -18,13 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, sqrt
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from buoy.keras.memory.device import Memory
 from buoy.microbatch.batch import even
 from buoy.microbatch.errors import CannotSplit, is_oom
 from buoy.microbatch.sizing import SPARE, Fit, History, Sizer, short
 from buoy.units import format_bytes
+
+if TYPE_CHECKING:
+    from buoy.keras.step.compiled import CompiledStep
 
 Measure = Callable[[int], int | None]
 """Bytes that so many samples needed; None when they did not fit."""
@@ -43,9 +42,8 @@ class Reading:
     """That fit at once; never less than what was just computed."""
     slope: float
     """Bytes per sample."""
-    besides: float
-    bound: bool
-    """Nothing but an upper bound was needed, and all samples fit."""
+    besides: float = 0.0
+    """Bytes that do not grow with the samples."""
 
 
 def climb(measure: Measure, start: int, most: int, room: Callable[[], float]) -> Reading:
@@ -54,7 +52,7 @@ def climb(measure: Measure, start: int, most: int, room: Callable[[], float]) ->
     That is asked for each time: what a measurement leaves behind in the allocator's gaps is gone.
 
     >>> climb(lambda n: 1000 + 10 * n, start=4, most=64, room=lambda: 100_000)
-    Reading(samples=64, slope=260.0, besides=0.0, bound=True)
+    Reading(samples=64, slope=260.0, besides=0.0)
     >>> climb(lambda n: 1000 + 10 * n, start=4, most=640, room=lambda: 3000).samples
     196
     """
@@ -69,7 +67,7 @@ def climb(measure: Measure, start: int, most: int, room: Callable[[], float]) ->
         free = room()
         each = points[-1][1] / size
         if each * most <= free:
-            return Reading(most, each, 0.0, bound=True)
+            return Reading(most, each)
         if len(points) > 1:
             (small, low), (large, high) = points[-2:]
             slopes.append((high - low) / (large - small))
@@ -79,11 +77,7 @@ def climb(measure: Measure, start: int, most: int, room: Callable[[], float]) ->
         larger = min(2 * size, further, most)
         if larger < size * _WORTH:
             largest = max(size, larger)
-            return (
-                Reading(largest, each, 0.0, bound=False)
-                if end is None
-                else _on_the_line(points, slopes, largest)
-            )
+            return Reading(largest, each) if end is None else _on_the_line(points, slopes, largest)
         size = larger
 
 
@@ -97,15 +91,15 @@ def _end(points: list[tuple[int, float]], slopes: list[float], free: float) -> i
 
 def _on_the_line(points: list[tuple[int, float]], slopes: list[float], samples: int) -> Reading:
     size, needed = points[-1]
-    return Reading(samples, slopes[-1], max(0.0, needed - slopes[-1] * size), bound=False)
+    return Reading(samples, slopes[-1], max(0.0, needed - slopes[-1] * size))
 
 
 def _before(points: list[tuple[int, float]], size: int) -> Reading:
     """The last size that fitted."""
     if not points:
-        return Reading(max(1, size // 2), 0.0, 0.0, bound=False)
+        return Reading(max(1, size // 2), 0.0)
     last, needed = points[-1]
-    return Reading(last, needed / last, 0.0, bound=False)
+    return Reading(last, needed / last)
 
 
 PART = 32
@@ -159,35 +153,6 @@ _TIMES = 3
 """TensorFlow computes in no fixed order, and in some orders more is held at once."""
 
 
-class Rehearsed(Protocol):
-    """A step that can be computed without being done."""
-
-    @property
-    def rehearses_whole(self) -> bool:
-        """Whether the uncut step can be rehearsed too."""
-
-    def memory(self, data: Any) -> Memory | None:
-        """Of the device, with all there that is made once; None where it tells nothing, or nothing can be cut."""
-
-    def rehearse(self, data: Any, samples: int, split: bool, begin: Callable[[], object]) -> None:
-        """Compute the first so many samples and write nothing; `split`: as one of several micro-batches.
-
-        `begin` is called when all is ready and the computing begins.
-        """
-
-    def bound(self, data: Any) -> int | None:
-        """Bytes that the whole batch needs at most, where its graph tells."""
-
-    def results(self, data: Any, samples: int) -> int:
-        """Bytes of all results in the graph of the uncut step on so many samples."""
-
-    def compares(self, data: Any) -> bool:
-        """Whether the need may grow with the square of the samples: some result has one dimension more of them."""
-
-    def prepare(self, data: Any) -> None:
-        """Make sure that it may be split."""
-
-
 class Sizes:
     """Decides the size of each step; what it learns is kept with the checkpoint."""
 
@@ -196,7 +161,7 @@ class Sizes:
         self._sizer = Sizer(most=micro_batch)
         self._history = History()
         self._largest = 0
-        self._is_short_told = False
+        self._has_said_short = False
         self._measures = True
         """Until a measurement shows that none can be made, or that the batch cannot be split."""
         self._refusal: CannotSplit | None = None
@@ -204,7 +169,7 @@ class Sizes:
         self._sure = 0.0
         """The largest cost of a whole batch that was foreseen to fit, or went through, in this process."""
         self._touched: tuple[int, int] | None = None
-        """Samples of the uncut step that were computed when the pool was new, and what they took from the system."""
+        """Samples of the whole step that were computed when the pool was new, and what they took from the system."""
 
     @property
     def entries(self) -> list[dict[str, Any]]:
@@ -216,7 +181,7 @@ class Sizes:
         self._history.replay(entries, first, done)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on with."""
+        """What a resumed run continues with."""
         return {"sizer": self._sizer.state_dict(), "history": self._history.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -224,7 +189,7 @@ class Sizes:
         self._sizer.load_state_dict(state["sizer"])
         self._history.load_state_dict(state["history"])
 
-    def choose(self, step: Rehearsed, number: int, data: Any, rows: int, each: float) -> int:
+    def choose(self, step: CompiledStep, number: int, data: Any, rows: int, each: float) -> int:
         """Samples at once for this batch of `rows` samples, each of so many elements."""
         parts = self._history.parts(number, rows)
         if parts is not None:
@@ -245,19 +210,19 @@ class Sizes:
         if unsure:
             size = self._learn(self._reading(step, memory, data, rows, each, size), number, rows, each, size)
         elif count(rows, size) > count(rows, wanted):
-            self._tell_short(number, size, rows, _free(memory))
+            self._report_short(number, size, rows, _free(memory))
         return max(even(rows, size))
 
-    def _tell_short(self, number: int, size: int, rows: int, free: int | None) -> None:
+    def _report_short(self, number: int, size: int, rows: int, free: int | None) -> None:
         """Once: how much is free changes from step to step."""
-        if self._is_short_told or free is None:
+        if self._has_said_short or free is None:
             return
-        self._is_short_told = True
+        self._has_said_short = True
         self._say(short(size, rows, free))
         self._event("sized", step=number, samples=size, of=rows)
 
-    def oom(self, step: Rehearsed, number: int, data: Any, rows: int, each: float, size: int) -> int:
-        """It did not fit; the size to go on with."""
+    def oom(self, step: CompiledStep, number: int, data: Any, rows: int, each: float, size: int) -> int:
+        """It did not fit; the size to continue with."""
         self._history.leave()
         fit = self._sizer.fit
         smaller = self._sizer.oom(size, each)
@@ -282,7 +247,7 @@ class Sizes:
         self._sizer.done(max(parts), each, held_back=len(parts) > 1)
         self._history.note(number, rows, parts, self._sizer)
 
-    def _bound(self, step: Rehearsed, memory: Memory, data: Any, rows: int, each: float) -> None:
+    def _bound(self, step: CompiledStep, memory: Memory, data: Any, rows: int, each: float) -> None:
         """An upper bound of what a sample needs: enough to know that the whole batch fits, which it mostly does."""
         free = _free(memory)
         if free is None:
@@ -292,7 +257,7 @@ class Sizes:
         start = max(1, rows // PART)
         reading: Reading | None
         if known is not None and known <= free:
-            reading = Reading(rows, known / rows, 0.0, bound=True)
+            reading = Reading(rows, known / rows)
         elif memory.shared:
             reading = self._touch(step, memory, data, start)
             worst = rows * PART if step.compares(data) else rows
@@ -306,7 +271,7 @@ class Sizes:
             self._sizer.fit = Fit(reading.slope / each, reading.besides, each, rough=True)
 
     def _reading(
-        self, step: Rehearsed, memory: Memory, data: Any, rows: int, each: float, size: int
+        self, step: CompiledStep, memory: Memory, data: Any, rows: int, each: float, size: int
     ) -> Reading | None:
         """What micro-batches need, from measuring small ones; None where that is not possible."""
         try:
@@ -328,7 +293,7 @@ class Sizes:
             return None
         fit, free = self._sizer.fit, _free(memory)
         guess = fit.samples(free, each) if fit is not None and free is not None else rows
-        # More than half of a batch is never computed at once, unless it is all of it, which was measured uncut.
+        # More than half of a batch is never computed at once, unless it is all of it, which was measured whole.
         most = min(size, count(rows, 2)) if step.rehearses_whole else size
         return self._climb(step, memory, data, max(1, min(rows, guess) // 8), most, split=True)
 
@@ -344,7 +309,7 @@ class Sizes:
             self._event("sized", step=number, samples=reading.samples, of=rows)
         return min(size, reading.samples)
 
-    def _foresee(self, step: Rehearsed, memory: Memory, data: Any, rows: int, each: float) -> None:
+    def _foresee(self, step: CompiledStep, memory: Memory, data: Any, rows: int, each: float) -> None:
         """Refuse in words a batch that cannot be split and would be killed by the kernel."""
         if rows * each <= self._sure:
             return
@@ -372,8 +337,8 @@ class Sizes:
         assert self._refusal is not None
         raise self._refusal
 
-    def _touch(self, step: Rehearsed, memory: Memory, data: Any, samples: int) -> Reading | None:
-        """Compute so many samples of the uncut step for the first time, after a few for all that is made once."""
+    def _touch(self, step: CompiledStep, memory: Memory, data: Any, samples: int) -> Reading | None:
+        """Compute so many samples of the whole step for the first time, after a few for all that is made once."""
         try:
             few = min(samples, max(2, samples // PART))
             if _measured(step, memory, data, few, split=False, times=_TIMES) is None:
@@ -386,10 +351,10 @@ class Sizes:
         if needed is None or grown is None:
             return None
         self._touched = samples, grown
-        return Reading(samples, needed / samples, 0.0, bound=False)
+        return Reading(samples, needed / samples)
 
     def _climb(
-        self, step: Rehearsed, memory: Memory, data: Any, start: int, most: int, *, split: bool
+        self, step: CompiledStep, memory: Memory, data: Any, start: int, most: int, *, split: bool
     ) -> Reading | None:
         """Measure; None, for good, where that is not possible."""
 
@@ -398,7 +363,7 @@ class Sizes:
 
         try:
             if measure(start) is None:  # also makes the graph, and all that is made once
-                return Reading(max(1, start // 2), 0.0, 0.0, bound=False)
+                return Reading(max(1, start // 2), 0.0)
             return climb(measure, start, most, lambda: _free(memory) or 0)
         except Exception as error:  # noqa: BLE001 - what is wrong with the step, the step itself will say
             self._cannot_measure(error)
@@ -410,7 +375,7 @@ class Sizes:
 
 
 def _measured(
-    step: Rehearsed,
+    step: CompiledStep,
     memory: Memory,
     data: Any,
     samples: int,
@@ -431,7 +396,7 @@ def _measured(
     return memory.rise()
 
 
-def _refusal(step: Rehearsed, data: Any) -> CannotSplit | None:
+def _refusal(step: CompiledStep, data: Any) -> CannotSplit | None:
     """Why the batch cannot be split; None where it can, or where there is not even memory to find out."""
     try:
         step.prepare(data)

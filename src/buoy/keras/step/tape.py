@@ -13,17 +13,17 @@ import keras
 import tensorflow as tf
 
 from buoy.flight import recorder
-from buoy.keras.exactness.probe import Computed, Try, as_arrays, gradient_arrays
+from buoy.keras.exactness.probe import Computed, Finding, Try, as_arrays, gradient_arrays
 from buoy.keras.exactness.rounding import stretch
 from buoy.keras.exactness.samples import few_of, learning
 from buoy.keras.memory.device import memory_of
-from buoy.keras.step import rehearsal
-from buoy.keras.step.compiled import CompiledStep
-from buoy.keras.step.explain import refuse_backend, refuse_replicas
+from buoy.keras.step.compiled import CompiledStep, exact
 from buoy.keras.step.gradient import Micro, Shape, loop, refuse_own_writes, rows_of, shape_of
+from buoy.keras.step.refusals import refuse_backend, refuse_replicas, without_norms
+from buoy.keras.step.sizes import Event
 from buoy.keras.step.snapshot import Deferred, Snapshot
 from buoy.keras.step.transaction import Retry
-from buoy.microbatch.errors import BadLoss
+from buoy.microbatch.errors import BadLoss, CannotSplit
 
 LossFunction = Callable[[Any], Any]
 _NO_WEIGHT = "buoy: the weight of the loss is not above 0"
@@ -56,21 +56,20 @@ def gradients(
     # The model's own strategy is told by where its weights are; before it is built, by where we are.
     refuse_replicas(getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy())
     there = recorder.current()
-    retry = Retry(_say, there.event if there is not None else lambda *args, **values: None, micro_batch)
-    return Gradients(retry, _Step(model, loss_fn, reduction, inexact))
+    event: Event = there.event if there is not None else lambda *args, **values: None
+    return Gradients(_Step(model, loss_fn, reduction, inexact), event, micro_batch)
 
 
-class Gradients:
+class Gradients(Retry):
     """What `gradients` makes: called with a batch. `buoy.keras.Loop.track(step=...)` keeps the sizes it has found."""
 
-    def __init__(self, retry: Retry, step: _Step) -> None:
-        self._retry, self._step = retry, step
-        self.state_dict, self.load_state_dict = retry.state_dict, retry.load_state_dict
-        self.keep, self.resume = retry.keep, retry.resume
+    def __init__(self, step: _Step, event: Event, micro_batch: int | None) -> None:
+        super().__init__(_say, event, micro_batch)
+        self._step = step
 
     def __call__(self, batch: Any) -> tuple[Any, list[Any]]:
         """(loss, gradients) of the whole batch."""
-        found: tuple[Any, list[Any]] = self._retry.run(self._step, batch)
+        found: tuple[Any, list[Any]] = self.run(self._step, batch)
         return found
 
 
@@ -119,7 +118,7 @@ class _Step(CompiledStep):
         return self._wrote
 
     def _exact(self, data: Any) -> Any:
-        return rehearsal.exact(data)
+        return exact(data)
 
     def _compiled_whole(self) -> Any:
         return self._compiled(self.compute_whole)
@@ -129,45 +128,60 @@ class _Step(CompiledStep):
 
         def look(part: Any) -> None:
             rows = rows_of(part)
-            micro = self._micro(part, (), rows, rows)
-            found.append(shape_of(micro, restarted=self._states.restarted(micro.scope.written.values())))
+            found.append(shape_of(self._micro(part, (), rows, rows)))
 
         tf.function(look, autograph=False).get_concrete_function(few)
         self._wrote = found[0].carried
         return found[0]
 
+    def _state(self) -> list[Any]:
+        # A metric that the loss function updates is mostly not the model's: the comparison shows whether it adds up.
+        own = {id(variable) for variable in self.model.variables}
+        return [variable for variable in self._shape.carried if id(variable) in own]
+
+    def _changes(self, finding: Finding) -> bool:
+        if not finding.metrics_add_up:
+            metrics = without_norms(self.model, self._shape.carried)
+            raise CannotSplit(
+                "the batch cannot be split: what the loss function updates ends otherwise in micro-batches",
+                received=", ".join(str(variable.path) for variable in metrics[:3]),
+                expected="metrics that add up over samples, such as an accuracy",
+                hint="update it after the step: a mean of losses with the loss that the step returns",
+            )
+        return False
+
     def _new_attempt(self) -> Try:
-        shape, states = self._shape, self._states.among(self._shape.carried)
+        shape, metrics = self._shape, without_norms(self.model, self._shape.carried)
 
         def computed(data: Any, count: Any) -> Any:
             self._trying = True
             try:
-                whole = loop(self._micro, data, count, shape, self._model.trainable_variables)
+                whole = loop(self._micro, data, count, shape, self.model.trainable_variables)
             finally:
                 self._trying = False
             found = self._divided(whole.values, whole.gradients)[1]
             after = {id(variable): value for variable, value in whole.updates}
             dense = [None if g is None else tf.convert_to_tensor(g) for g in found]
-            return dense, [after[id(each)] for each in states]
+            return dense, [after[id(each)] for each in metrics]
 
         compiled = self._compiled(computed)
 
         def attempt(data: Any, count: int, scalar: bool, added: bool) -> Computed:
             found, after = compiled(data, tf.constant(count))
-            before = [variable.numpy() for variable in states]
-            return Computed(gradient_arrays(found), [], list(zip(before, as_arrays(after), strict=True)))
+            changes = [new - each.numpy() for each, new in zip(metrics, as_arrays(after), strict=True)]
+            return Computed(gradient_arrays(found), changes)
 
         return Try(attempt)
 
     def _build(self, data: Any) -> None:
-        if self._model.built and self._learning == learning(self._model):
+        if self.model.built and self._learning == learning(self.model):
             return
-        if not self._model.built:
+        if not self.model.built:
             self._loss_fn(few_of(data))
         elif self._learning is not None:  # frozen or thawed since: other weights have gradients
             self._forget()
-        self._memory = memory_of(self._model)
-        self._learning = learning(self._model)
+        self._memory = memory_of(self.model)
+        self._learning = learning(self.model)
 
     def compute_whole(self, data: Any, room: Any) -> Any:
         """Loss and gradients at once."""
@@ -179,7 +193,7 @@ class _Step(CompiledStep):
 
     def compute_split(self, data: Any, room: Any, count: Any) -> Any:
         """The same, added up over micro-batches."""
-        whole = loop(self._micro, data, count, self._shape, self._model.trainable_variables)
+        whole = loop(self._micro, data, count, self._shape, self.model.trainable_variables)
         loss, found = self._divided(_with_weight(whole.values), whole.gradients)
         return self._commit(loss, found, whole.updates, room)
 
@@ -193,8 +207,8 @@ class _Step(CompiledStep):
                     loss *= tf.cast(rows, loss.dtype) / tf.cast(all_rows, loss.dtype)
                 if self._trying:
                     loss *= tf.cast(stretch(), loss.dtype)
-            refuse_own_writes(self._model.trainable_variables, scope.updates())
-            found = tape.gradient(loss, self._model.trainable_variables)
+            refuse_own_writes(self.model.trainable_variables, scope.updates())
+            found = tape.gradient(loss, self.model.trainable_variables)
         values = [loss] if weight is None else [loss, tf.cast(weight, loss.dtype)]
         return Micro(found, values, [rows], [], scope)
 
@@ -205,7 +219,7 @@ class _Step(CompiledStep):
         return total / weight, [None if g is None else _over(g, weight) for g in found]
 
     def _commit(self, loss: Any, found: list[Any], updates: list[tuple[Any, Any]], room: Any) -> Any:
-        refuse_own_writes(self._model.trainable_variables, updates)
+        refuse_own_writes(self.model.trainable_variables, updates)
         self._wrote = [variable for variable, _ in updates]
         computed = [g.values if isinstance(g, tf.IndexedSlices) else g for g in found if g is not None]
         with tf.control_dependencies([loss, *computed, *(value for _, value in updates)]):

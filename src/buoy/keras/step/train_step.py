@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,17 +20,39 @@ import tensorflow as tf
 from buoy._compat.keras import (
     added_loss,
     attach_mask,
+    build_on_symbols,
     call_in_training,
+    functions_in,
+    layers_of,
     loss_of,
     loss_tracker_of,
     mask_of,
     whole_loss,
 )
+from buoy.keras.exactness.probe import Computed, Finding, Try, as_arrays, gradient_arrays
 from buoy.keras.exactness.rounding import stretch
-from buoy.keras.step.gradient import Micro, Shape, Sum, loop, refuse_own_writes, rows_of, shape_of
-from buoy.keras.step.losses import AMOUNT, ROWS, SCALAR, SUM, Measured, Tracked, shared, summed
-from buoy.keras.step.snapshot import Deferred, States
-from buoy.microbatch.errors import CannotSplit
+from buoy.keras.memory.device import memory_of
+from buoy.keras.step.compiled import ROOM, CompiledStep, exact
+from buoy.keras.step.gradient import (
+    AMOUNT,
+    ROWS,
+    SCALAR,
+    SUM,
+    HoldsNotBack,
+    Measured,
+    Micro,
+    Shape,
+    Sum,
+    loop,
+    refuse_own_writes,
+    refuse_unreduced,
+    rows_of,
+    shape_of,
+    shared,
+)
+from buoy.keras.step.refusals import learning_norms, thawed_norms
+from buoy.keras.step.snapshot import Deferred, Snapshot, variables_of
+from buoy.microbatch.errors import BadBatch, CannotSplit
 
 RESERVE = 5
 """The update's temporaries at most, in sizes of all trainable weights: unscaled and clipped gradients, and what
@@ -54,11 +76,9 @@ class Facts:
 
     shape: Shape
     kinds: list[str]
-    """Of each compiled loss; see losses.py."""
+    """Of each compiled loss; see gradient.py."""
     added: bool
     """Whether layers add losses with `add_loss`."""
-    vector: bool
-    """Whether the total is a loss without reduction."""
     outputs: Any
     """A prediction: its structure and its masks."""
 
@@ -66,12 +86,10 @@ class Facts:
 class TrainStep:
     """The step of one compiled model. Its methods build graphs; transaction.py runs them and deals with failure."""
 
-    def __init__(self, model: Any, stage: Any, states: States) -> None:
+    def __init__(self, model: Any, stage: Any) -> None:
         self.model = model
         self.stage = stage
         """Grows by one when all is computed, and by one more when writing begins."""
-        self.states = states
-        """What else the forward pass writes."""
         self.opaque = _is_own(model, "compute_loss")
         """The user's own `compute_loss`: one number whose parts nobody can see."""
         self.streamed = not _is_own(model, "compute_metrics")
@@ -121,12 +139,12 @@ class TrainStep:
         model = self.model
         x, y, sample_weight = unpack(data)
         whole = self.accumulate(data, count, facts, sums)
-        total, *parts = _tracked(whole.values, facts.vector)
+        total, *parts = whole.values
         with Deferred(whole.updates) as scope:
             own, *others = _trackers(model)
-            _track(own, total, rows_of(x))
+            own.update_state(total, sample_weight=rows_of(x))
             for tracker, part in zip(others, parts, strict=False):
-                _track(tracker, part, keras.tree.flatten(x)[0].shape[0])
+                tracker.update_state(part, sample_weight=keras.tree.flatten(x)[0].shape[0])
             if self.streamed:
                 logs = model.get_metrics_result()
             else:
@@ -140,17 +158,15 @@ class TrainStep:
         noted: dict[int, Measured] = {}
         nothing = Sums(tf.constant(False), tf.constant(False))
         rows = rows_of(data)
-        micro, total, outputs = self._micro(data, (), rows, rows, nothing, {}, noted)
+        micro, outputs = self._micro(data, (), rows, rows, nothing, {}, noted)
         self.written = list(micro.scope.written.values())
         return Facts(
             shape=shape_of(
                 micro,
                 [variable for tracker in _trackers(self.model) for variable in tracker.variables],
-                self.states.restarted(micro.scope.written.values()),
             ),
             kinds=[noted[index].kind for index in sorted(noted)],
             added=bool(micro.scope.losses),
-            vector=total.elements is not None,
             outputs=outputs,
         )
 
@@ -176,7 +192,7 @@ class TrainStep:
     def _micro(
         self, data: Any, state: Iterable[Any], rows: Any, all_rows: Any, sums: Sums, wholes: dict[int, Any],
         noted: dict[int, Measured],
-    ) -> tuple[Micro, Tracked, Any]:  # fmt: skip
+    ) -> tuple[Micro, Any]:  # fmt: skip
         model = self.model
         x, y, sample_weight = unpack(data)
         one = tf.constant(1.0, tf.float64)
@@ -191,33 +207,33 @@ class TrainStep:
                 return tf.where(sums.scalar, one, share)
             return one if measured.kind == SUM else share
 
-        parts: dict[int, Tracked] = {}
+        parts: dict[int, Any] = {}
         with Deferred(state) as scope:
             with tf.GradientTape() as tape:
                 outputs = call_in_training(model, x)
                 if self.opaque:
-                    loss = whole_loss(model, x, y, outputs, sample_weight)
-                    total = summed(loss * tf.cast(share_of(0, Measured(SCALAR, None)), loss.dtype))
+                    total = whole_loss(model, x, y, outputs, sample_weight)
+                    refuse_unreduced(total)
+                    total *= tf.cast(share_of(0, Measured(SCALAR, None)), total.dtype)
                 else:
                     # As Keras's own compute_loss adds up, with each part counted for its share of the whole batch.
-                    total = Tracked(tf.zeros(()), None)
+                    total = tf.zeros(())
                     if (compiled := loss_of(model)) is not None:
                         with shared(compiled, share_of, parts):
-                            total = summed(compiled(y, outputs, sample_weight))
+                            total = compiled(y, outputs, sample_weight)
                     added = {id(loss) for loss in scope.losses}
                     for loss in model.losses:
                         own = tf.where(sums.added, one, share) if id(loss) in added else share
                         value = added_loss(model, loss)
-                        total.total += tf.cast(value * tf.cast(own, value.dtype), total.total.dtype)
-                scaled = self._scaled(total.total)
+                        total += tf.cast(value * tf.cast(own, value.dtype), total.dtype)
+                scaled = self._scaled(total)
             refuse_own_writes(model.trainable_weights, scope.updates())
             gradients = tape.gradient(scaled, model.trainable_weights)
             if self.streamed:
                 model.compute_metrics(x, y, outputs, sample_weight=sample_weight)
-        values = [one for tracked in (total, *(parts[n] for n in sorted(parts))) for one in _values(tracked)]
+        values = [total, *(parts[n] for n in sorted(parts))]
         sizes = [rows, *(_size(noted[n]) for n in sorted(noted))]
-        micro = Micro(gradients, values, sizes, [] if self.streamed else _leaves(outputs), scope)
-        return micro, total, outputs
+        return Micro(gradients, values, sizes, [] if self.streamed else _leaves(outputs), scope), outputs
 
     def _whole_amounts(self, data: Any) -> dict[int, Any]:
         # Only masks and weights are asked for: TensorFlow prunes the forward pass itself out of this graph.
@@ -268,7 +284,7 @@ class TrainStep:
 
 
 def _is_own(model: Any, name: str) -> bool:
-    """Whether a person's own method stands in place of Keras's, in the model's class or in this one model."""
+    """Whether a method of the user's own stands in place of Keras's, in the model's class or in this one model."""
     return name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)
 
 
@@ -289,25 +305,6 @@ def _trackers(model: Any) -> list[Any]:
 
 def _components(gradient: Any) -> list[Any]:
     return [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices) else [gradient]
-
-
-def _values(tracked: Tracked) -> list[Any]:
-    elements = tf.constant(0) if tracked.elements is None else tracked.elements
-    return [tracked.total, elements]
-
-
-def _tracked(values: list[Any], vector: bool) -> list[Tracked]:
-    pairs = zip(values[::2], values[1::2], strict=True)
-    return [Tracked(total, elements if vector else None) for total, elements in pairs]
-
-
-def _track(tracker: Any, tracked: Tracked, rows: Any) -> None:
-    value = tracked.total
-    # Keras tells its tracker the whole vector; only its mean and length matter there.
-    if tracked.elements is not None:
-        mean = value / tf.cast(tf.maximum(tracked.elements, 1), value.dtype)
-        value = tf.fill([tracked.elements], mean)
-    tracker.update_state(value, sample_weight=rows)
 
 
 def _size(measured: Measured) -> Any:
@@ -332,3 +329,209 @@ def _with_leaves(outputs: Any, joined: list[Any]) -> Any:
             attach_mask(value, next(waiting))
         leaves.append(value)
     return keras.tree.pack_sequence_as(outputs, leaves)
+
+
+class FitStep(CompiledStep):
+    """The step of one compiled model in `fit`, whole or in micro-batches."""
+
+    computed = 1
+    exhausted = (StopIteration, tf.errors.OutOfRangeError)
+
+    def __init__(self, model: Any, inexact: tuple[str, ...]) -> None:
+        self.stock: Any = None
+        """Keras's own training function, once the model turned out not to fit in here."""
+        self._eager, self._jit = model.run_eagerly, model.jit_compile
+        self._facts: Facts | None = None
+        self._built = False
+        self._iterator: Any = None
+        self._spec: Any = None
+        self._traced: list[tuple[Any, Any, Any]] = []
+        self._reserve: Any = None
+        self._nothing: Any = None
+        super().__init__(model, inexact)
+        self._step = TrainStep(model, self._stage)
+
+    def fetch(self, iterator: Any) -> Any:
+        """The next batch."""
+        if not isinstance(iterator, tf.data.Iterator):
+            self._spec = None
+            return next(iterator)
+        if iterator is not self._iterator:
+            self._iterator, self._spec = iterator, iterator.element_spec
+        return iterator.get_next()
+
+    def run(self, data: Any, count: int, reserve: bool) -> Any:
+        """The step; raises what TensorFlow raises, with nothing written unless `reached` says otherwise."""
+        self._build(data)
+        room = self._reserve if reserve else self._nothing
+        if count == 1:
+            logs = self._for_spec(self._whole)(data, room)
+        else:
+            self.prepare(data)
+            self.compare_again(data, count)
+            logs = self._for_spec(self._split)(data, room, tf.constant(count))
+        self._begun += 2
+        return logs
+
+    def compute_whole(self, data: Any, room: Any) -> Any:
+        """As Keras computes it."""
+        return self._step.whole(data, room)
+
+    def compute_split(self, data: Any, room: Any, count: Any) -> Any:
+        """The same in `count` micro-batches."""
+        assert self._facts is not None
+        return self._step.split(data, count, room, self._facts, Sums(*map(tf.constant, self._reading)))
+
+    def written(self) -> bool:
+        """Whether any step has written anything."""
+        return bool(self._stage.numpy() > 1)
+
+    def misfit(self, error: Exception) -> bool:
+        """Whether the step or the batch is of a kind that Keras alone can do, if anyone."""
+        return isinstance(error, (HoldsNotBack, BadBatch))
+
+    def snapshot(self) -> Snapshot:
+        """Copies of all that the step writes."""
+        return Snapshot(variables_of(self.model))
+
+    def use_stock(self) -> None:
+        """From now on as Keras does it."""
+        ours = self.model.train_function
+        keras.Model.make_train_function(self.model, force=True)
+        self.stock, self.model.train_function = self.model.train_function, ours
+
+    def traced(self) -> list[Any]:
+        """The `tf.function`s in use."""
+        return functions_in(self.stock) if self.stock is not None else [self._whole, self._split]
+
+    def explained(self, error: Exception) -> Exception:
+        """The error in words, where it is one of the checks inside the graph."""
+        if isinstance(error, tf.errors.InvalidArgumentError) and UNEVEN in str(error):
+            return CannotSplit(
+                "the loss does not give every sample the same number of values",
+                received="a loss function that drops or repeats samples before its mean",
+                expected="one value (or one row of values) per sample",
+                hint="give the dropped samples a sample_weight of 0 instead, or use a Keras mask",
+            )
+        return error
+
+    @property
+    def rehearses_whole(self) -> bool:
+        """XLA compiles for each number of samples anew, and knows no reserve."""
+        return not self._jit
+
+    @property
+    def _written(self) -> list[Any] | None:
+        return self._step.written
+
+    def _exact(self, data: Any) -> Any:
+        return self._spec if self._spec is not None else exact(data)
+
+    def _for_spec(self, function: Any) -> Any:
+        # Traced for what the data set promises, as Keras traces it, not for the shape of the first batch: the last,
+        # smaller batch is then no new graph, and rounding is that of Keras.
+        if self._spec is None or self._eager:
+            return function
+        return self._trace(function, self._spec)
+
+    def _trace(self, function: Any, spec: Any) -> Any:
+        for known, of_function, traced in self._traced:
+            if of_function is function and (known is spec or known == spec):
+                return traced
+        more = () if function is self._whole else (tf.TensorSpec((), tf.int32),)
+        traced = function.get_concrete_function(spec, ROOM, *more)
+        self._traced.append((spec, function, traced))
+        if not self._jit:
+            self._rehearsal.add(
+                self.compute_whole if function is self._whole else self.compute_split, spec, traced
+            )
+        return traced
+
+    def _compiled(self, function: Any) -> Any:
+        return function if self._eager else super()._compiled(function)
+
+    def _compiled_whole(self) -> Any:
+        if self._eager or not self._jit:
+            return self._compiled(self.compute_whole)
+        return tf.function(self.compute_whole, reduce_retracing=True, jit_compile=True, autograph=False)
+
+    def _build(self, data: Any) -> None:
+        # Inside the step no variable may be created any more.
+        if self._built:
+            return
+        model = self.model
+        if not self._built_on_symbols(data):  # as Keras builds it: by tracing its own step
+            tf.function(model.train_step, autograph=False).get_concrete_function(data)
+        self._reserve = tf.constant(_room(self._step.reserve_bytes), tf.int32)
+        self._nothing = tf.constant(_room(0), tf.int32)
+        self._built = True
+        if thawed_norms(model) and self._spec is not None and not self._eager:
+            self._trace(self._whole, self._spec)  # it shows which of them learn, and is to be traced anyway
+        memory = memory_of(model) if not self._eager else None
+        cuts = not learning_norms(model, self._step.written) or "batchnorm" in self._inexact
+        # On a GPU what cannot be split fails in words; on the host it must be foreseen.
+        self._memory = memory if cuts or (memory is not None and memory.shared) else None
+
+    def _built_on_symbols(self, data: Any) -> bool:
+        model = self.model
+        if not all(layer.built for layer in layers_of(model)):
+            return False
+        try:
+            build_on_symbols(model, keras.tree.map_structure(_spec, unpack(data)))
+        except Exception:  # noqa: BLE001 - outside of training a random crop leaves another shape; a real error comes again
+            return False
+        return True
+
+    def _look(self, few: Any) -> Shape:
+        found: list[Facts] = []
+        if self._eager:
+            found.append(self._step.facts(few))
+        else:
+            look = tf.function(lambda data: found.append(self._step.facts(data)), autograph=False)
+            look.get_concrete_function(few)
+        self._facts = found[0]
+        return self._facts.shape
+
+    def _trial(self) -> AbstractContextManager[None]:
+        return self._step.unscaled()
+
+    def _unknown(self) -> tuple[bool, bool]:
+        assert self._facts is not None
+        return SCALAR in self._facts.kinds, self._facts.added
+
+    def _changes(self, finding: Finding) -> bool:
+        changes = self._step.streamed and not finding.metrics_add_up
+        self._step.streamed = self._step.streamed and not changes
+        return changes
+
+    def _new_attempt(self) -> Try:
+        facts, step = self._facts, self._step
+        assert facts is not None
+        metrics = {id(variable) for variable in self.model.metrics_variables}
+        measured = [n for n, variable in enumerate(facts.shape.carried) if id(variable) in metrics]
+
+        def compute(data: Any, count: Any, scalar: Any, added: Any) -> Any:
+            whole = step.accumulate(data, count, facts, Sums(scalar, added))
+            gradients = [g for g in whole.gradients if g is not None]
+            dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
+            return dense, [whole.updates[n][1] for n in measured]
+
+        compiled = self._compiled(compute)
+
+        def attempt(data: Any, count: int, scalar: bool, added: bool) -> Computed:
+            sums = (known or asked for known, asked in zip(self._reading, (scalar, added), strict=True))
+            gradients, measures = compiled(data, tf.constant(count), *map(tf.constant, sums))
+            return Computed(gradient_arrays(gradients), as_arrays(measures))
+
+        return Try(attempt)
+
+
+def _room(size: int) -> list[int]:
+    """As the shape of an array of bytes; one dimension alone ends at 2 GiB."""
+    return [-(-size // 4096), 4096]
+
+
+def _spec(leaf: Any) -> Any:
+    return (
+        None if leaf is None else keras.KerasTensor(leaf.shape, str(getattr(leaf.dtype, "name", leaf.dtype)))
+    )

@@ -7,42 +7,22 @@ from __future__ import annotations
 
 import traceback
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import keras
 
 from buoy._compat.keras import why_not
-from buoy.keras.step.explain import refuse_backend, refuse_replicas
-from buoy.keras.step.sizes import Event, Rehearsed, Say, Sizes, count
+from buoy.keras.step.compiled import CompiledStep
+from buoy.keras.step.refusals import refuse_backend, refuse_replicas, too_big
+from buoy.keras.step.sizes import Event, Say, Sizes, count
 from buoy.keras.step.snapshot import Snapshot
+from buoy.keras.step.train_step import FitStep
 from buoy.microbatch.errors import BadBatch, CannotSplit, OutOfMemory, StepError, TornStep, is_oom
 from buoy.microbatch.sizing import SizeLog
-
-if TYPE_CHECKING:
-    from buoy.keras.step.functions import Functions
 
 _CAREFUL_STEPS = 64
 """For so many steps after the reserve was refused, copies are made before the optimizer's update."""
 _UPDATE_TRIES = 3
-
-
-class Step(Rehearsed, Protocol):
-    """What is repeated."""
-
-    def run(self, data: Any, count: int, reserve: bool) -> Any:
-        """Do it in `count` micro-batches; `reserve`: only with room for the update."""
-
-    def reached(self) -> int:
-        """How far the last, failed run came: 0 not all is computed, 1 no room to write, 2 writing had begun."""
-
-    def explained(self, error: Exception) -> Exception:
-        """An error of the step in words."""
-
-    def snapshot(self) -> Snapshot:
-        """Copies of all that the step writes."""
-
-    def too_big(self, text: str, what: str = "a single sample does") -> OutOfMemory:
-        """The error when nothing is left to split, with what owns the memory."""
 
 
 class Retry:
@@ -64,7 +44,7 @@ class Retry:
         return self._sizes.entries
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on with."""
+        """What a resumed run continues with."""
         return {**self._sizes.state_dict(), "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -76,22 +56,24 @@ class Retry:
         """Use these micro-batches from these steps on, as an earlier attempt did in so many steps."""
         self._sizes.replay(sizes, self.steps, done)
 
-    def keep(self, log: SizeLog) -> None:
-        """Log every step."""
-        self._log = log
+    def log_to(self, path: str, *, start_over: bool) -> None:
+        """Log every step there; `start_over`: what an attempt before this one did is not repeated."""
+        self._log = SizeLog(path)
+        if start_over:
+            self._log.clear()
 
     def resume(self, saved: dict[str, Any]) -> None:
         """Go on from a checkpoint; the log knows of steps that were made after it and lost."""
         self.load_state_dict(saved)
         self.replay(*self._log.read())
 
-    def run(self, functions: Step, data: Any) -> Any:
+    def run(self, step: CompiledStep, data: Any) -> Any:
         """Do the step on this batch, as often and in as many micro-batches as it takes."""
         rows, each = _measure(data)
-        size = self._sizes.choose(functions, self.steps, data, rows, each)
+        size = self._sizes.choose(step, self.steps, data, rows, each)
         tries, again = 0, True
         while True:
-            failure, logs = self._try(functions, data, rows, size)
+            failure, logs = self._try(step, data, rows, size)
             if failure is None:
                 break
             where, text = failure
@@ -99,8 +81,8 @@ class Retry:
             if where == "gradients" and size == 1 and again:
                 again = False  # what the failed try held is free now: once more
             elif where == "gradients":
-                smaller = self._smaller(functions, data, rows, each, size, text)
-                self._tell(rows, size, smaller, text)
+                smaller = self._smaller(step, data, rows, each, size, text)
+                self._report(rows, size, smaller, text)
                 size = smaller
             elif tries > _UPDATE_TRIES:
                 raise OutOfMemory(
@@ -117,18 +99,18 @@ class Retry:
         self._done(rows, each, size)
         return logs
 
-    def _try(self, functions: Step, data: Any, rows: int, size: int) -> tuple[tuple[str, str] | None, Any]:
+    def _try(self, step: CompiledStep, data: Any, rows: int, size: int) -> tuple[tuple[str, str] | None, Any]:
         undo = None
         try:
             if self._careful:
-                undo = functions.snapshot()
+                undo = step.snapshot()
             reserve = not self._careful
-            return None, functions.run(data, count(rows, size), reserve)
+            return None, step.run(data, count(rows, size), reserve)
         except Exception as error:
             failed: BaseException = error
             if not is_oom(error):
-                self._check_torn(functions.reached(), undo)
-                explained = functions.explained(error)
+                self._check_torn(step.reached(), undo)
+                explained = step.explained(error)
                 if explained is error:
                     raise
                 raise explained from error
@@ -136,7 +118,7 @@ class Retry:
         # Outside `except`: only now are the frames, and the tensors in them, gone.
         traceback.clear_frames(failed.__traceback__)
         del failed
-        reached = functions.reached()
+        reached = step.reached()
         if reached == 2:
             self._check_torn(reached, undo)
         return ("gradients" if reached == 0 else "update", text), None
@@ -154,21 +136,21 @@ class Retry:
             hint="the weights are partly updated: run again, buoy resumes from the last checkpoint",
         )
 
-    def _smaller(self, functions: Step, data: Any, rows: int, each: float, size: int, text: str) -> int:
+    def _smaller(self, step: CompiledStep, data: Any, rows: int, each: float, size: int, text: str) -> int:
         if size == 1:
-            raise functions.too_big(text)
+            raise too_big(step.model, text)
         try:
-            functions.prepare(data)
+            step.prepare(data)
         except CannotSplit:
             self._say(f"out of memory with {size} samples at step {self.steps}: {text}")
             raise
         except Exception as error:
             if not is_oom(error):
                 raise
-            raise functions.too_big(
-                text, "three samples, the fewest that micro-batches are tried on, do"
+            raise too_big(
+                step.model, text, "three samples, the fewest that micro-batches are tried on, do"
             ) from error
-        return self._sizes.oom(functions, self.steps, data, rows, each, size)
+        return self._sizes.oom(step, self.steps, data, rows, each, size)
 
     def _done(self, rows: int, each: float, size: int) -> None:
         before = len(self.sizes)
@@ -178,7 +160,7 @@ class Retry:
         if self._careful:
             self._careful -= 1
 
-    def _tell(self, rows: int, size: int, smaller: int, text: str) -> None:
+    def _report(self, rows: int, size: int, smaller: int, text: str) -> None:
         self.retries += 1
         self._event("retry", what="oom", step=self.steps, samples=size, smaller=smaller, error=text)
         self._say(
@@ -225,7 +207,7 @@ def install(
     return Transaction(model, say=say, event=event, micro_batch=micro_batch, inexact=inexact)
 
 
-class Transaction:
+class Transaction(Retry):
     """Runs the model's training steps; repeats one that ran out of memory with smaller micro-batches."""
 
     def __init__(
@@ -233,104 +215,63 @@ class Transaction:
     ) -> None:
         if micro_batch is not None and micro_batch < 1:
             raise CannotSplit("no such micro-batch", received=str(micro_batch), expected="1 or more samples")
-        self._model = model
-        self._say = say
-        self._event = event
-        self._retry = Retry(say, event, micro_batch)
-        self._inexact = inexact
-        self._asked = micro_batch is not None
-        self._functions: Functions | None = None
-        self._fresh = True
-        """No step of the present functions has gone through yet."""
+        super().__init__(say, event, micro_batch)
+        self._model, self._inexact = model, inexact
+        self._is_asked = micro_batch is not None
+        self._step: FitStep | None = None
+        self._is_fresh = True
+        """No step of the present graphs has gone through yet."""
         model.make_train_function = self._make_train_function
         model.train_function = None
 
-    @property
-    def sizes(self) -> list[dict[str, Any]]:
-        """Every change of size so far, for `replay`."""
-        return self._retry.sizes
-
-    @property
-    def steps(self) -> int:
-        """Steps that went through."""
-        return self._retry.steps
-
-    @property
-    def retries(self) -> int:
-        """Steps that had to be done again."""
-        return self._retry.retries
-
     def traced(self) -> list[Any]:
         """The `tf.function`s that the steps so far were traced with."""
-        return self._functions.traced() if self._functions is not None else []
+        return self._step.traced() if self._step is not None else []
 
     def remove(self) -> None:
         """Give the model its own training step back."""
         vars(self._model).pop("make_train_function", None)
         self._model.train_function = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on with."""
-        return self._retry.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse."""
-        self._retry.load_state_dict(state)
-
-    def replay(self, sizes: list[dict[str, Any]], done: int = 0) -> None:
-        """Use these micro-batches from these steps on, as an earlier attempt did in so many steps."""
-        self._retry.replay(sizes, done)
-
-    def keep(self, log: SizeLog) -> None:
-        """Log every step."""
-        self._retry.keep(log)
-
-    def resume(self, saved: dict[str, Any]) -> None:
-        """Go on from a checkpoint, with the sizes of the steps that were made after it and lost."""
-        self._retry.resume(saved)
-
     def _make_train_function(self, force: bool = False) -> None:
         if self._model.train_function is not None and not force:
             return
-        from buoy.keras.step.functions import Functions
-
-        self._functions = Functions(self._model, self._inexact)
-        self._fresh = True
+        self._step, self._is_fresh = FitStep(self._model, self._inexact), True
         self._model.train_function = self._train
 
     def _train(self, iterator: Any) -> Any:
         # What Keras calls for `steps_per_execution` batches. The batch is fetched outside the graph: a step that
         # fails must still have it.
-        functions = self._functions
-        assert functions is not None
-        if functions.stock is not None:
-            return functions.stock(iterator)
+        step = self._step
+        assert step is not None
+        if step.stock is not None:
+            return step.stock(iterator)
         logs = None
         for number in range(self._model.steps_per_execution):
             try:
-                data = functions.fetch(iterator)
-            except functions.exhausted:
+                data = step.fetch(iterator)
+            except step.exhausted:
                 if number:
                     break
                 raise
-            logs = self._first(functions, data) if self._fresh else self._retry.run(functions, data)
-            if functions.stock is not None:
+            logs = self._first(step, data) if self._is_fresh else self.run(step, data)
+            if step.stock is not None:
                 break
         return logs
 
-    def _first(self, functions: Functions, data: Any) -> Any:
+    def _first(self, step: FitStep, data: Any) -> Any:
         try:
-            logs = self._retry.run(functions, data)
-            self._fresh = False
+            logs = self.run(step, data)
+            self._is_fresh = False
             return logs
         except Exception as error:
-            told = isinstance(error, StepError) and not functions.misfit(error)
-            if self._asked or told or functions.written():
+            is_last_word = isinstance(error, StepError) and not step.misfit(error)
+            if self._is_asked or is_last_word or step.written():
                 raise
             why = error.message if isinstance(error, StepError) else f"{type(error).__name__}: {error}"
-        # Either the model does not fit in here, or the person's code is wrong: Keras's own step tells which.
-        functions.use_stock()
-        logs = functions.stock(iter([data]))
+        # Either the model does not fit in here, or the user's code is wrong: Keras's own step tells which.
+        step.use_stock()
+        logs = step.stock(iter([data]))
         why = why.splitlines()[0][:300]
         self._event("trouble", what=f"micro-batches are off: {why}")
         self._say(f"micro-batches and recovery from out-of-memory are off for this model: {why}")

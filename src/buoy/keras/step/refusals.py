@@ -1,12 +1,10 @@
-"""When not even one sample fits: who owns the memory, and what would help.
-
-What micro-batches are not made for, said in words before anything is computed.
-"""
+"""What micro-batches are not made for; and, when not even one sample fits, who owns the memory and what would help."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -110,7 +108,7 @@ def refuse_backend(what: str) -> None:
 
 
 def refuse_replicas(strategy: Any) -> None:
-    """Each replica has a part of the batch, and all of them would have to cut it alike."""
+    """Each replica has a part of the batch, and all of them would have to split it alike."""
     replicas = strategy.num_replicas_in_sync
     if replicas > 1:
         raise CannotSplit(
@@ -144,3 +142,84 @@ def refuse_stateful(model: Any) -> None:
                 expected="layers for which each sample stands alone",
                 hint="a smaller batch_size, in the Input and in `fit`; or stateful=False with longer samples",
             )
+
+
+def without_norms(model: Any, written: Iterable[Any]) -> list[Any]:
+    """Variables that are neither seeds nor BatchNorm statistics."""
+    layers = (layer for layer in layers_of(model) if isinstance(layer, keras.layers.BatchNormalization))
+    known = {id(variable) for layer in layers for variable in layer.non_trainable_variables}
+    return [
+        each
+        for each in written
+        if id(each) not in known and not str(each.path).endswith("seed_generator_state")
+    ]
+
+
+def refuse_state(model: Any, written: Iterable[Any]) -> None:
+    """Of anything but metrics, seeds and BatchNorm statistics nobody knows whether a step or a sample moves it."""
+    metrics = {id(variable) for variable in model.metrics_variables}
+    for variable in without_norms(model, written):
+        if id(variable) not in metrics:
+            raise CannotSplit(
+                "the batch cannot be split: the forward pass writes a variable that may end otherwise in micro-batches",
+                received=str(variable.path),
+                expected="only the optimizer, metrics, seeds and BatchNormalization write during a step",
+                hint="write it in a callback (`on_train_batch_end`) or after the step; or use a smaller batch",
+            )
+
+
+# -- BatchNormalization: the one common layer whose result for a sample depends on the others ---------------------
+
+
+def thawed_norms(model: Any) -> list[Any]:
+    """The BatchNormalization layers that would use a batch's own statistics in training; frozen ones do not."""
+    norms = (each for each in layers_of(model) if isinstance(each, keras.layers.BatchNormalization))
+    return [layer for layer in norms if layer.trainable]
+
+
+def learning_norms(model: Any, written: Iterable[Any] | None) -> list[Any]:
+    """Those that do, by the variables that a training step writes; all that may, as long as these are not known.
+
+    A base that a model of one's own calls with `training=False`, as in fine-tuning, uses and keeps the statistics it
+    has. (In a functional model Keras 3 lets it learn all the same.)
+    """
+    found = thawed_norms(model)
+    if written is None or not found:
+        return found
+    ids = {id(variable) for variable in written}
+    return [layer for layer in found if id(layer.moving_mean) in ids]
+
+
+def refuse_batch_norm(model: Any, inexact: tuple[str, ...], written: Iterable[Any] | None) -> None:
+    """Say that this model cannot be split, unless its user accepts statistics per micro-batch."""
+    found = [layer.name for layer in learning_norms(model, written)]
+    if not found or "batchnorm" in inexact:
+        return
+    names = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    raise CannotSplit(
+        "BatchNormalization cannot be split into micro-batches with the same result",
+        received=f"{len(found)} of them in training mode: {names}",
+        expected="layers that treat each sample by itself",
+        hint="GroupNormalization or LayerNormalization instead, a smaller batch_size, frozen layers "
+             '(trainable = False), or inexact=("batchnorm",) to accept statistics per micro-batch',
+    )  # fmt: skip
+
+
+@contextmanager
+def norms_at_rest(model: Any) -> Iterator[None]:
+    """Within it these layers use their stored statistics, so that everything else can be compared."""
+    layers = thawed_norms(model)
+    for layer in layers:
+        object.__setattr__(layer, "call", _resting(layer.call))
+    try:
+        yield
+    finally:
+        for layer in layers:
+            object.__delattr__(layer, "call")
+
+
+def _resting(original: Any) -> Any:
+    def call(inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        return original(inputs, training=False, mask=mask)
+
+    return call
