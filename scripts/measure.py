@@ -164,7 +164,7 @@ SHARED = {
     "_version", "_buffers", "_parameters", "_modules", "_scale", "_results", "_get_iterator", "_iterator",
     "_inputs", "_count", "_seed", "_rng", "_value", "_batch_size",
 }  # fmt: skip
-NOT_FRAMEWORKS = {"_getframe", "_launch"}  # python's own
+NOT_FRAMEWORKS = {"_getframe", "_launch", "_target"}  # python's own, of `sys` and `multiprocessing`
 
 
 def private_names(trees: dict[Path, ast.Module]) -> set[tuple[str, str]]:
