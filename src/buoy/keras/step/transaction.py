@@ -141,9 +141,15 @@ class Retry:
             raise too_big(step.model, text)
         try:
             step.prepare(data)
-        except CannotSplit:
-            self._say(f"out of memory with {size} samples at step {self.steps}: {text}")
-            raise
+        except CannotSplit as refusal:
+            if step.misfit(refusal):
+                raise
+            raise CannotSplit(
+                "out of memory, and this batch cannot be split",
+                received=f"{refusal.message}: {refusal.received}",
+                expected="a batch that fits, or a gradient that is a sum over samples",
+                hint=refusal.hint,
+            ) from refusal
         except Exception as error:
             if not is_oom(error):
                 raise
