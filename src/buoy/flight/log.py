@@ -175,6 +175,16 @@ class EventLog:
         self._file.close()
 
 
+def note(folder: str, kind: str, **values: object) -> None:
+    """Append one event of an attempt; never raises. The file is opened each time: a script could close it under us."""
+    try:
+        log = EventLog(folder)
+        log.add(kind, **values)
+        log.close()
+    except OSError:
+        pass
+
+
 def read_events(folder: str) -> list[dict]:  # type: ignore[type-arg]
     """The events of an attempt, oldest first; a field that holds another kind of thing than ever is left out."""
     lines = read_lines(os.path.join(folder, "events.jsonl"))

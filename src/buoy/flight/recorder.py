@@ -14,7 +14,7 @@ from buoy.flight.attempt import Attempt, on_another_disk, point_to
 from buoy.flight.beacon import Beacon
 from buoy.flight.holders import Attendant
 from buoy.flight.imports import after_import
-from buoy.flight.log import EventLog
+from buoy.flight.log import note
 from buoy.text import whole_number
 
 if TYPE_CHECKING:
@@ -249,14 +249,8 @@ class Recorder:
 
     def event(self, kind: str, **values: object) -> None:
         """Write an event to the flight log; never raises."""
-        if self.attempt is None:
-            return
-        try:
-            log = EventLog(self.attempt.folder)  # opened each time: an open file could be closed under us
-            log.add(kind, pid=os.getpid(), **values)
-            log.close()
-        except OSError:
-            pass
+        if self.attempt is not None:
+            note(self.attempt.folder, kind, pid=os.getpid(), **values)
 
     def set_handler(self, number: int, handler: object) -> None:
         """`signal.signal`, with the stacks that buoy dumps on this signal still dumped first."""

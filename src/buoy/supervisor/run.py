@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from buoy.errors import RunFolderError
 from buoy.flight.attempt import Attempt, discard, new_attempt
-from buoy.flight.log import EventLog, read_events
+from buoy.flight.log import note, read_events
 from buoy.machine import procfs
 from buoy.machine.files import write_json
 from buoy.supervisor.launch import Child, Terminal
@@ -115,7 +115,7 @@ def _look_back(
         reason = _same_end(before, outcome, step, best_step)
     again = bool(order.restart) and reason is None
     if order.restart:  # before it is reported: what to do depends on it
-        _note(attempt, "restart", again=again, why=reason)
+        note(attempt.folder, "restart", again=again, why=reason)
     run = _report(order, attempt, outcome.verdict) if outcome.verdict is not None else None
     if again:
         _announce_restart(order, restarts, step, saved)
@@ -201,15 +201,6 @@ def _report(order: Order, attempt: Attempt, verdict: Verdict) -> str | None:
         order.say(f"buoy: cannot report how it ended: {error!r}")
         return None
     return verdict.run
-
-
-def _note(attempt: Attempt, kind: str, **values: object) -> None:
-    try:
-        log = EventLog(attempt.folder)
-        log.add(kind, **values)
-        log.close()
-    except OSError:
-        pass
 
 
 class _Life:
@@ -322,7 +313,12 @@ class _Life:
             return
         self._forwarded.append(number)
         self._asked_to_stop = self._asked_to_stop or number in _ASKS_TO_STOP
-        _note(self.attempt, "signal", signal=signal.Signals(number).name, from_pid=information.si_pid or None)
+        note(
+            self.attempt.folder,
+            "signal",
+            signal=signal.Signals(number).name,
+            from_pid=information.si_pid or None,
+        )
 
     def _stop_with_child(self) -> None:
         """Ctrl-Z stopped the child: stop with it, and continue with it, as a shell's job does."""
@@ -369,7 +365,7 @@ class _Life:
             )
             return
         self._start_sidecar()
-        _note(self.attempt, "sidecar", what="restarted", times=self._sidecar_starts - 1)
+        note(self.attempt.folder, "sidecar", what="restarted", times=self._sidecar_starts - 1)
 
     def _settle(self, status: int) -> Verdict | None:
         """The sidecar's verdict; our own only where that one could not judge, or did not learn the exact status."""
