@@ -99,4 +99,4 @@ def test_a_fit_is_profiled_between_its_batches_and_trains_on(tmp_path: Path) -> 
     assert list(spent) == ["data wait", "step"]
     assert spent["data wait"] >= 8 * 5
     assert spent["step"] >= 30
-    assert "4.8 MiB  pixels in train() (NumPy array)" in looped
+    assert "4.8 MiB  pixels (NumPy array, " in looped
