@@ -97,6 +97,8 @@ def train(first, last):
 train(0, 5)
 a.recorder.claims(a.folder, 5)
 a.recorder.beacon.step()  # its own optimizer, after its loop
+while state(find_attempt(folder), folder)["status"] == "no sample yet":
+    time.sleep(0.05)
 between = state(find_attempt(folder), folder)
 for _ in range(3):
     a.recorder.beacon.step()

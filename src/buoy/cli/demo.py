@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -192,6 +191,8 @@ class Session:
         if self._group is not None:
             (self._group / "cgroup.procs").write_text(str(os.getpid()))
         else:
+            import resource  # not on Windows, where `buoy demo` says what it needs
+
             resource.setrlimit(resource.RLIMIT_DATA, (self.mib << 20, self.mib << 20))
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import keras
 
 from buoy._compat.keras import why_not
 from buoy.keras.step.compiled import CompiledStep
+from buoy.keras.step.gradient import HoldsNotBack
 from buoy.keras.step.refusals import refuse_backend, refuse_replicas, too_big
 from buoy.keras.step.sizes import Event, Say, Sizes, count
 from buoy.keras.step.snapshot import Snapshot
@@ -141,9 +142,9 @@ class Retry:
             raise too_big(step.model, text)
         try:
             step.prepare(data)
+        except HoldsNotBack:
+            raise
         except CannotSplit as refusal:
-            if step.misfit(refusal):
-                raise
             raise CannotSplit(
                 "out of memory, and this batch cannot be split",
                 received=f"{refusal.message}: {refusal.received}",
