@@ -40,7 +40,27 @@ def test_sigterm_saves_the_step_that_is_done_and_ends_as_sigterm_does(live: Live
     assert newest is not None and newest.step == 4 and newest.about["reason"] == "sigterm"
 
 
-@pytest.mark.parametrize(("module", "name"), BEHAVIOURS)
+SEVERAL_TRAININGS = (
+    "a_pydataset_may_make_its_generator_late_and_augment_some_batches",
+    "a_pydataset_that_shuffles_in_place_goes_on_in_rounds",
+    "a_pydataset_to_validate_on_may_draw",
+    "a_second_training_over_the_same_pipeline_goes_on_in_its_order",
+    "a_second_training_over_the_same_pydataset_goes_on_in_its_order",
+    "a_second_training_validates_on_the_same_set_in_its_order",
+    "a_shuffled_set_to_validate_on_goes_on_in_rounds",
+    "generators_in_the_pipeline_to_validate_on_go_on_and_what_cannot_is_told",
+    "threads_may_share_a_generator_of_the_pydataset",
+)
+"""Each trains four to eight times."""
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        pytest.param(module, name, marks=pytest.mark.slow if name in SEVERAL_TRAININGS else ())
+        for module, name in BEHAVIOURS
+    ],
+)
 def test_behaviour(live: Live, tmp_path: Path, module: str, name: str) -> None:
     lived = live(module, name, tmp_path / "run")
 

@@ -36,8 +36,8 @@ def kills(group: Path) -> int:
     ("tie", "why"),
     [
         ("batch_norm", "BatchNormalization cannot be split"),
-        ("tokens", "CannotSplit: "),
-        ("pairs", "CannotSplit: "),
+        pytest.param("tokens", "CannotSplit: ", marks=pytest.mark.slow),
+        pytest.param("pairs", "CannotSplit: ", marks=pytest.mark.slow),
     ],
 )
 def test_what_cannot_be_cut_is_refused_in_words_and_done_where_it_fits(

@@ -230,7 +230,7 @@ def test_another_thread_may_change_everything_meanwhile(script: Callable[..., Su
 
     thread = threading.Thread(target=change)
     thread.start()
-    found = [script(busy=busy, kept=arrays(40)) for _ in range(20)]
+    found = [script(busy=busy, kept=arrays(40)) for _ in range(6)]
     over.set()
     thread.join()
 

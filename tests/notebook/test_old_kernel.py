@@ -28,6 +28,7 @@ def old_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return python
 
 
+@pytest.mark.slow
 def test_the_card_the_live_card_and_the_magics_work_in_ipython_7(old_python: str, tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(SOURCE), "IPYTHONDIR": str(tmp_path / "ipython")}
     kernel = Kernel(tmp_path, python=old_python, **environment)

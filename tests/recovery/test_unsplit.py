@@ -32,7 +32,14 @@ def kills(group: Path) -> int:
     return int((group / "memory.oom_control").read_text().split()[-1])
 
 
-@pytest.mark.parametrize("tie", ["batch_norm", "tokens", "pairs"])
+@pytest.mark.parametrize(
+    "tie",
+    [
+        "batch_norm",
+        pytest.param("tokens", marks=pytest.mark.slow),
+        pytest.param("pairs", marks=pytest.mark.slow),
+    ],
+)
 def test_what_cannot_be_cut_is_refused_in_words_and_done_where_it_fits(
     make_session: Callable[[int], Path], tie: str
 ) -> None:

@@ -70,7 +70,14 @@ def train(folder: Path, last: int, workers: int, kind: str) -> subprocess.Comple
     return subprocess.run(command, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize(("workers", "kind"), [(0, "shuffle"), (2, "shuffle"), (0, "epochs")])
+@pytest.mark.parametrize(
+    ("workers", "kind"),
+    [
+        (2, "shuffle"),
+        pytest.param(0, "shuffle", marks=pytest.mark.slow),
+        pytest.param(0, "epochs", marks=pytest.mark.slow),
+    ],
+)
 def test_what_accelerate_prepared_resumes_bit_for_bit(tmp_path: Path, workers: int, kind: str) -> None:
     whole = train(tmp_path / "whole", 0, workers, kind)
     assert whole.returncode == 0, whole.stderr

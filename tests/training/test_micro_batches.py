@@ -131,6 +131,7 @@ def test_a_resume_while_memory_is_short_leaves_tiny_batches_whole(
     assert sizes(str(tmp_path / "run")) == []
 
 
+@pytest.mark.slow
 def test_a_resume_while_memory_is_short_leaves_whole_what_still_fits(
     tmp_path: Path, make_session: Callable[[int], Path]
 ) -> None:

@@ -198,6 +198,7 @@ def test_a_wish_that_is_no_number_of_steps_is_refused(steps: Any) -> None:
         buoy.Run().profile(steps)
 
 
+@pytest.mark.slow
 def test_a_profile_ends_before_its_record_takes_much_memory(capfd: pytest.CaptureFixture[str]) -> None:
     layers = [torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1), torch.nn.BatchNorm2d(4)) for _ in range(60)]
     model = torch.nn.Sequential(*layers)
