@@ -51,7 +51,7 @@ SEVERAL_TRAININGS = (
     "generators_in_the_pipeline_to_validate_on_go_on_and_what_cannot_is_told",
     "threads_may_share_a_generator_of_the_pydataset",
 )
-"""Each trains four to eight times."""
+"""Each trains several times."""
 
 
 @pytest.mark.parametrize(
