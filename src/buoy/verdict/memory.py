@@ -173,7 +173,7 @@ def variables(evidence: Evidence, on_device: bool = False) -> list[Holder]:
     if not on_device and (rest := holders.outside(answer.values)) is not None:
         words = rest.partition(" are ")[2]
         found.append(
-            Holder("no variable's", count(answer.values.get("outside")), None, printable(words, 160))
+            Holder("in no variable", count(answer.values.get("outside")), None, printable(words, 160))
         )
     return [replace(found[0], detail=f"{found[0].detail}; {when}"), *found[1:]] if found else []
 
