@@ -185,6 +185,34 @@ def test_every_optimizer_of_a_script_is_counted_and_what_it_holds_beside_its_ste
     assert "other than the step's own" in " ".join(answer["notes"])  # type: ignore[arg-type]
 
 
+READS_GRADIENTS = """
+import torch
+made, judge = torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)
+its, hers = torch.optim.Adam(made.parameters()), torch.optim.Adam(judge.parameters())
+for step in range(100):
+    hers.zero_grad()
+    judge(torch.randn(16, 8)).mean().backward()
+    hers.step()
+    norm = sum(p.grad.norm() for p in judge.parameters())
+    if step % 20 == 19:
+        its.zero_grad()
+        judge(made(torch.randn(16, 8))).mean().backward()
+        its.step()
+"""
+
+
+def test_a_script_that_reads_gradients_while_it_is_followed_is_not_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are removed after the step that is planned: the missing optimizer is what is wrong."""
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text(READS_GRADIENTS)
+
+    with pytest.raises(EstimateError, match="not seen to step"):
+        first_step.run(str(script), [], 60.0)
+
+
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_script_with_an_optimizer_that_does_not_step_is_asked_for_a_build_function(
     ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

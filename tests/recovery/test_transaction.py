@@ -13,6 +13,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from buoy.errors import BuoyError, UsageError
 from buoy.microbatch.errors import BadBatch, BadLoss, CannotSplit, OutOfMemory
+from buoy.torch.step.gradient import Trained
+from buoy.torch.step.snapshot import Rollback
 from buoy.torch.step.transaction import Transaction
 
 X, Y = torch.randn(10, 6), torch.randn(10, 4)
@@ -233,6 +235,30 @@ def test_buffers_are_as_before_a_failed_step_even_new_ones() -> None:
 
     assert bench.model.calls == 0
     assert bench.model.cache is None
+
+
+def test_ctrl_c_while_a_computation_starts_over_restores_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    norm, trained = nn.BatchNorm1d(6), Trained()
+    trained.add([norm])
+    rollback = Rollback(trained)
+    rollback.snapshot.watch([norm])
+    rollback.begin(lambda part: part)
+    before = norm.state_dict()["running_mean"].clone()
+    restore, signals = rollback.snapshot.restore, [KeyboardInterrupt()]
+
+    def interrupted() -> None:
+        if signals:
+            raise signals.pop()
+        restore()
+
+    monkeypatch.setattr(rollback.snapshot, "restore", interrupted)
+    with pytest.raises(KeyboardInterrupt), rollback:
+        norm(X + 5)
+        rollback.start_over()
+
+    assert torch.equal(norm.running_mean, before)  # type: ignore[arg-type]
 
 
 def test_checkpointed_batch_statistics_count_once() -> None:

@@ -220,6 +220,31 @@ def test_out_of_memory_before_the_batch_is_told_and_leaves_nothing() -> None:
     assert judge.weight.grad is None
 
 
+def test_two_backward_passes_in_one_block_of_cached_weights_add_up() -> None:
+    """Whole or split, each computes the weights again: a split step must not train with fresher ones than a whole."""
+
+    class Squared(nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            return weight * weight
+
+    model = nn.Linear(5, 3, dtype=torch.float64)
+    parametrize.register_parametrization(model, "weight", Squared())
+    run = buoy.Run()
+    run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    batch = torch.randn(8, 5, dtype=torch.float64)
+    run.backward(batch, lambda part: model(part).square().mean())
+    once = [parameter.grad.clone() for parameter in model.parameters()]
+    run.backward(batch, lambda part: model(part).square().mean())
+    model.zero_grad()
+
+    with parametrize.cached():
+        for _ in range(2):
+            run.backward(batch, lambda part: model(part).square().mean())
+
+    for parameter, each in zip(model.parameters(), once, strict=True):
+        torch.testing.assert_close(parameter.grad, 2 * each, rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("micro_batch", [None, 3])
 def test_weights_that_are_cached_for_a_step_can_be_gone_through_again(micro_batch: int | None) -> None:
     """`parametrize.cached()` keeps a computed weight with its graph, which a comparison or a part has used up."""

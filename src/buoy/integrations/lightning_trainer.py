@@ -6,7 +6,7 @@ Lightning's automatic optimization as a transaction: what a training step return
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import reduce
 from importlib import import_module
 from importlib.util import find_spec
@@ -41,7 +41,8 @@ class Held:
     """What the parts of one try have logged and returned; goes to Lightning when the step is done, as one batch's."""
 
     def __init__(self, results: Any, module: torch.nn.Module) -> None:
-        self._has_metrics = bool(read_counts(module))
+        self._module: torch.nn.Module | None = module
+        """Until it was looked at for metrics."""
         self.counted: dict[str, Any] = {}
         """What was logged in this epoch before a resume, by key, until the key is logged again."""
         self.outputs: list[tuple[int, dict[str, Any]]] = []
@@ -55,12 +56,13 @@ class Held:
     def begin_part(self, size: int, of: int) -> None:
         """So many samples are computed, of those of the batch."""
         self.size = size
-        if size < of and self._has_metrics:
-            self._has_metrics = False
-            say(
-                "a metric's value of a step that is split is the last micro-batch's; its value of the epoch is of all "
-                "samples"
-            )
+        if size < of and self._module is not None:
+            module, self._module = self._module, None
+            if read_counts(module):
+                say(
+                    "a metric's value of a step that is split is the last micro-batch's; its value of the epoch is of "
+                    "all samples"
+                )
 
     def remove(self) -> None:
         """Leave Lightning's collection as it was found."""
@@ -148,10 +150,15 @@ class _StepSnapshot(Snapshot):
     def __init__(self, module: torch.nn.Module, held: Held) -> None:
         super().__init__()
         self._module, self._held = module, held
-        self._has_metrics = bool(read_counts(module))
+        self._has_metrics = False
         self._counted: dict[str, Any] = {}
         self._plain: dict[str, Any] = {}
         self._lengths: list[tuple[list[Any], int]] = []
+
+    def watch(self, modules: Iterable[torch.nn.Module]) -> None:
+        """With the first step: a module may make its metrics in `on_train_start`."""
+        super().watch(modules)
+        self._has_metrics = bool(read_counts(self._module))
 
     def take(self) -> None:
         super().take()

@@ -167,8 +167,12 @@ def run(path: str, arguments: list[str], timeout: float) -> dict[str, Any]:
             runpy.run_path(path, run_name="__main__")
         except _Reached:
             pass
-        except SystemExit as error:
-            if not script.turns:
+        except (Exception, SystemExit) as error:
+            if script.turns:
+                pass  # the step is known: what came after it only looked for the other optimizers'
+            elif not isinstance(error, SystemExit):
+                raise
+            else:
                 raise EstimateError(
                     "the script ended before its first optimizer step", received=f"exit code {error.code}",
                     expected="a training loop", hint="pass its arguments after `--`: `buoy plan train.py -- --data d`",

@@ -416,8 +416,8 @@ class Rollback:
 
     def start_over(self) -> None:
         """In the middle of guarded work: as at its beginning."""
+        self.snapshot.restore()  # first: interrupted here, `__exit__` must still know that there is something to undo
         self.gradients.undo()
-        self.snapshot.restore()
         self.gradients.begin(self.leaves)
 
     def forward_done(self, loss: torch.Tensor) -> None:

@@ -301,7 +301,7 @@ class Transaction:
         while sums.left:
             size = self._part = next(planned) if ramp is None else ramp.next(sums.left)
             part = whole.take(sums.done, sums.done + size)
-            share = sums.add(loss_fn(part) if size == whole.samples else loss_of(loss_fn, part), size)
+            share = sums.add(loss_of(loss_fn, part), size)
             del part
             if sums.has_weight and not self._ask().is_known:
                 raise _FirstPair
