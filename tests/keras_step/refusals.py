@@ -42,6 +42,45 @@ def batch_norm_is_refused_only_when_it_must_be_split() -> None:
     model.train_on_batch(numbers(16, 32), numbers(16, 2))
 
 
+@check
+def a_metric_in_large_units_hides_no_other_gradient() -> None:
+    """The loss is a weighted mean, which is no mean over samples; the metric is in dollars."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(8, activation="tanh"), layers.Dense(1)])
+    random = np.random.default_rng(0)
+    x, price = numbers(32, 4), (3e5 + 1e5 * random.normal(size=(32, 1))).astype("float32")
+    weight = random.choice([1.0, 9.0], size=(32, 1)).astype("float32")
+    error = keras.metrics.RootMeanSquaredError()
+
+    def loss(batch: Any) -> Any:
+        x, price, weight = batch
+        made = model(x, training=True)
+        error.update_state(price, made * 1e5 + 3e5)
+        return ops.sum(weight * ops.square(made - (price - 3e5) / 1e5)) / ops.sum(weight)
+
+    step = gradients(model, loss, micro_batch=8)
+
+    refusal(lambda: step(tuple(map(tf.constant, (x, price, weight)))), CannotSplit)
+
+
+@check
+def a_flag_that_the_loss_function_sets_is_refused_by_name_or_split() -> None:
+    """A boolean variable: it does not subtract."""
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+    begun = keras.Variable(False, dtype="bool", trainable=False)
+
+    def loss(batch: Any) -> Any:
+        begun.assign(True)
+        return ops.mean(ops.square(model(batch, training=True)))
+
+    step = gradients(model, loss, micro_batch=8)
+    try:
+        step(tf.constant(numbers(32, 4)))
+    except CannotSplit:
+        return
+    assert bool(begun.numpy())
+
+
 class Tuned(keras.Model):
     """Fine-tuning as Keras's own guide has it: the base is thawed, and keeps the statistics it has."""
 

@@ -44,6 +44,23 @@ def test_a_loss_that_only_moves_rows_of_large_tables_is_compared_there(seed: int
     assert torch.allclose(cut, users.weight.grad, atol=1e-7)
 
 
+@pytest.mark.parametrize("fill", [0.0, -1e9, torch.finfo(torch.float32).min])
+def test_a_large_number_among_the_buffers_hides_no_other_gradient(fill: float) -> None:
+    """A causal mask that nobody writes; the loss is a weighted mean, which is no mean over samples."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    model.register_buffer("mask", torch.triu(torch.full((64, 64), fill), 1))
+    x, y = torch.randn(32, 4), torch.randn(32, 1)
+    batch = x, y, torch.where(y > 0, 9.0, 1.0)
+
+    def loss(part: Any) -> torch.Tensor:
+        x, y, weight = part
+        return (weight * (model(x) - y) ** 2).sum() / weight.sum()
+
+    with pytest.raises(CannotSplit):
+        guard(model, micro_batch=8).backward(batch, loss)
+
+
 def _in_place(slow: torch.Tensor, fast: torch.Tensor) -> None:
     slow.lerp_(fast, 0.1)
 

@@ -35,7 +35,7 @@ _LENGTH = struct.Struct("<I")
 
 Reading = namedtuple("Reading", "step step_t step_seconds data_wait epoch phase phase_t cell note fatal")
 FatalSignal = namedtuple("FatalSignal", "number code pid address")
-"""What the kernel said of a fatal signal (see fatal_signal.py). `pid` is the sender's where `code` is not positive."""
+"""What the kernel said of a fatal signal (see last_words.py). `pid` is the sender's where `code` is not positive."""
 
 
 class Beacon:

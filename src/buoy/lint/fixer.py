@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -86,8 +87,9 @@ def write(path: str, data: bytes) -> None:
     mode = os.stat(real).st_mode
     if not mode & 0o222:  # a new file could take its place all the same: that is not what read-only means
         raise PermissionError(errno.EACCES, "the file is read-only")
-    write_whole(real, data, sync=True)
-    os.chmod(real, mode & 0o7777)
+    write_whole(real, data, sync=True, mode=mode & 0o7777)
+    with suppress(OSError):  # what the umask took; a mounted drive may know no modes
+        os.chmod(real, mode & 0o7777)
 
 
 def _overlap(first: Edit, second: Edit) -> bool:

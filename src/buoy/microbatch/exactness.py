@@ -212,10 +212,12 @@ def alike(
     if len(first) != len(second):
         return False
     sizes = [backend.size(each) for each in first]
-    norm = math.hypot(*sizes)
+    # Two scales: beside a metric in dollars, or a mask of -1e9 among the buffers, any gradient is like rounding.
+    gradients = len(whole.arrays)
+    scales = math.hypot(*sizes[:gradients]), math.hypot(*sizes[gradients:])
     for number, (one, another) in enumerate(zip(first, second, strict=True)):
         rounding = max((backend.apart(one, each[number]) for each in rounded), default=0.0)
-        allowed = tolerance * (sizes[number] + 1e-3 * norm) + TIMES * rounding
+        allowed = tolerance * (sizes[number] + 1e-3 * scales[number >= gradients]) + TIMES * rounding
         if not backend.apart(one, another) <= allowed:
             return False
     return True

@@ -12,4 +12,7 @@ def wants_colour(stream: TextIO) -> bool:
         return False
     if os.environ.get("FORCE_COLOR"):
         return True
-    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+    return stream.isatty() and os.environ.get("TERM", "" if os.name == "posix" else "windows") not in (
+        "",
+        "dumb",
+    )

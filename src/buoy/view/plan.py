@@ -348,7 +348,9 @@ def _answer_values(answer: Answer) -> dict[str, Any]:
 
 
 def _need_values(need: Need) -> dict[str, Any]:
-    return {**asdict(need), "verdict": need.verdict}
+    values = asdict(need)
+    order = ("name", "low", "high", "limit", "unit", "verdict", "parts", "note", "why")
+    return {name: values.get(name, need.verdict) for name in order}
 
 
 def _remedy_values(remedy: Remedy, now: Interval | None) -> dict[str, Any]:

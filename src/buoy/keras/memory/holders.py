@@ -20,5 +20,6 @@ def holders(models: Iterable[Any] = (), optimizers: Iterable[Any] = ()) -> varia
 
 
 def _value(variable: Any) -> Any:
-    """The variable of TensorFlow in one of Keras."""
-    return variable.value if type(variable).__module__.startswith("keras") else variable
+    """The variable of TensorFlow in one of Keras; of one that a strategy has mirrored, the first replica's."""
+    value = variable.value if type(variable).__module__.startswith("keras") else variable
+    return next(iter(getattr(value, "values", ())), value)

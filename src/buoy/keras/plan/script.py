@@ -105,6 +105,8 @@ class _Script:
     def __init__(self) -> None:
         self.step = _Step()
         self._calls: list[tuple[Any, Any]] = []
+        self._is_taped = False
+        """A tape was opened outside of any function: what is applied then is a training step, no making of slots."""
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> _Script:
@@ -112,6 +114,7 @@ class _Script:
         self._replace(keras.Model, "train_on_batch", self._train_on_batch)
         self._replace(keras.optimizers.Optimizer, "apply", self._apply)
         self._replace(_Function, "__call__", self._call)
+        self._replace(tf.GradientTape, "__enter__", self._tape)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -163,13 +166,17 @@ class _Script:
         finally:
             self._calls.pop()
 
+    def _tape(self, original: Any, tape: Any) -> Any:
+        self._is_taped = self._is_taped or (tf.executing_eagerly() and not self._calls)
+        return original(tape)
+
     def _apply(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if self._calls:
             original(optimizer, *args, **kwargs)
             function, arguments = self._calls[0]
             self.step = _Step(function=function, arguments=arguments, optimizer=optimizer)
             raise _Reached
-        if tf.executing_eagerly():
+        if self._is_taped and tf.executing_eagerly():
             raise _Reached  # without a step to trace
         return original(optimizer, *args, **kwargs)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import keras
+import numpy
 import tensorflow as tf
 
 from buoy.flight import recorder
@@ -168,7 +169,10 @@ class _Step(CompiledStep):
 
         def attempt(data: Any, count: int, scalar: bool, added: bool) -> Computed:
             found, after = compiled(data, tf.constant(count))
-            changes = [new - each.numpy() for each, new in zip(metrics, as_arrays(after), strict=True)]
+            changes = [
+                numpy.asarray(new, "float64") - each.numpy()  # booleans and unsigned counters do not subtract
+                for each, new in zip(metrics, as_arrays(after), strict=True)
+            ]
             return Computed(gradient_arrays(found), changes)
 
         return Try(attempt)

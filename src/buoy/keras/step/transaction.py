@@ -147,7 +147,7 @@ class Retry:
         except CannotSplit as refusal:
             raise CannotSplit(
                 "out of memory, and this batch cannot be split",
-                received=f"{refusal.message}: {refusal.received}",
+                received=f"{refusal.message}: {refusal.received}; with {size} samples at step {self.steps}: {text}",
                 expected="a batch that fits, or a gradient that is a sum over samples",
                 hint=refusal.hint,
             ) from refusal
@@ -195,7 +195,8 @@ def _measure(data: Any) -> tuple[int, float]:
 def _first_line(error: BaseException) -> str:
     """The line that says it: TensorFlow puts "Graph execution error:" and a stack before it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return next((line for line in lines if "OOM" in line or "memory" in line), lines[0])[:300]
+    told = [line for line in lines if ("OOM" in line or "memory" in line) and not line.startswith("File ")]
+    return (told or lines)[0][:300]
 
 
 def install(
