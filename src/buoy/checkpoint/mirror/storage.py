@@ -103,7 +103,8 @@ class FolderStorage:
                     found[name] = {
                         entry.name: entry.stat(follow_symlinks=False).st_size
                         for entry in entries
-                        if entry.is_file(follow_symlinks=False)
+                        # A link or a pipe too: a copy whose manifest is one is damaged, and no half to be tidied up.
+                        if not entry.is_dir(follow_symlinks=False)
                     }
             except (FileNotFoundError, NotADirectoryError):
                 continue  # removed since it was listed, or nothing of ours
