@@ -35,6 +35,7 @@ from buoy.checkpoint.mirror.owner import (
     owner_of,
     refuse_anothers,
     refuse_two_machines,
+    sign_of_life,
 )
 from buoy.checkpoint.mirror.storage import (
     LOCK,
@@ -94,7 +95,7 @@ class Worker:
         """Whose log is copied: in a mirror that only fsspec reaches; into folders the recorder copies it itself."""
         self._log_number: int | None = None
         self._log_due = 0.0
-        self._beat_due = time.monotonic() + BEAT_SECONDS  # to claim the mirror was the first
+        self._beat_due = 0.0
         self._ended: float | None = None
         try:
             self._training = os.pidfd_open(int(orders["pid"]))
@@ -263,17 +264,18 @@ class Worker:
             newest_safe=self._sent.get(_key(newest)) if newest is not None else None,
         )
 
-    def _expect_ours(self, storage: Storage, **renew: bool) -> None:
+    def _expect_ours(self, storage: Storage) -> None:
         """Before anything is written there: two runs of one name must not write over each other."""
         place = f"{self._orders['shown']}/{self._name}"
-        expect_ours(storage, self._run, str(self._orders["life"]), place, **renew)
+        expect_ours(storage, self._run, str(self._orders["life"]), place)
 
     def _renew(self, storage: Storage) -> None:
         """Now and then, and once when the training has ended: from then on another machine may take over."""
         if time.monotonic() < self._beat_due:
             return
+        self._expect_ours(storage)
         ended = self._training_ended()
-        self._expect_ours(storage, renew=True, ended=ended)
+        sign_of_life(storage, self._run, str(self._orders["life"]), ended=ended)
         self._beat_due = time.monotonic() + (float("inf") if ended else BEAT_SECONDS)
 
     def _copy_log(self, storage: Storage) -> None:
