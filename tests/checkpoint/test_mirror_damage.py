@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,7 +25,7 @@ from buoy.checkpoint.store import Checkpoint, Store, newest_good
 from buoy.errors import RunFolderError
 from buoy.view.checkpoints import listed
 from tests.checkpoint.ground import about, as_tensor, open_saver, save, state
-from tests.processes import buoy, read
+from tests.processes import buoy, read, wait_until
 
 TRAIN = (
     "import sys; from tests.training.loop import *; train(sys.argv[1], mirror=sys.argv[2], steps=60, pause=0)"
@@ -239,6 +241,40 @@ def test_safe_is_said_only_of_what_this_process_sent(tmp_path: Path) -> None:
     assert first["newest"] == again["newest"] == 20 and first["newest_safe"] and again["newest_safe"] is None
     assert f"step 20 in the mirror {tmp_path / 'drive'}, by its size: it was sent earlier" in shown
     assert third["newest"] == 30 and third["newest_safe"]
+
+
+def test_a_newer_one_of_an_earlier_life_there_is_not_taken_for_this_ones_last(tmp_path: Path) -> None:
+    """The mirror could not be read at the start: the run went on from what is here."""
+    run, copies = tmp_path / "run", tmp_path / "drive" / "run"
+    save(run, 40, 100, size=400)
+    work(run, tmp_path / "drive")
+    shutil.rmtree(place(run, 100))
+    said: list[str] = []
+    mirror = Mirror(str(run), str(tmp_path / "drive"), Keep())
+    mirror.start()
+    wait_until(lambda: read_status(str(run)).get("there"), "what it holds")
+    before = read_status(str(run))
+    save(run, 50, size=400)
+    newest = Store(run).list()[0]
+    mirror.finish(newest.step, newest.time, said.append)
+    told = read_status(str(run))
+    os.kill(told["pid"], signal.SIGKILL)
+
+    assert before["newest"] == 40 and "step-000000100" in before["there"]
+    assert said == [f"step 50 is safe in the mirror {tmp_path / 'drive'}"] and told["newest"] == 50
+    assert (place(copies, 50) / MANIFEST).exists() and (place(copies, 100) / MANIFEST).exists()
+
+
+def test_a_last_one_that_was_sent_earlier_is_there_although_an_older_one_was_sent_since(
+    tmp_path: Path,
+) -> None:
+    run, drive = tmp_path / "run", tmp_path / "drive"
+    save(run, 30, 40, size=400)
+    work(run, drive)
+    shutil.rmtree(place(drive / "run", 30))
+    told = work(run, drive)
+
+    assert len(told["there"]) == 2 and told["newest"] == 40 and told["newest_safe"] is None
 
 
 def test_what_a_search_found_damaged_is_not_told_as_safe_nor_counted(tmp_path: Path) -> None:

@@ -195,7 +195,8 @@ class Mirror:
             status = self._status()
             copying = status.get("copying") or {}
             step = status.get("newest")
-            is_there = step is not None and step >= newest
+            # A newer one counts when it was sent by this session: an earlier life may have left its own.
+            is_there = step == newest or ((step or 0) > newest and status.get("newest_safe") is not None)
             if step == newest and made is not None:
                 is_there = status.get("newest_made") == made  # not one of that step from an earlier life
             if is_there and (not copying or self._is_gone):  # what a killed one was copying says nothing

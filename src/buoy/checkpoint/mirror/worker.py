@@ -256,7 +256,10 @@ class Worker:
         return space.free if space is not None else 0
 
     def _report_there(self) -> None:
-        newest = max(self._there.values(), key=age, default=None)
+        # An earlier life may have left a newer one there, which the run folder does not hold.
+        ours = set(self._sent) | {_key(copy) for copy in _copies_here(self._run)}
+        there = [copy for copy in self._there.values() if _key(copy) in ours]
+        newest = max(there or self._there.values(), key=age, default=None)
         self._status.set(
             there={name: copy.digest for name, copy in sorted(self._there.items())},
             newest=newest.step if newest is not None else None,
