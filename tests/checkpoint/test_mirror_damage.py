@@ -18,7 +18,7 @@ from buoy.checkpoint.manifest import MANIFEST, STATE, seal
 from buoy.checkpoint.mirror import worker
 from buoy.checkpoint.mirror.mirror import Mirror, read_status
 from buoy.checkpoint.mirror.owner import life_of
-from buoy.checkpoint.mirror.storage import FolderStorage, open_storage
+from buoy.checkpoint.mirror.storage import FolderStorage, Storage, UrlStorage, open_storage
 from buoy.checkpoint.mirror.worker import Worker
 from buoy.checkpoint.retention import Keep, surplus, to_give_up
 from buoy.checkpoint.store import Checkpoint, Store, newest_good
@@ -309,6 +309,40 @@ def test_damage_here_is_not_copied_and_called_safe_nor_does_it_hold_up_the_other
     assert told["damaged_here"] is None  # a good one was copied after it
     assert list(told["there"]) == ["step-000000005", "step-000000010"] and told["newest"] == 10
     assert [int(name[5:]) for name in sent] == [20, 10, 10, 5, 5]
+
+
+@pytest.mark.parametrize("protocol", ["", "file://"])
+def test_an_older_one_under_way_gives_way_to_a_newer_one(
+    protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was the newest when its copying began is sent to its end, else nothing might ever arrive."""
+    run, drive = tmp_path / "run", tmp_path / "drive"
+    save(run, 10, 20, size=400)
+    monkeypatch.setattr(worker, "_LOOK_SECONDS", 0.0)
+    sent: list[int] = []
+    saved = {1: 30, 5: 40}
+
+    def home_of(where: str, name: str, mount: None) -> Storage:
+        home = open_storage(where, name, mount)
+        if isinstance(home, UrlStorage):
+            home._fs.auto_mkdir = True  # as a real store, which needs no folders
+        put = home.put
+
+        def watched(source: str, name: str, file: str, *rest: Any) -> None:
+            sent.append(int(name[5:]))
+            if len(sent) in saved:
+                save(run, saved[len(sent)], size=400)
+            put(source, name, file, *rest)
+
+        monkeypatch.setattr(home, "put", watched)
+        return home
+
+    told = work(run, f"{protocol}{drive}", home_of, keep=4)
+    newest = Store(drive / "run").newest(pytest.fail)
+
+    assert sent == [20, 20, 30, 30, 10, 40, 40, 10, 10]
+    assert newest is not None and newest.step == told["newest"] == 40 and len(told["there"]) == 4
+    assert told["trouble"] is None and told["copying"] is None
 
 
 def test_a_full_mirror_keeps_the_newest_and_takes_the_next(
