@@ -243,12 +243,16 @@ def test_safe_is_said_only_of_what_this_process_sent(tmp_path: Path) -> None:
     assert third["newest"] == 30 and third["newest_safe"]
 
 
-def test_a_newer_one_of_an_earlier_life_there_is_not_taken_for_this_ones_last(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("lost", "newest_at_first"), [((100,), 40), ((40, 100), 100)])
+def test_a_newer_one_of_an_earlier_life_there_is_not_taken_for_this_ones_last(
+    lost: tuple[int, ...], newest_at_first: int, tmp_path: Path
+) -> None:
     """The mirror could not be read at the start: the run went on from what is here."""
     run, copies = tmp_path / "run", tmp_path / "drive" / "run"
     save(run, 40, 100, size=400)
     work(run, tmp_path / "drive")
-    shutil.rmtree(place(run, 100))
+    for step in lost:
+        shutil.rmtree(place(run, step))
     said: list[str] = []
     mirror = Mirror(str(run), str(tmp_path / "drive"), Keep())
     mirror.start()
@@ -260,7 +264,7 @@ def test_a_newer_one_of_an_earlier_life_there_is_not_taken_for_this_ones_last(tm
     told = read_status(str(run))
     os.kill(told["pid"], signal.SIGKILL)
 
-    assert before["newest"] == 40 and "step-000000100" in before["there"]
+    assert before["newest"] == newest_at_first and "step-000000100" in before["there"]
     assert said == [f"step 50 is safe in the mirror {tmp_path / 'drive'}"] and told["newest"] == 50
     assert (place(copies, 50) / MANIFEST).exists() and (place(copies, 100) / MANIFEST).exists()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from buoy.checkpoint.manifest import MANIFEST
-from buoy.checkpoint.mirror import owner
+from buoy.checkpoint.mirror import owner, worker
 from buoy.checkpoint.mirror.mirror import Mirror, read_status
 from buoy.checkpoint.mirror.owner import ALIVE, FILE, NotOurs, claim, expect_ours, life_of
 from buoy.checkpoint.mirror.storage import FolderStorage, UrlStorage
@@ -211,6 +211,7 @@ def test_a_sign_of_life_never_overwrites_a_claim(tmp_path: Path, monkeypatch: py
     """Another training makes the mirror its own in the moment in which one writes that it lives."""
     first, second, drive = tmp_path / "exp1" / "run", tmp_path / "exp2" / "run", tmp_path / "drive"
     mirrored(first, drive, 10)
+    monkeypatch.setattr(worker, "BEAT_SECONDS", 0.0)
 
     class Slow(FolderStorage):
         def write_beside(self, path: str, data: bytes) -> None:
