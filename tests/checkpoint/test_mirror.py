@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ from buoy.checkpoint.mirror.storage import FolderStorage
 from buoy.checkpoint.retention import Keep
 from buoy.checkpoint.store import Store
 from buoy.errors import UsageError
+from tests.checkpoint.ground import save
 from tests.conftest import MountedDrive
 from tests.processes import alive, buoy, read, wait_until
 
@@ -268,6 +270,43 @@ train(sys.argv[1], mirror=sys.argv[2], steps=65, save=10, pause=0.01, each=each)
     assert "step 65 is not yet in the mirror" in err and "nothing copies it any more" in err
     assert "continues in the background" not in err
     assert "step 40 safe in the mirror" in listed and "nobody copies any more" in listed
+
+
+def test_a_mirror_process_that_is_killed_shortly_before_the_end_is_started_again_for_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, said = tmp_path / "run", list[str]()
+    save(run, 10, size=400)
+    mirror = Mirror(str(run), str(tmp_path / "drive"), Keep())
+
+    def kill() -> None:
+        wait_until(lambda: status(run).get("pid"), "its first words")
+        os.kill(status(run)["pid"], signal.SIGKILL)
+        wait_until(lambda: mirror._is_gone, "its end")
+
+    def finish() -> str:
+        newest = Store(str(run)).list()[0]
+        mirror.finish(newest.step, newest.time, said.append)
+        return said[-1]
+
+    mirror.start()
+    wait_until(lambda: status(run).get("newest") == 10, "the first copy")
+    kill()
+    save(run, 20, size=400)
+    safe = f"step 20 is safe in the mirror {tmp_path / 'drive'}"
+    assert finish() == safe and said[0].endswith("started again, 1 of 3 times")
+    assert steps(tmp_path / "drive" / "run") == [20, 10]
+
+    kill()
+    copying = {"step": 10, "done": 1, "bytes": 2, "moved": time.time()}  # an older one, until it was killed
+    (run / "mirror.json").write_text(json.dumps({**status(run), "copying": copying}))
+    assert finish() == safe
+
+    save(run, 30, size=400)
+    monkeypatch.setattr(mirror, "_start_again", lambda say: False)
+    assert "step 30 is not yet" in finish() and "its process has ended 2 times (was" in said[-1]
+    mirror._restarts = 0
+    assert finish() and "its process has ended once (was" in said[-1]
 
 
 def test_old_copies_go_truncated_where_the_trash_counts(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,14 +18,14 @@ from buoy.checkpoint.manifest import MANIFEST, STATE, seal
 from buoy.checkpoint.mirror import worker
 from buoy.checkpoint.mirror.mirror import Mirror, read_status
 from buoy.checkpoint.mirror.owner import life_of
-from buoy.checkpoint.mirror.storage import FolderStorage, open_storage
+from buoy.checkpoint.mirror.storage import FolderStorage, Storage, UrlStorage, open_storage
 from buoy.checkpoint.mirror.worker import Worker
 from buoy.checkpoint.retention import Keep, surplus, to_give_up
 from buoy.checkpoint.store import Checkpoint, Store, newest_good
 from buoy.errors import RunFolderError
 from buoy.view.checkpoints import listed
 from tests.checkpoint.ground import about, as_tensor, open_saver, save, state
-from tests.processes import buoy, read
+from tests.processes import buoy, read, wait_until
 
 TRAIN = (
     "import sys; from tests.training.loop import *; train(sys.argv[1], mirror=sys.argv[2], steps=60, pause=0)"
@@ -241,6 +243,44 @@ def test_safe_is_said_only_of_what_this_process_sent(tmp_path: Path) -> None:
     assert third["newest"] == 30 and third["newest_safe"]
 
 
+@pytest.mark.parametrize(("lost", "newest_at_first"), [((100,), 40), ((40, 100), 100)])
+def test_a_newer_one_of_an_earlier_life_there_is_not_taken_for_this_ones_last(
+    lost: tuple[int, ...], newest_at_first: int, tmp_path: Path
+) -> None:
+    """The mirror could not be read at the start: the run went on from what is here."""
+    run, copies = tmp_path / "run", tmp_path / "drive" / "run"
+    save(run, 40, 100, size=400)
+    work(run, tmp_path / "drive")
+    for step in lost:
+        shutil.rmtree(place(run, step))
+    said: list[str] = []
+    mirror = Mirror(str(run), str(tmp_path / "drive"), Keep())
+    mirror.start()
+    wait_until(lambda: read_status(str(run)).get("there"), "what it holds")
+    before = read_status(str(run))
+    save(run, 50, size=400)
+    newest = Store(run).list()[0]
+    mirror.finish(newest.step, newest.time, said.append)
+    told = read_status(str(run))
+    os.kill(told["pid"], signal.SIGKILL)
+
+    assert before["newest"] == newest_at_first and "step-000000100" in before["there"]
+    assert said == [f"step 50 is safe in the mirror {tmp_path / 'drive'}"] and told["newest"] == 50
+    assert (place(copies, 50) / MANIFEST).exists() and (place(copies, 100) / MANIFEST).exists()
+
+
+def test_a_last_one_that_was_sent_earlier_is_there_although_an_older_one_was_sent_since(
+    tmp_path: Path,
+) -> None:
+    run, drive = tmp_path / "run", tmp_path / "drive"
+    save(run, 30, 40, size=400)
+    work(run, drive)
+    shutil.rmtree(place(drive / "run", 30))
+    told = work(run, drive)
+
+    assert len(told["there"]) == 2 and told["newest"] == 40 and told["newest_safe"] is None
+
+
 def test_what_a_search_found_damaged_is_not_told_as_safe_nor_counted(tmp_path: Path) -> None:
     """Right by its size: only the search has read its bytes."""
     copies = mirrored(tmp_path, 30, 40, 50)
@@ -273,6 +313,40 @@ def test_damage_here_is_not_copied_and_called_safe_nor_does_it_hold_up_the_other
     assert told["damaged_here"] is None  # a good one was copied after it
     assert list(told["there"]) == ["step-000000005", "step-000000010"] and told["newest"] == 10
     assert [int(name[5:]) for name in sent] == [20, 10, 10, 5, 5]
+
+
+@pytest.mark.parametrize("protocol", ["", "file://"])
+def test_an_older_one_under_way_gives_way_to_a_newer_one(
+    protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was the newest when its copying began is sent to its end, else nothing might ever arrive."""
+    run, drive = tmp_path / "run", tmp_path / "drive"
+    save(run, 10, 20, size=400)
+    monkeypatch.setattr(worker, "_LOOK_SECONDS", 0.0)
+    sent: list[int] = []
+    saved = {1: 30, 5: 40}
+
+    def home_of(where: str, name: str, mount: None) -> Storage:
+        home = open_storage(where, name, mount)
+        if isinstance(home, UrlStorage):
+            home._fs.auto_mkdir = True  # as a real store, which needs no folders
+        put = home.put
+
+        def watched(source: str, name: str, file: str, *rest: Any) -> None:
+            sent.append(int(name[5:]))
+            if len(sent) in saved:
+                save(run, saved[len(sent)], size=400)
+            put(source, name, file, *rest)
+
+        monkeypatch.setattr(home, "put", watched)
+        return home
+
+    told = work(run, f"{protocol}{drive}", home_of, keep=4)
+    newest = Store(drive / "run").newest(pytest.fail)
+
+    assert sent == [20, 20, 30, 30, 10, 40, 40, 10, 10]
+    assert newest is not None and newest.step == told["newest"] == 40 and len(told["there"]) == 4
+    assert told["trouble"] is None and told["copying"] is None
 
 
 def test_a_full_mirror_keeps_the_newest_and_takes_the_next(

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from buoy.checkpoint.manifest import MANIFEST
-from buoy.checkpoint.mirror import owner
+from buoy.checkpoint.mirror import owner, worker
 from buoy.checkpoint.mirror.mirror import Mirror, read_status
-from buoy.checkpoint.mirror.owner import FILE, NotOurs, claim, expect_ours, life_of
+from buoy.checkpoint.mirror.owner import ALIVE, FILE, NotOurs, claim, expect_ours, life_of
 from buoy.checkpoint.mirror.storage import FolderStorage, UrlStorage
 from buoy.checkpoint.mirror.worker import fetch
 from buoy.checkpoint.retention import Keep
@@ -167,9 +167,8 @@ def test_a_folder_of_its_own_checkpoints_that_never_was_there_is_another_run(tmp
 
 def on_another_machine(drive: Path, wall: float, *, ended: bool = False) -> None:
     """The sign of life that the process on another machine leaves in the mirror."""
-    owner = read(drive / "run" / FILE)
     sign = {"life": "other", "machine": "another", "run": "exp1/run", "wall": wall, "ended": ended}
-    (drive / "run" / FILE).write_text(json.dumps({**owner, **sign}))
+    (drive / "run" / ALIVE).write_text(json.dumps(sign))
 
 
 def test_two_machines_at_once_are_refused_at_the_start(
@@ -177,6 +176,7 @@ def test_two_machines_at_once_are_refused_at_the_start(
 ) -> None:
     drive = tmp_path / "drive"
     mirrored(tmp_path / "exp1" / "run", drive, 10)
+    claimed = (drive / "run" / FILE).read_bytes()
     monkeypatch.setattr(owner, "BEAT_SECONDS", 1.0)
     on_another_machine(drive, time.time())
     renews = threading.Timer(0.3, on_another_machine, (drive, time.time() + 1))
@@ -189,7 +189,7 @@ def test_two_machines_at_once_are_refused_at_the_start(
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert answers[0]["waits"].startswith("exp1/run was trained on another machine")
     assert answers[1]["refused"][0] == "this run is being trained on another machine"
-    assert len(answers) == 2 and read(drive / "run" / FILE)["life"] == "other"
+    assert len(answers) == 2 and (drive / "run" / FILE).read_bytes() == claimed
 
 
 @pytest.mark.parametrize(("seconds_ago", "ended"), [(0, True), (3600, False), (0, False)])
@@ -207,20 +207,57 @@ def test_a_machine_that_has_ended_or_is_silent_does_not_hold_up_the_next(
     assert len(said) == (not ended and not seconds_ago)
 
 
+def test_a_sign_of_life_never_overwrites_a_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another training makes the mirror its own in the moment in which one writes that it lives."""
+    first, second, drive = tmp_path / "exp1" / "run", tmp_path / "exp2" / "run", tmp_path / "drive"
+    mirrored(first, drive, 10)
+    monkeypatch.setattr(worker, "BEAT_SECONDS", 0.0)
+
+    class Slow(FolderStorage):
+        def write_beside(self, path: str, data: bytes) -> None:
+            claim(home_of(drive), str(second), "another", "there")
+            super().write_beside(path, data)
+
+    told = work(first, drive, lambda where, name, mount: Slow(where, name, mount))
+    expect_ours(home_of(drive), str(second), "another", "there")
+    assert read(drive / "run" / FILE)["life"] == "another"
+    assert told["not_ours"] and "exp2/run has taken it over" in told["trouble"]
+
+
+def test_that_a_training_has_ended_is_said_also_by_a_process_that_began_after_its_end(tmp_path: Path) -> None:
+    save(tmp_path / "exp1" / "run", 10, size=400)
+    work(tmp_path / "exp1" / "run", tmp_path / "drive")  # it claims the mirror too
+
+    assert read(tmp_path / "drive" / "run" / ALIVE)["ended"] is True
+
+
+def test_a_beat_in_the_note_of_the_owner_is_neither_asked_nor_in_the_way(tmp_path: Path) -> None:
+    """A buoy before this one wrote there that it lives."""
+    run, drive = tmp_path / "exp1" / "run", tmp_path / "drive"
+    mirrored(run, drive, 10)
+    (drive / "run" / ALIVE).unlink()
+    beat = {"life": "other", "machine": "another", "wall": time.time(), "ended": False}
+    (drive / "run" / FILE).write_text(json.dumps({**read(drive / "run" / FILE), **beat}))
+    owner.refuse_two_machines(home_of(drive), "mine", "there", pytest.fail)
+    claim(home_of(drive), str(run), "mine", "there")
+
+    assert read(drive / "run" / FILE).keys() == {"schema", "id", "life", "run", "path", "since"}
+
+
 def test_the_process_that_copies_leaves_signs_of_life_until_its_training_ends(tmp_path: Path) -> None:
     code = """
 save_policy._LOOK_SECONDS = 0.05
 def each(step):
     if step == 25:
-        print(open(sys.argv[2] + "/run/owner.json").read())
+        print(open(sys.argv[2] + "/run/alive.json").read())
 train(sys.argv[1], mirror=sys.argv[2], steps=30, save=10, pause=0.05, each=each)
 """
     out, err = train(tmp_path / "run", tmp_path / "drive", code)
     alive = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
     assert alive["ended"] is False and alive["run"].endswith("/run"), err
 
-    wait_until(lambda: read(tmp_path / "drive" / "run" / FILE)["ended"], "the last sign of life")
-    assert read(tmp_path / "drive" / "run" / FILE)["life"] == alive["life"]
+    wait_until(lambda: read(tmp_path / "drive" / "run" / ALIVE)["ended"], "the last sign of life")
+    assert read(tmp_path / "drive" / "run" / ALIVE)["life"] == alive["life"]
 
 
 def test_a_new_machine_takes_the_run_over_and_says_whose_it_was(tmp_path: Path) -> None:

@@ -195,13 +195,16 @@ class Mirror:
             status = self._status()
             copying = status.get("copying") or {}
             step = status.get("newest")
-            is_there = step is not None and step >= newest
+            # A newer one counts when it was sent by this session: an earlier life may have left its own.
+            is_there = step == newest or ((step or 0) > newest and status.get("newest_safe") is not None)
             if step == newest and made is not None:
                 is_there = status.get("newest_made") == made  # not one of that step from an earlier life
-            if is_there and not copying:
+            if is_there and (not copying or self._is_gone):  # what a killed one was copying says nothing
                 return True
             if self._is_gone:
-                return False
+                if not self._start_again(say):
+                    return False
+                moved = time.monotonic()
             if copying.get("done", 0) != done:
                 moved, done = time.monotonic(), copying.get("done", 0)
             still = time.monotonic() - moved
@@ -238,8 +241,9 @@ class Mirror:
 
     @property
     def _end(self) -> str:
+        count = f"{self._restarts + 1} times" if self._restarts else "once"
         return (
-            f"its process has ended {self._restarts + 1} times (was it killed?); "
+            f"its process has ended {count} (was it killed?); "
             "the next start of the training copies what is missing"
         )
 

@@ -2,7 +2,8 @@
 
 A run folder and its place in the mirror hold the same `owner.json`. Its `id` is made once and stays with the run, also
 on a new machine. Its `life` is of one training process: the last claim wins, and who was there before says so and
-copies nothing more. The process that copies renews it there: a start is refused while another machine does.
+copies nothing more. Beside it the process that copies renews `alive.json`: a start is refused while another machine
+does.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from buoy.machine import host
 from buoy.machine.files import make_folder, parse_json, read_json, write_json
 from buoy.units import format_duration
 
-FILE = "owner.json"
+FILE, ALIVE = "owner.json", "alive.json"
 SCHEMA = "buoy.owner/1"
 BEAT_SECONDS = 45.0
 """Between two signs of life in the mirror."""
@@ -53,12 +54,8 @@ def short_name(run: str) -> str:
 
 def owner_of(storage: Storage) -> dict[str, Any] | None:
     """What the mirror says of its owner; None where it says nothing, as mirrors of an older buoy do."""
-    data = storage.read_beside(FILE, _MOST_BYTES)
-    try:
-        owner = parse_json(data) if data else None
-    except ValueError:
-        return None
-    if not isinstance(owner, dict) or not isinstance(owner.get("id"), str):
+    owner = _read(storage, FILE)
+    if owner is None or not isinstance(owner.get("id"), str):
         return None
     return {**owner, **{key: str(owner.get(key) or "n/a") for key in ("life", "run", "path")}}
 
@@ -82,28 +79,34 @@ def refuse_anothers(there: dict[str, Any] | None, run: str, place: str) -> None:
 
 def refuse_two_machines(storage: Storage, life: str, place: str, say: Callable[[str], object]) -> None:
     """Raise `UsageError` while another machine trains this run; looks a while where one did a moment ago."""
-    seen = owner_of(storage)
+    seen = _read(storage, ALIVE)
     age = time.time() - _wall(seen)
     if seen is None or not _is_elsewhere(seen, life) or abs(age) > 3 * BEAT_SECONDS:
         return
     longest = 1.5 * BEAT_SECONDS
     say(
-        f"{seen['run']} was trained on another machine {format_duration(max(0.0, age))} ago; "
+        f"{seen.get('run')} was trained on another machine {format_duration(max(0.0, age))} ago; "
         f"looking for {format_duration(longest)} whether it still is"
     )
     until = time.monotonic() + longest
     while time.monotonic() < until:
         time.sleep(BEAT_SECONDS / 20)
-        now = owner_of(storage)
+        now = _read(storage, ALIVE)
         if now is not None and now != seen:
             if not _is_elsewhere(now, life):
                 return
             raise UsageError(
                 "this run is being trained on another machine",
-                received=f"{place}, where {now['run']} writes at this moment",
+                received=f"{place}, where {now.get('run')} writes at this moment",
                 expected="one training at a time",
                 hint="end the other one first, or name another mirror or another run folder",
             )
+
+
+def sign_of_life(storage: Storage, run: str, life: str, *, ended: bool) -> None:
+    """Show other machines that this training lives, or that it has ended."""
+    sign = {"life": life, "machine": _machine(), "run": short_name(run), "wall": time.time(), "ended": ended}
+    storage.write_beside(ALIVE, json.dumps(sign).encode())
 
 
 def claim(storage: Storage, run: str, life: str, place: str) -> str | None:
@@ -114,32 +117,26 @@ def claim(storage: Storage, run: str, life: str, place: str) -> str | None:
     refuse_anothers(there, run, place)
     mine = there["id"] if there is not None else _id_here(run) or uuid.uuid4().hex
     owner = {"schema": SCHEMA, "id": mine, "life": life, "run": short_name(run), "path": os.path.realpath(run),
-             "since": time.time(), "machine": _machine()}  # fmt: skip
-    _write(storage, owner, ended=False)
+             "since": time.time()}  # fmt: skip
+    storage.write_beside(FILE, json.dumps(owner).encode())
     make_folder(run)
     # After the other: that our life is here means that it was there.
     write_json(os.path.join(run, FILE), owner)
     return there["run"] if there is not None else None
 
 
-def expect_ours(
-    storage: Storage, run: str, life: str, place: str, *, renew: bool = False, ended: bool = False
-) -> None:
-    """Before anything is written there: `NotOurs` when it is another's, or was ours and no longer is.
-
-    `renew`: show other machines that this training lives, or that it has `ended`.
-    """
+def expect_ours(storage: Storage, run: str, life: str, place: str) -> None:
+    """Before anything is written there: `NotOurs` when it is another's, or was ours and no longer is."""
     there = owner_of(storage)
-    if there is None or there["life"] != life:
-        mine = read_json(os.path.join(run, FILE)) or {}
-        if there is not None and (mine.get("id"), mine.get("life")) == (there["id"], life):
-            raise NotOurs(errno.EBUSY, f"the run {there['run']} has taken it over")
-        try:
-            claim(storage, run, life, place)
-        except BuoyError as error:
-            raise NotOurs(errno.EPERM, f"{error.message} ({error.received})") from None
-    elif renew:
-        _write(storage, there, ended=ended)
+    if there is not None and there["life"] == life:
+        return
+    mine = read_json(os.path.join(run, FILE)) or {}
+    if there is not None and (mine.get("id"), mine.get("life")) == (there["id"], life):
+        raise NotOurs(errno.EBUSY, f"the run {there['run']} has taken it over")
+    try:
+        claim(storage, run, life, place)
+    except BuoyError as error:
+        raise NotOurs(errno.EPERM, f"{error.message} ({error.received})") from None
 
 
 def adopt(storage: Storage, run: str) -> None:
@@ -149,8 +146,13 @@ def adopt(storage: Storage, run: str) -> None:
         write_json(os.path.join(run, FILE), there)
 
 
-def _write(storage: Storage, owner: dict[str, Any], *, ended: bool) -> None:
-    storage.write_beside(FILE, json.dumps({**owner, "wall": time.time(), "ended": ended}).encode())
+def _read(storage: Storage, file: str) -> dict[str, Any] | None:
+    data = storage.read_beside(file, _MOST_BYTES)
+    try:
+        found = parse_json(data) if data else None
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _id_here(run: str) -> str | None:
@@ -168,12 +170,12 @@ def _is_trained_here(there: dict[str, Any], run: str) -> bool:
     )
 
 
-def _is_elsewhere(owner: dict[str, Any], life: str) -> bool:
-    return owner.get("ended") is not True and owner["life"] != life and owner.get("machine") != _machine()
+def _is_elsewhere(sign: dict[str, Any], life: str) -> bool:
+    return sign.get("ended") is not True and sign.get("life") != life and sign.get("machine") != _machine()
 
 
-def _wall(owner: dict[str, Any] | None) -> float:
-    wall = (owner or {}).get("wall")
+def _wall(sign: dict[str, Any] | None) -> float:
+    wall = (sign or {}).get("wall")
     return float(wall) if isinstance(wall, int | float) else 0.0
 
 

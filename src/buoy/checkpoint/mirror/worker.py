@@ -35,6 +35,7 @@ from buoy.checkpoint.mirror.owner import (
     owner_of,
     refuse_anothers,
     refuse_two_machines,
+    sign_of_life,
 )
 from buoy.checkpoint.mirror.storage import (
     LOCK,
@@ -67,6 +68,10 @@ _AFTER_DEATH = 600.0
 """So long a mirror in trouble is tried again, and a writer waited for, after the training has ended."""
 
 
+class _Overtaken(OSError):  # noqa: N818 - says what happened
+    """A newer checkpoint was committed here while an older one was copied."""
+
+
 class Worker:
     """Copies until its training is gone and the newest checkpoint is safe."""
 
@@ -94,7 +99,7 @@ class Worker:
         """Whose log is copied: in a mirror that only fsspec reaches; into folders the recorder copies it itself."""
         self._log_number: int | None = None
         self._log_due = 0.0
-        self._beat_due = time.monotonic() + BEAT_SECONDS  # to claim the mirror was the first
+        self._beat_due = 0.0
         self._ended: float | None = None
         try:
             self._training = os.pidfd_open(int(orders["pid"]))
@@ -160,13 +165,9 @@ class Worker:
             self._status.beat()
             return True
         self._expect_ours(storage)
-        here = [copy for copy in _copies_here(self._run) if _key(copy) not in self._left_out]
-        everything = {**self._there, **{copy.name: copy for copy in here}}
-        unwanted = {copy.name for copy in surplus(list(everything.values()), self._keep)}
-        copied = {_key(copy) for copy in self._there.values()}
-        missing = [copy for copy in here if _key(copy) not in copied and copy.name not in unwanted]
+        here, missing = self._look()
         if missing:
-            self._copy(storage, missing[0])
+            self._copy(storage, missing[0], is_newest=missing[0] is here[0])
         for copy in surplus(list(self._there.values()), self._keep):
             self._remove(storage, copy.name)
         if missing:
@@ -178,18 +179,34 @@ class Worker:
         self._settled = names
         return True
 
-    def _copy(self, storage: Storage, copy: Entry) -> None:
-        """Send it, or learn that it cannot be sent; an error where it is to be tried again later."""
+    def _look(self) -> tuple[list[Entry], list[Entry]]:
+        """What can be sent, and what of it is to be: newest first."""
+        here = [copy for copy in _copies_here(self._run) if _key(copy) not in self._left_out]
+        everything = {**self._there, **{copy.name: copy for copy in here}}
+        unwanted = {copy.name for copy in surplus(list(everything.values()), self._keep)}
+        copied = {_key(copy) for copy in self._there.values()}
+        return here, [copy for copy in here if _key(copy) not in copied and copy.name not in unwanted]
+
+    def _copy(self, storage: Storage, copy: Entry, is_newest: bool) -> None:
+        """Send it, or learn that it cannot be sent; an error where it is to be tried again later.
+
+        What was the newest when it began is sent to its end: where many are saved, each would break off the one before.
+        """
         folder = copy.folder
-        began = time.monotonic()
+        began = looked = time.monotonic()
         moved = {"step": copy.step, "done": 0, "bytes": copy.bytes, "moved": time.time()}
         self._status.set(copying=moved)
 
         def progress(count: int) -> None:
+            nonlocal looked
             moved["done"] += count
             moved["moved"] = time.time()
             self._status.beat()
             self._renew(storage)
+            if not is_newest and time.monotonic() - looked > _LOOK_SECONDS:
+                looked = time.monotonic()
+                if any(age(other) > age(copy) for other in self._look()[1]):
+                    raise _Overtaken
 
         try:
             manifest = files.read_bounded(os.path.join(folder, MANIFEST), MOST_MANIFEST_BYTES)
@@ -208,6 +225,8 @@ class Worker:
             if os.path.isdir(folder):
                 raise
             return  # removed here while it was copied
+        except _Overtaken:
+            return  # sent after it, if it is still kept then
         except DamagedSource as error:  # what would arrive there would be so too
             self._left_out.add(_key(copy))
             self._status.set(damaged_here=f"step {copy.step} here is damaged ({error.strerror})")
@@ -255,7 +274,10 @@ class Worker:
         return space.free if space is not None else 0
 
     def _report_there(self) -> None:
-        newest = max(self._there.values(), key=age, default=None)
+        # An earlier life may have left a newer one there, which the run folder does not hold.
+        ours = set(self._sent) | {_key(copy) for copy in _copies_here(self._run)}
+        there = [copy for copy in self._there.values() if _key(copy) in ours]
+        newest = max(there or self._there.values(), key=age, default=None)
         self._status.set(
             there={name: copy.digest for name, copy in sorted(self._there.items())},
             newest=newest.step if newest is not None else None,
@@ -263,17 +285,18 @@ class Worker:
             newest_safe=self._sent.get(_key(newest)) if newest is not None else None,
         )
 
-    def _expect_ours(self, storage: Storage, **renew: bool) -> None:
+    def _expect_ours(self, storage: Storage) -> None:
         """Before anything is written there: two runs of one name must not write over each other."""
         place = f"{self._orders['shown']}/{self._name}"
-        expect_ours(storage, self._run, str(self._orders["life"]), place, **renew)
+        expect_ours(storage, self._run, str(self._orders["life"]), place)
 
     def _renew(self, storage: Storage) -> None:
         """Now and then, and once when the training has ended: from then on another machine may take over."""
         if time.monotonic() < self._beat_due:
             return
+        self._expect_ours(storage)
         ended = self._training_ended()
-        self._expect_ours(storage, renew=True, ended=ended)
+        sign_of_life(storage, self._run, str(self._orders["life"]), ended=ended)
         self._beat_due = time.monotonic() + (float("inf") if ended else BEAT_SECONDS)
 
     def _copy_log(self, storage: Storage) -> None:
