@@ -91,6 +91,22 @@ def work(
     return dict(read(run / "mirror.json"))
 
 
+def test_a_copy_whose_manifest_is_no_file_is_not_tidied_up_as_a_half(tmp_path: Path) -> None:
+    """It is damaged: only what was never finished goes once a newer one is whole."""
+    run = mirrored(tmp_path, 10, 20)
+    (place(run, 10) / MANIFEST).unlink()
+    os.mkfifo(place(run, 10) / MANIFEST)
+    cut = place(run, 5)
+    cut.mkdir()
+    (cut / STATE).write_bytes(b"begun")
+    newest, _ = search(tmp_path)
+    assert newest is not None and newest.step == 20
+
+    work(tmp_path / "run", tmp_path / "drive")
+
+    assert place(run, 10).exists() and not cut.exists()
+
+
 def test_a_run_whose_every_copy_is_damaged_does_not_begin_anew_in_silence(tmp_path: Path) -> None:
     copies = mirrored(tmp_path, 10, 20, 30, 40, 50)
     before = sorted(path.name for path in (copies / "checkpoints").iterdir())
