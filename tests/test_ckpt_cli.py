@@ -310,7 +310,7 @@ def test_a_damaged_one_is_told_apart_from_the_last_one_that_is_damaged(run: Path
     shutil.rmtree(run / "checkpoints" / "step-000000200")
     last = ckpt("show", run)
 
-    assert "the newest good one is used when the run resumes" in one.stderr
+    assert "the run resumes from the newest good one" in one.stderr
     assert last.returncode == 2 and "no other is left here" in last.stderr and "is used" not in last.stderr
 
 
@@ -377,7 +377,7 @@ def test_nothing_is_restored_under_a_training_that_writes_there(run: Path, tmp_p
     done = ckpt("restore", run, "--to", tmp_path / "busy")
     training.close()
 
-    assert done.returncode == 2 and "another process writes the checkpoints" in done.stderr
+    assert done.returncode == 2 and "another process is writing the checkpoints" in done.stderr
     assert Store(tmp_path / "busy").list() == []
 
 
@@ -419,9 +419,9 @@ def test_a_manifest_of_another_step_is_damage(run: Path, tmp_path: Path) -> None
 
     assert "1 complete" in listed and "2 damaged" in listed
     assert "step 300: damaged: manifest.json: no step number" in verified.stdout
-    assert "step 200: damaged: manifest.json: it is of step 7" in verified.stdout
+    assert "step 200: damaged: manifest.json: it belongs to step 7" in verified.stdout
     assert restored.returncode == 0 and "step 100 is in" in restored.stdout
-    assert "step 200 in the mirror is damaged (manifest.json: it is of step 7)" in restored.stderr
+    assert "step 200 in the mirror is damaged (manifest.json: it belongs to step 7)" in restored.stderr
 
 
 def test_figures_that_no_number_can_hold_are_not_available(run: Path) -> None:

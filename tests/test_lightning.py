@@ -88,10 +88,10 @@ def test_what_cannot_be_made_safe_is_refused_in_words(results: Answers) -> None:
     assert words is not None, results["refusals"]["said"]
 
     assert "automatic_optimization = False" in words[0]
-    assert "the checkpoint is of another training; nothing was loaded" in words[1]
-    assert "model: net.0.weight is (16, 8) in the checkpoint, (9, 8) here" in words[1]
+    assert "the checkpoint belongs to another training; nothing was loaded" in words[1]
+    assert "model: net.0.weight is (16, 8) in the checkpoint, but (9, 8) here" in words[1]
     assert "keeps the place in one train loader" in words[2]
-    assert results["refusals"]["said"].count("optimizer got 1 parameter group in training") == 1
+    assert results["refusals"]["said"].count("optimizer gained 1 parameter group during training") == 1
     assert "optimizer: has 1 parameter groups, the checkpoint 2: make all of them" in words[3]
 
 

@@ -83,8 +83,8 @@ def test_what_cannot_be_made_safe_is_refused_in_words(results: Answers) -> None:
     assert words is not None, results["refusals"]["said"]
 
     assert "auto_find_batch_size=True" in words[0]
-    assert "the checkpoint is of another training; nothing was loaded" in words[1]
-    assert "one training has one guard" in words[2]
+    assert "the checkpoint belongs to another training; nothing was loaded" in words[1]
+    assert "one guard per training" in words[2]
 
 
 def test_several_processes_are_refused_on_each_of_them(results: Answers) -> None:

@@ -168,7 +168,8 @@ class _Fit:
             guarding.stack.callback(show_again, trainer, dict(trainer.callback_metrics))
             say(
                 f"{guarding.keeper.folder} is finished: {trainer.current_epoch} epochs, {guarding.saved_step} steps; "
-                "the model has its final weights. More epochs train on; another training needs a folder of its own"
+                "the model has its final weights. Ask for more epochs to train further; another "
+                "training needs a folder of its own"
             )
         else:
             say(f"resumed from step {guarding.saved_step} (epoch {trainer.current_epoch + 1})")

@@ -57,7 +57,7 @@ class Guard(TrainerGuard, transformers.TrainerCallback):
             return
         if self._training is None:
             raise UsageError(
-                "buoy.transformers.Guard was not asked by `Trainer.train`",
+                "`Trainer.train` did not use buoy.transformers.Guard",
                 received="a `train` that was replaced",
                 expected="`Trainer(..., callbacks=[guard]).train()`",
                 hint="make the guard before `train` is called; in a loop of your own use `buoy.Run`",
@@ -197,7 +197,7 @@ class _Training:
             return found
         say(
             f"{self.guarding.keeper.folder} is finished: {state.global_step} steps; the model has its final "
-            "weights. More epochs train on; another training needs a folder of its own"
+            "weights. Ask for more epochs to train further; another training needs a folder of its own"
         )
         self.guarding.replace(self._trainer, "log", _nothing)  # what `train` would log is of no step
         return sys.maxsize, 0
@@ -258,7 +258,7 @@ def _teach_trainer() -> None:
                 raise
         if len(guards) > 1:
             raise UsageError(
-                "one training has one guard",
+                "one guard per training",
                 received=f"{len(guards)} of them: {', '.join(guard.folder for guard in guards)}",
                 expected="one",
                 hint="a second place for checkpoints is `mirror=`",

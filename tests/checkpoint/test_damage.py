@@ -18,7 +18,7 @@ from buoy.checkpoint.manifest import SCHEMA, seal
 from buoy.checkpoint.store import DamagedCheckpoint, NewerCheckpoint, Store
 from tests.checkpoint.ground import ROOT, contents, save, state
 
-WHILE_LOADED = "it has changed while it was loaded"
+WHILE_LOADED = "it changed while it was being loaded"
 FILES = ("state.safetensors", "values.json", "manifest.json")
 
 
@@ -101,7 +101,7 @@ def test_a_damaged_header_is_named_as_such(hurt: Path) -> None:
 def test_a_missing_file_a_link_and_a_pipe_are_not_read(hurt: Path, name: str) -> None:
     outside = hurt.parents[1] / "outside"
     (hurt / name).rename(outside)
-    assert "not there" in complaint(hurt).what
+    assert "it is missing" in complaint(hurt).what
 
     (hurt / name).symlink_to(outside)
     assert "link" in complaint(hurt).what
@@ -285,7 +285,7 @@ def test_a_tensor_that_does_not_begin_a_piece_of_its_own_is_refused(hurt: Path, 
     ]
     reseal(hurt, files=files)
 
-    assert complaint(hurt).what == "lies elsewhere than its checksums"
+    assert complaint(hurt).what == "the tensor's offsets do not match its checksums"
 
 
 def test_the_reader_of_the_documentation_works_and_finds_damage(pristine: Path, hurt: Path) -> None:

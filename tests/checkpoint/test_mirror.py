@@ -155,7 +155,7 @@ train(sys.argv[1], mirror=sys.argv[2], steps=340, save=10, pause=0.01, each=each
     out, err = training.communicate(timeout=400)
 
     assert out.endswith("finished\n")
-    assert err.count("takes no checkpoint: it is no longer mounted") == 1 and "training continues" in err
+    assert err.count("cannot take a checkpoint: it is no longer mounted") == 1 and "training continues" in err
     assert "again safe in the mirror" in err
     assert steps(drive / "run")[0] == 340
 
@@ -172,7 +172,7 @@ train(sys.argv[1], mirror=sys.argv[2], steps=100, save=20, size=200_000, pause=0
 
     assert out.endswith("finished\n") and steps(tmp_path / "run")[0] == 100
     assert "same disk" not in err
-    assert err.count("takes no checkpoint: No space left on device") == 1
+    assert err.count("cannot take a checkpoint: No space left on device") == 1
     assert "step 100 is not yet in the mirror" in err
     assert not list(drive.rglob("*.part"))  # half a file helps nobody there
 
@@ -191,7 +191,7 @@ train(sys.argv[1], mirror=sys.argv[2], steps=150, save=10, pause=0.01)
     hung = int(status(tmp_path / "run")["pid"])
 
     assert out.endswith("copying continues in the background\nfinished\n")
-    assert out.count("takes no checkpoint: it has not answered for") == 1
+    assert out.count("cannot take a checkpoint: it has not answered for") == 1
     assert alive(hung)
     os.kill(hung, signal.SIGKILL)
 
@@ -266,10 +266,10 @@ train(sys.argv[1], mirror=sys.argv[2], steps=65, save=10, pause=0.01, each=each)
 
     assert out.endswith("finished\n") and steps(tmp_path / "run")[0] == 65
     assert err.count("started again") == 3 and "3 of 3 times" in err
-    assert err.count("nothing more is copied to the mirror") == 1
-    assert "step 65 is not yet in the mirror" in err and "nothing copies it any more" in err
+    assert err.count("buoy: copying to the mirror") == 1
+    assert "step 65 is not yet in the mirror" in err and "copying has stopped" in err
     assert "continues in the background" not in err
-    assert "step 40 safe in the mirror" in listed and "nobody copies any more" in listed
+    assert "step 40 safe in the mirror" in listed and "copying has stopped" in listed
 
 
 def test_a_mirror_process_that_is_killed_shortly_before_the_end_is_started_again_for_the_last_one(
@@ -327,7 +327,7 @@ def test_old_copies_go_truncated_where_the_trash_counts(
     ("where", "words", "hint"),
     [
         ("gs://bucket/runs", "the mirror needs gcsfs", "pip install gcsfs"),
-        ("memory://runs", "a mirror in memory is none", "s3://"),
+        ("memory://runs", "the mirror cannot be in memory", "s3://"),
         ("sthree://bucket", "unknown kind of mirror", "s3://"),
         ("/proc/nowhere", "the mirror cannot be written", "mounted"),
         ("/content/drive/MyDrive/runs", "Google Drive is not mounted", "drive.mount"),

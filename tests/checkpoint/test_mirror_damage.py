@@ -119,12 +119,12 @@ def test_a_run_whose_every_copy_is_damaged_does_not_begin_anew_in_silence(tmp_pa
     lines = [
         line for line in done.stderr.splitlines() if line.startswith("buoy:") and "same disk" not in line
     ]
-    assert lines[0] == f"buoy: step 50 in the mirror is damaged ({STATE}: 512 of {whole} bytes are there)"
-    assert "step 40 in the mirror is damaged" in lines[1] and "its checksum does not fit" in lines[1]
+    assert lines[0] == f"buoy: step 50 in the mirror is damaged ({STATE}: it has 512 bytes, expected {whole})"
+    assert "step 40 in the mirror is damaged" in lines[1] and "its checksum does not match" in lines[1]
     assert lines[3] == "buoy: and 2 more checkpoints that cannot be used in the mirror: steps 20, 10"
     assert done.returncode == 1 and "from 0" not in done.stdout
     assert "no good checkpoint of this run is left (5 damaged)" in done.stderr
-    assert f"step 50: {STATE}: 512 of {whole} bytes are there" in done.stderr
+    assert f"step 50: {STATE}: it has 512 bytes, expected {whole}" in done.stderr
     assert f"and the mirror {tmp_path / 'drive'}" in done.stderr and "another run folder" in done.stderr
     assert sorted(path.name for path in (copies / "checkpoints").iterdir()) == before
 
@@ -135,7 +135,7 @@ def test_the_command_line_names_them_too(tmp_path: Path) -> None:
     done = buoy("ckpt", "restore", str(copies), "--to", str(tmp_path / "back"))
 
     assert done.returncode == 1 and "has no good checkpoint" in done.stderr
-    assert "step 40 in the mirror is damaged (values.json: it is not there)" in done.stderr
+    assert "step 40 in the mirror is damaged (values.json: it is missing)" in done.stderr
 
 
 def test_only_damaged_ones_here_are_no_new_beginning_either(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_only_damaged_ones_here_are_no_new_beginning_either(tmp_path: Path) -> N
     ) as refused:
         search(tmp_path, mirror=False)
 
-    assert "step 20: state.safetensors: its checksum does not fit" in str(refused.value)
+    assert "step 20: state.safetensors: its checksum does not match" in str(refused.value)
     assert len(Store(tmp_path / "run").list()) == 2
 
 
@@ -160,9 +160,12 @@ def test_the_newer_one_that_is_passed_over_is_named_wherever_it_is(tmp_path: Pat
     found, said = search(tmp_path)
 
     assert found is not None and found.step == 20
-    assert "step-000000050: state.safetensors: 512 of" in said[0] and "trying the one before" in said[0]
-    assert said[1].startswith("step 40 in the mirror is damaged (state.safetensors: 512 of")
-    assert said[2].startswith("step 30 in the mirror is not whole (manifest.json is not there")
+    assert (
+        "step-000000050: state.safetensors: it has 512 bytes" in said[0]
+        and "trying the one before" in said[0]
+    )
+    assert said[1].startswith("step 40 in the mirror is damaged (state.safetensors: it has 512 bytes")
+    assert said[2].startswith("step 30 in the mirror is not whole (manifest.json is missing")
     assert said[3:] == [f"step 20 was brought back from the mirror {tmp_path / 'drive'}"]
 
 
@@ -172,7 +175,9 @@ def test_one_of_a_newer_buoy_is_no_new_beginning(tmp_path: Path) -> None:
     fields = {**json.loads(path.read_bytes()), "schema": "buoy.checkpoint/2"}
     del fields["crc32"]
     path.write_bytes(seal(fields))
-    with pytest.raises(RunFolderError, match="no checkpoint of this run can be read by this buoy") as refused:
+    with pytest.raises(
+        RunFolderError, match="this version of buoy cannot read any checkpoint of this run"
+    ) as refused:
         search(tmp_path)
 
     assert refused.value.received == "step 10: manifest.json: buoy.checkpoint/2"
@@ -184,7 +189,7 @@ def test_a_first_copy_that_was_never_finished_is_said_and_is_no_reason_not_to_be
     found, said = search(tmp_path)
 
     assert found is None and "step 10 in the mirror is not whole" in said[0]
-    assert said[1] == "nothing in the mirror was ever whole (1 begun): the training starts at step 0"
+    assert said[1] == "no checkpoint in the mirror was ever complete (1 begun): the training starts at step 0"
 
 
 def test_a_step_made_again_while_it_is_copied_leaves_no_half_copy(tmp_path: Path) -> None:

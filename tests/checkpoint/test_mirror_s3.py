@@ -127,7 +127,7 @@ def test_a_store_that_alters_bytes_is_caught_by_its_checksum(
         return honest(path, **options)
 
     monkeypatch.setattr(home._fs, "info", altered)
-    with pytest.raises(OSError, match="another checksum"):
+    with pytest.raises(OSError, match="different checksum"):
         home.put(str(source), "step-000000001", "state.safetensors", pieces, lambda count: None)
 
 

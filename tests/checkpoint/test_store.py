@@ -148,7 +148,7 @@ def test_without_room_for_the_arena_it_streams_and_says_so_once(
 
     assert all(receipt.committed for receipt in receipts)
     assert newest(tmp_path) == state(2)
-    assert len(heard) == 1 and "while the training waits" in heard[0]
+    assert len(heard) == 1 and "training waits while checkpoints are written" in heard[0]
     assert not writers(tmp_path)
     saver.close()
 
@@ -177,7 +177,7 @@ print(len(heard), heard[0])
     said, trouble = small.communicate(timeout=400)
 
     assert small.returncode == 0, trouble
-    assert said.startswith("1 no memory for a copy of the state (80.0 MiB")
+    assert said.startswith("1 not enough memory for a copy of the state (80.0 MiB")
     assert newest(tmp_path) == {"weights": {str(n): Array(pattern(8 << 20, n)) for n in range(10)}}
 
 
@@ -249,7 +249,7 @@ def test_a_writer_that_hangs_costs_one_checkpoint_and_another_takes_its_place(
     saver.close()
 
     assert not hanging.committed and hanging.error is None
-    assert f"process {writer}, stopped" in str(skipped.error) and "about step 2" in str(skipped.error)
+    assert f"process {writer}, stopped" in str(skipped.error) and "while saving step 2" in str(skipped.error)
     assert after.committed and len(both) == 2
     store = Store(tmp_path)
     assert [contents(store.open(entry)) for entry in store.list()] == [state(4), state(2), state(1)], (
@@ -282,7 +282,7 @@ def test_writers_that_all_hang_never_make_the_training_write_itself(
     saver.close()
 
     assert len(stopped) == 2, "with two that hang no third is started"
-    assert receipts[-1].error is not None and "does not answer" in receipts[-1].error
+    assert receipts[-1].error is not None and "does not respond" in receipts[-1].error
     assert without_memory.error is not None
     assert again.committed and newest(tmp_path) == state(10)
 

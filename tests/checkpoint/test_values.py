@@ -90,7 +90,7 @@ def test_generators_inside_go_on_where_they_were() -> None:
     assert loaded(anew, state)["steps"] == [5]
 
     assert [draws.random() for draws in inner] == expected
-    with pytest.raises(ValueError, match="a generator was saved here"):
+    with pytest.raises(ValueError, match="an RNG was saved here"):
         loaded({"draws": 3}, state)
 
 

@@ -98,7 +98,7 @@ def test_a_function_that_makes_the_optimizer_is_not_replaced_by_an_assumption(
 def test_what_is_no_optimizer_and_no_loss_is_refused(
     monkeypatch: pytest.MonkeyPatch, rest: Any, what: str
 ) -> None:
-    with pytest.raises(EstimateError, match=f"given as the {what} is none"):
+    with pytest.raises(EstimateError, match=f"the given {what} is not"):
         given(monkeypatch, (nn.Linear(10, 10), BATCH, *rest))
 
 

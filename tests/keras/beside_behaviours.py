@@ -250,7 +250,7 @@ def a_container_that_was_filled_later_or_not_yet_saved_does_not_forbid_a_resume(
     live(f"{folder}1", lambda: make({"seen": tf.Variable(0.0)}), Interrupt(9))
     *_, older = live(f"{folder}1", lambda: make({"seen": tf.Variable(0.0), "more": tf.Variable(0.0)}))
 
-    assert "filled.bank.seen/Variable start over: in the checkpoint and not here yet" in later, later
+    assert "filled.bank.seen/Variable start over: in the checkpoint, but not here yet" in later, later
     assert "filled.bank.more/Variable start over: not in the checkpoint" in older, older
     assert "resumed from step 8" in later and "resumed from step 8" in older
 

@@ -132,11 +132,11 @@ def a_pydataset_to_validate_on_may_draw(folder: str) -> None:
 
 def draws_of_a_pydataset_that_cannot_be_made_again_are_told(folder: str) -> None:
     _, _, said = fit(folder, x=Hidden(), y=None, batch_size=None)
-    assert "not be bit for bit (same-data): Hidden gives another batch for the same number" in said
+    assert "not be bit for bit (same-data): Hidden gives a different batch for the same number" in said
     _, _, said = fit(folder + "-elsewhere", x=Elsewhere(), y=None, batch_size=None)
-    assert "not be bit for bit (same-data): Elsewhere gives another batch for the same number" in said
+    assert "not be bit for bit (same-data): Elsewhere gives a different batch for the same number" in said
     _, _, said = fit(folder + "-validated", validation_data=Hidden())
-    assert "not validate bit for bit: Hidden gives another batch" in said
+    assert "not validate bit for bit: Hidden gives a different batch" in said
 
 
 def a_pydataset_that_shuffles_in_place_goes_on_in_rounds(folder: str) -> None:

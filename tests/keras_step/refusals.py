@@ -321,7 +321,7 @@ def samples_that_are_all_alike_do_not_hide_what_compares_them() -> None:
     model.compile("sgd", "mse")
     install(model, say=silent, event=silent, micro_batch=4)
 
-    assert "samples that are all alike" in refusal(
+    assert "samples that are all the same" in refusal(
         lambda: model.train_on_batch(tokens, numbers(16, 2)), CannotSplit
     )
     tokens[9] = 3
@@ -343,7 +343,7 @@ def blank_images_at_the_start_of_a_batch_are_no_reason_to_refuse() -> None:
         if x.any():
             step()
         else:
-            assert "samples that are all alike" in refusal(step, CannotSplit)
+            assert "samples that are all the same" in refusal(step, CannotSplit)
 
 
 @check

@@ -163,7 +163,7 @@ def test_the_loss_that_comes_back_is_that_of_the_whole_batch_and_nothing_is_said
     whole, parts, said = losses(pair.model, pair.loss, pair.batch, pair.reduction)
 
     assert parts == pytest.approx(whole, rel=1e-9)
-    assert not any("the loss that comes back" in line for line in said)
+    assert not any("the returned loss" in line for line in said)
 
 
 def test_a_loss_that_parts_do_not_add_up_to_is_told() -> None:
@@ -177,7 +177,7 @@ def test_a_loss_that_parts_do_not_add_up_to_is_told() -> None:
     whole, parts, said = losses(model, distance, batch, "mean")
 
     assert parts != pytest.approx(whole, rel=1e-3)
-    assert [line for line in said if "the loss that comes back differs" in line], said
+    assert [line for line in said if "the returned loss differs" in line], said
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -51,7 +51,7 @@ def test_activations_own_the_memory() -> None:
     # Two are what a comparison needs, without which no batch is split.
     assert said.startswith("two samples do not fit: CUDA out of memory. Tried to allocate")
     assert "MiB left for activations; the largest layer is 2 with 9.1 KiB" in said
-    assert 'activations own the memory: remedies=("amp", "checkpointing") in buoy.Run or the guard' in said
+    assert 'activations fill the memory: remedies=("amp", "checkpointing") in buoy.Run or the guard' in said
 
 
 def test_what_is_switched_on_already_is_not_advised() -> None:
@@ -64,11 +64,11 @@ def test_the_model_owns_the_memory() -> None:
     said = refused(wide(), ROWS, 1 << 20)
 
     assert "parameters 4.0 MiB, gradients 4.0 MiB, optimizer state 8.0 MiB" in said
-    assert "parameters, gradients and the optimizer's state own the memory: SGD or Adafactor" in said
+    assert "parameters, gradients and the optimizer's state fill the memory: SGD or Adafactor" in said
 
 
 def test_something_beside_the_training_owns_the_memory() -> None:
     said = refused(wide(), ROWS, 1 << 20, beside=16 << 20)
 
     assert "the batch and other tensors 64.0 MiB" in said
-    assert "tensors outside this training own the memory" in said
+    assert "tensors outside this training fill the memory" in said

@@ -120,7 +120,7 @@ def test_a_state_between_batches_is_that_of_the_plain_loop(place: Any) -> None:
 @pytest.mark.parametrize("place", PLACES)
 def test_a_state_forbids_a_second_try_in_words(place: Any, fail_at: int) -> None:
     """The failed try has moved it: a retry would give another gradient without a message."""
-    with pytest.raises(CannotSplit, match="the loss function keeps a state from call to call") as caught:
+    with pytest.raises(CannotSplit, match="the loss function keeps state between calls") as caught:
         trained(place, guarded=True, fail_at=fail_at)
 
     assert "put the state into the batch" in (caught.value.hint or "")
@@ -181,7 +181,7 @@ def test_a_state_in_a_buffer_of_a_tracked_module_is_restored(is_buffer: bool) ->
             elif is_buffer:
                 run.backward(x, loss)
             else:
-                with pytest.raises(CannotSplit, match="keeps a state"):
+                with pytest.raises(CannotSplit, match="keeps state"):
                     run.backward(x, loss)
                 return
         found.append([model.mean, model.layer.weight.grad])
@@ -201,7 +201,7 @@ def test_a_state_forbids_a_second_try_of_one_sample_too() -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return made
 
-    with pytest.raises(CannotSplit, match="keeps a state"):
+    with pytest.raises(CannotSplit, match="keeps state"):
         run.backward(torch.randn(1, 6), loss)
 
 
@@ -218,7 +218,7 @@ def test_a_pair_is_looked_at_in_its_first_step_and_must_come_again(is_stateful: 
     if not is_stateful:
         run.backward(torch.randn(8, 6), loss)
         return
-    with pytest.raises(CannotSplit, match="keeps a state") as caught:
+    with pytest.raises(CannotSplit, match="keeps state") as caught:
         run.backward(torch.randn(8, 6), loss)
     assert "return the loss alone" in (caught.value.hint or "")
 
@@ -421,7 +421,7 @@ def test_a_counter_that_the_gradient_depends_on_is_refused() -> None:
     run = buoy.Run(micro_batch=5)
     run.track(model=model)
 
-    with pytest.raises(CannotSplit, match="keeps a state from call to call"):
+    with pytest.raises(CannotSplit, match="keeps state between calls"):
         run.backward(torch.randn(16, 6), lambda part: model(part).square().mean() * model.calls)
 
 

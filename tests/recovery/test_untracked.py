@@ -120,7 +120,7 @@ def test_what_nobody_tracks_forbids_a_second_try_in_words(kind: str, number: int
     """The failed try has moved it, and nobody can say how far."""
     with pytest.raises(CannotSplit) as caught:
         trained(kind, fails_in(number))
-    assert "state from call to call" in str(caught.value) or "is not tracked" in str(caught.value)
+    assert "state between calls" in str(caught.value) or "is not tracked" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_what_nobody_tracks_forbids_a_second_try_in_words(kind: str, number: int
         ("centre", "Centred.centre changes with each call of the loss function, and is not tracked"),
         ("statistics", "BatchNorm1d.* changes with each call of the loss function, and is not tracked"),
         ("follower", "Linear.weight changes with each call of the loss function, and is not tracked"),
-        ("python", "keeps a state from call to call"),
+        ("python", "keeps state between calls"),
     ],
 )
 def test_what_nobody_tracks_forbids_the_split_in_words(kind: str, reason: str) -> None:

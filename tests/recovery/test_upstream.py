@@ -214,7 +214,7 @@ def test_out_of_memory_before_the_batch_is_told_and_leaves_nothing() -> None:
     run = buoy.Run()
     run.track(made=made, judge=judge)
 
-    with pytest.raises(OutOfMemory, match="what the batch was computed by"):
+    with pytest.raises(OutOfMemory, match="the code that computed the batch"):
         run.backward(Full.apply(made(torch.randn(N, 4).double())), lambda x: judge(x).square().mean())
     assert made.weight.grad is None
     assert judge.weight.grad is None

@@ -38,7 +38,7 @@ def test_a_script_that_gets_no_further_is_not_started_for_ever(tmp_path: Path) -
     assert done.returncode == 137
     assert len(list((tmp_path / "run" / "attempts").iterdir())) == 2
     assert "the script saved nothing that buoy saw, so it starts over" in done.stderr
-    assert "not restarted: it got no further than step 1 of the attempt before" in done.stderr
+    assert "not restarted: it got no further than step 1 of the previous attempt" in done.stderr
 
 
 def test_a_training_that_a_killed_command_ends_at_the_same_step_is_not_started_for_ever(
@@ -52,7 +52,7 @@ def test_a_training_that_a_killed_command_ends_at_the_same_step_is_not_started_f
     done = run_python(tmp_path / "run", code, "--restart", "9")
     assert "worker-killed" in done.stderr
     assert len(list((tmp_path / "run" / "attempts").iterdir())) == 2
-    assert "not restarted: it got no further than step 1 of the attempt before" in done.stderr
+    assert "not restarted: it got no further than step 1 of the previous attempt" in done.stderr
 
 
 def test_a_script_whose_steps_cannot_be_counted_is_restarted_as_often_as_asked(tmp_path: Path) -> None:

@@ -103,10 +103,7 @@ def test_a_script_that_leaves_in_the_middle_of_an_epoch_goes_on_there(tmp_path: 
     _, rest, drawn_then = whole(tmp_path / "left")
 
     assert left.returncode == 0, left.stderr
-    assert (
-        "buoy: the loop was left before its end, at step 6: started again, the training resumes"
-        in left.stderr
-    )
+    assert "buoy: the loop ended early, at step 6: if you start it again, the training resumes" in left.stderr
     assert newest.step == 6 and newest.about["reason"] == "exit" and newest.about["finished"] is False
     assert sorted(rest) == [7, 8, 9, 10, 11, 12]
     assert rest == {step: loss for step, loss in losses.items() if step > 6} and drawn_then == drawn
@@ -143,7 +140,7 @@ def test_a_break_that_a_with_tells_to_be_the_end_trains_nothing_more(
         run._loop.save_the_end(is_known=False)  # as at the end of the script
 
     assert trained == [1, 2, 3, 4, 5]
-    assert "was left before its end" not in capsys.readouterr().err
+    assert "the loop ended early" not in capsys.readouterr().err
 
 
 def test_epochs_are_counted_from_1_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

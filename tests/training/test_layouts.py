@@ -250,7 +250,9 @@ def test_a_checkpoint_that_changes_while_it_is_loaded_is_named_and_the_next_star
         with pytest.raises(buoy.BuoyError) as refused:
             track(3)
 
-    assert "it has changed while it was loaded" in str(refused.value) and "nothing" not in str(refused.value)
+    assert "it changed while it was being loaded" in str(refused.value) and "nothing" not in str(
+        refused.value
+    )
     assert track(2) == [2, -2.5]
 
 

@@ -108,7 +108,7 @@ def test_a_group_that_training_adds_is_warned_about_and_its_checkpoint_refused(
                     optimizer.step()
 
     train(2)
-    assert capsys.readouterr().err.count("optimizer got 1 parameter group in training") == 1
+    assert capsys.readouterr().err.count("optimizer gained 1 parameter group during training") == 1
 
     with pytest.raises(BuoyError, match="has 1 parameter groups, the checkpoint 2: make all of them before"):
         train(3)

@@ -173,12 +173,12 @@ train(sys.argv[1], steps=100, save=10, size=100_000, keep=2, pause=0.02, each=fi
     assert done.stdout.endswith("finished\n"), done.stderr
     by_step = {int(step): error for step, _, error in saves(done)}
     assert by_step[20] == "None" and any(error != "None" for step, error in by_step.items() if 25 < step < 60)
-    told = [line for line in done.stderr.splitlines() if "is not saved" in line]
+    told = [line for line in done.stderr.splitlines() if "was not saved" in line]
     assert len(told) == 1 and "is the newest that is safe" in told[0] and "training continues" in told[0]
     assert kept(disk / "run")[0] == 100
     assert not [name for name in os.listdir(disk / "run" / "checkpoints") if ".part" in name]
     assert any(
-        "is not saved" in str(event.get("what"))
+        "was not saved" in str(event.get("what"))
         for event in events(disk / "run")
         if event["kind"] == "trouble"
     )
@@ -232,7 +232,7 @@ with kept(sys.argv[1]) as keeper:
 """
     done = run(tmp_path / "run", code)
 
-    assert "another process writes the checkpoints of" in done.stdout, done.stdout + done.stderr
+    assert "another process is writing the checkpoints of" in done.stdout, done.stdout + done.stderr
     assert f"process {done.stdout.split()[0]} on" in done.stdout and "step 1" not in done.stdout
 
 
@@ -258,7 +258,7 @@ print("trained")
     done = run(tmp_path / "run", code)
 
     assert done.stdout.endswith("trained\n") and "meter" in done.stdout, done.stderr
-    assert "step 1 is not saved" in done.stderr and "nothing is saved yet" in done.stderr
+    assert "step 1 was not saved" in done.stderr and "nothing is saved yet" in done.stderr
 
 
 def test_a_keeper_that_fails_does_not_end_the_training(tmp_path: Path) -> None:

@@ -79,6 +79,6 @@ def test_a_loop_cell_run_again_after_its_end_says_that_it_trains_on(tmp_path: Pa
     assert said[1] == f"buoy: {ended} 4; training 3 more{hint.format(3)}"
     assert ended not in said[2]  # made again, it trains what is missing
     assert said[3] == f"buoy: {ended} 12; training 1 more{hint.format(1)}"
-    assert said[5].startswith("buoy: this Run was finished, at step 14: it saves nothing any more")
+    assert said[5].startswith("buoy: this Run is finished, at step 14: it saves nothing more")
     assert said[6] == ""
     assert said[7] == f"buoy: {ended} 2; training 1 more\n"

@@ -92,9 +92,7 @@ def test_where_no_third_fits_the_older_of_two_gives_way_before_the_write(
     receipts = [run.save(step, size) for step, size in enumerate([120_000, 120_000, 220_000, 220_000], 1)]
 
     assert all(receipt.committed for receipt in receipts)
-    assert run.said[0].startswith(
-        "there is no room for 3 checkpoints any more: step 1 removed, step 2 is good"
-    )
+    assert run.said[0].startswith("there is no longer room for 3 checkpoints: step 1 removed, step 2 is good")
     assert run.said[0].endswith("keeping the last one until there is room again")
     assert run.steps == [4]
 
@@ -121,7 +119,7 @@ def test_only_when_not_even_one_fits_beside_the_last_good_one_nothing_is_saved(
     refused = run.save(3, 400_000)
 
     wanted = (
-        r"59\d\.\d KiB do not fit and the last good one, for which 49\d\.\d KiB of 683\.6 KiB can be had: "
+        r"59\d\.\d KiB do not fit beside the last good one: at most 49\d\.\d KiB of 683\.6 KiB can be made available, "
         r"\d+\.\d KiB more are needed, which `disk=` does not allow"
     )
     assert refused.error is not None and re.fullmatch(wanted, refused.error), refused.error
@@ -133,7 +131,7 @@ def test_a_damaged_one_that_makes_room_is_no_good_one_less(saving: Callable[...,
     run = saving(720_000, Keep(last=3))
     for step in (1, 2):
         run.save(step, 120_000)
-    run.store.remember_damage(Unusable(2, run.store.list()[0].folder, "its checksum does not fit"))
+    run.store.remember_damage(Unusable(2, run.store.list()[0].folder, "its checksum does not match"))
 
     assert run.save(3, 260_000).committed and run.steps == [3, 1]
     assert run.said == [] and run.save(4, 80_000).committed
@@ -208,7 +206,7 @@ from buoy.training import manager, save_policy
 save_policy._RETRY_SECONDS, full, said = 0.2, os.path.join(os.path.dirname(sys.argv[1]), "full"), manager.say
 def say(text):
     said(text)
-    if "is not saved" in text:
+    if "was not saved" in text:
         os.unlink(full)
 manager.say = say
 def each(step):
@@ -222,7 +220,7 @@ train(sys.argv[1], steps=100, save=10, size=1000, keep=3, pause=0.01, each=each)
     assert done.stdout.endswith("finished\n"), done.stderr
     assert (
         done.stderr.count(
-            "step 50 is not saved: No space left on device, though the disk reports 4.0 GiB free; "
+            "step 50 was not saved: No space left on device, though the disk reports 4.0 GiB free; "
             "step 40 is the newest that is safe"
         )
         == 1
@@ -248,8 +246,7 @@ train(sys.argv[1], steps=300, save=10, size=1000, keep=3, pause=0.01, each=each)
 
     assert "though the disk reports 4.0 GiB free" in done.stderr
     assert (
-        "there is no room for 3 checkpoints any more: step 30 removed, step 40 is good and stays"
-        in done.stderr
+        "there is no longer room for 3 checkpoints: step 30 removed, step 40 is good and stays" in done.stderr
     )
     assert kept(drive.path / "run") == [40]
 
@@ -282,7 +279,7 @@ train(sys.argv[1], steps=60, save=10, size=100_000, keep=2, pause=0.01, each=eac
 """
     done = run(disk / "run", code)
 
-    assert done.stdout.endswith("finished\n") and "is not saved" not in done.stderr, done.stderr
+    assert done.stdout.endswith("finished\n") and "was not saved" not in done.stderr, done.stderr
     assert "step 10 removed, step 20 is good and stays" in done.stderr
     again = int(saves(done)[3][0])  # at once, not in a minute
     assert 30 < again < 40 and kept(disk / "run")[0] == 60

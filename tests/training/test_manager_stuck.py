@@ -51,7 +51,7 @@ print("stopped", *stopped)
 
     assert done.returncode == 0, done.stderr
     (writer,) = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("stopped")]
-    said = [line for line in done.stderr.splitlines() if "has not answered" in line]
+    said = [line for line in done.stderr.splitlines() if "has not responded" in line]
     assert len(said) == 1 and f"process {writer}, stopped" in said[0], done.stderr
     assert "step 10 is the newest that is safe; training continues" in said[0]
     steps = [entry.step for entry in Store(tmp_path / "run").list()]
@@ -88,7 +88,7 @@ train(sys.argv[1], steps=5000, save=10, keep=20, pause=0.01, each=on_step)
     writer = freed(done)
 
     assert done.returncode == -signal.SIGTERM, done.stderr
-    assert f"process {writer}, stopped" in done.stderr and "about step 20" in done.stderr
+    assert f"process {writer}, stopped" in done.stderr and "while saving step 20" in done.stderr
     last = int(done.stdout.splitlines()[-1].split()[1])
     assert f"buoy: step {last} is saved\n" in done.stderr and 22 <= last < 30
     assert [entry.step for entry in Store(tmp_path / "run").list()] == [last, 10]
@@ -125,7 +125,7 @@ def test_a_second_start_under_buoy_run_does_not_hide_the_training_that_lives(
     training.terminate()
     training.communicate(timeout=400)
 
-    assert second.returncode == 1 and "another process writes the checkpoints" in second.stderr
+    assert second.returncode == 1 and "another process is writing the checkpoints" in second.stderr
     assert "buoy: this start is not recorded: another process is already training that run" in second.stderr
     assert attempt_numbers(str(tmp_path / recorded)) == [1]
     assert "WriterBusy" not in why.stdout + runs.stdout
@@ -140,7 +140,7 @@ another_shell = dict(os.environ)
 def on_step(step):
     if step == 3:
         tried = subprocess.run(again, capture_output=True, text=True, env=another_shell)
-        print("refused" if "another process writes the checkpoints" in tried.stderr else tried.stderr)
+        print("refused" if "another process is writing the checkpoints" in tried.stderr else tried.stderr)
 train(sys.argv[1], steps=5, save=10, pause=0.01, each=on_step)
 """
     done = run(tmp_path / "run", code)

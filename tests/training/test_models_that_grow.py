@@ -88,7 +88,7 @@ def test_a_buffer_of_another_shape_that_did_not_grow_is_another_model(tmp_path: 
 
     track(3)
 
-    with pytest.raises(BuoyError, match=r"table is \(3\) in the checkpoint, \(5\) here"):
+    with pytest.raises(BuoyError, match=r"table is \(3\) in the checkpoint, but \(5\) here"):
         track(5)
 
 
@@ -106,4 +106,4 @@ def test_parameters_that_come_after_track_are_told_once(
                 model.append(nn.Linear(2, 1))
 
     told = capsys.readouterr().err
-    assert told.count("model got parameters in training: 1.weight, 1.bias. A restarted script") == 1
+    assert told.count("model gained parameters during training: 1.weight, 1.bias. A restarted script") == 1

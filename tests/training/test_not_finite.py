@@ -55,7 +55,7 @@ def test_the_last_checkpoint_before_nan_stays_and_is_told_once(
     said = [line for line in capsys.readouterr().err.splitlines() if "not a finite number" in line]
 
     assert [entry.step for entry in entries] == [12, 11, 4]
-    assert len(said) == 1 and "at step 5" in said[0] and "step 4, the last one made before that" in said[0]
+    assert len(said) == 1 and "at step 5" in said[0] and "step 4, the last one before that" in said[0]
     rows = listed("run", entries, {}).splitlines()
     assert f"`buoy ckpt restore {tmp_path} 4 --to {tmp_path}-from-4`" in said[0]
     assert "loss not finite" in rows[2] and "last finite" in rows[4] and "last finite" not in rows[3]

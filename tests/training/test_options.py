@@ -72,9 +72,9 @@ def test_run_and_guards_take_the_options_by_the_same_names_and_defaults() -> Non
 
 @pytest.mark.parametrize("folder", ["", " ", 5, b"runs", "a\0b"])
 def test_a_folder_that_is_none_is_refused(folder: Any) -> None:
-    with pytest.raises(UsageError, match="which folder"):
+    with pytest.raises(UsageError, match="the run folder must be a path"):
         folder_name(folder)
-    with pytest.raises(UsageError, match="which folder"):
+    with pytest.raises(UsageError, match="the run folder must be a path"):
         buoy.Run(folder)
 
 

@@ -130,7 +130,8 @@ def test_a_place_that_is_not_come_by_again_is_told_loudly(
 
     assert losses == {}
     assert (
-        "NOTHING WAS TRAINED: the script did not come back to its place at step 6" in capsys.readouterr().err
+        "NOTHING WAS TRAINED: the script did not get back to its position at step 6"
+        in capsys.readouterr().err
     )
 
 
@@ -176,7 +177,9 @@ def test_steps_in_no_loop_of_the_run_are_told_if_nothing_is_saved(
         clock.now += 50
     run.finish()
     assert (
-        capsys.readouterr().err.count("nothing was saved for 2 min 30 s: these steps are in no loop over")
+        capsys.readouterr().err.count(
+            "nothing was saved for 2 min 30 s: these steps are outside every loop over"
+        )
         == 1
     )
 
@@ -208,7 +211,7 @@ def test_a_save_in_the_middle_of_an_epoch_that_is_taken_for_its_end_is_told_once
         run.save()
     run.finish()
     told = capsys.readouterr().err.count(
-        "epoch 1 trains on after `run.save()` at step 1, which was taken for its end"
+        "epoch 1 continues after `run.save()` at step 1, which buoy took for its end"
     )
     assert told == (0 if through_run else 1)
 
@@ -322,8 +325,8 @@ def test_another_learning_rate_in_the_script_is_told_and_how_to_change_it(
         run.finish()
         return capsys.readouterr().err
 
-    assert "keeps what it was saved with" not in train(1) + train(2)
+    assert "keeps its saved settings" not in train(1) + train(2)
     said = train(3, lr=0.5)
 
-    assert "optimizer keeps what it was saved with; the script now says lr=0.5 (was 0.01)" in said
-    assert "training on from step 8, epoch 3 of 3" in said
+    assert "optimizer keeps its saved settings; the script now says lr=0.5 (was 0.01)" in said
+    assert "training continues from step 8, epoch 3 of 3" in said

@@ -70,8 +70,8 @@ def test_another_model_is_refused_by_names_and_nothing_is_loaded(tmp_path: Path)
         run.track(counters=counters, model=other)
 
     text = str(refused.value)
-    assert "0.weight is (3, 4) in the checkpoint, (2, 4) here" in text
-    assert "2.bias is missing in the checkpoint" in text
+    assert "0.weight is (3, 4) in the checkpoint, but (2, 4) here" in text
+    assert "2.bias is missing from the checkpoint" in text
     assert "nothing was loaded" in text
     assert counters == {}
     assert all(torch.equal(a, b) for a, b in zip(before, other.parameters(), strict=True))
@@ -140,7 +140,7 @@ def test_new_and_vanished_names_are_warned_of(tmp_path: Path, capsys: pytest.Cap
     train(tmp_path, nn.Linear(4, 1), epochs=2, new={"b": 2})
 
     words = capsys.readouterr().err
-    assert "new is not in the checkpoint of step 2: it starts as built" in words
+    assert "new is missing from the checkpoint of step 2: it starts as the script built it" in words
     assert "not tracked now, so not saved again: old" in words
 
 

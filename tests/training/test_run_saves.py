@@ -59,8 +59,8 @@ def test_a_best_metric_that_never_comes_is_told_once(
                 run.metric(**dict.fromkeys(names, 1.0))
     said = capsys.readouterr().err
 
-    assert said.count("no metric is called 'vall'") == lines, said
-    assert not lines or "reported so far are val_loss; until it comes" in said
+    assert said.count("no metric is named 'vall'") == lines, said
+    assert not lines or "reported so far are val_loss; until it is reported" in said
 
 
 @pytest.mark.parametrize("own_epochs", [True, False])

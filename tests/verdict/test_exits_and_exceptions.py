@@ -433,4 +433,4 @@ def test_a_pipe_whose_reader_had_gone_is_no_line_to_mend(attempt: Attempt) -> No
     attempt.raises("builtins.BrokenPipeError", "[Errno 32] Broken pipe", ("builtins.OSError",), errno=32)
     cause = attempt.verdict().cause
 
-    assert cause.id == "python-exception" and "what read its output was gone" in cause.next[0]
+    assert cause.id == "python-exception" and "the reader of its output was gone" in cause.next[0]

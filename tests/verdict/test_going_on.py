@@ -78,7 +78,7 @@ def test_an_attempt_that_was_started_again_needs_no_command(attempt: Attempt) ->
 
 def test_why_it_was_not_started_again_is_told(attempt: Attempt) -> None:
     attempt.attempt["restart"] = {"allowed": 3, "done": 1}
-    attempt.event("restart", again=False, why="it got no further than step 5 of the attempt before")
+    attempt.event("restart", again=False, why="it got no further than step 5 of the previous attempt")
 
     assert "`--restart 3` did not restart it: it got no further than step 5" in advice(attempt)
 

@@ -211,7 +211,7 @@ class Part:
         files.write_new(path, manifest, sync=True)
         files.sync_folder(self._folder)
         if files.read_bounded(path, len(manifest) + 1) != manifest:
-            raise OSError(errno.EIO, "the manifest did not read back as it was written")
+            raise OSError(errno.EIO, "the manifest read back differently from what was written")
         self.bytes += len(manifest)
         final = self._rename()
         files.sync_folder(self._checkpoints)
@@ -236,7 +236,7 @@ class Part:
                     continue
                 raise
             return final
-        raise OSError(errno.EEXIST, f"{_MOST_SAME_STEP} checkpoints are called {self._name}")
+        raise OSError(errno.EEXIST, f"{_MOST_SAME_STEP} checkpoints already have the name {self._name}")
 
 
 def next_name(checkpoints: str, name: str) -> str:
@@ -293,7 +293,7 @@ def _write_image(path: str, image: memoryview, size: int, rest: Callable[[int, f
         try:
             _write_chunks(descriptor, image, size, whole_pages=bool(flags), rest=rest)
             if os.fstat(descriptor).st_size != size:
-                raise OSError(errno.EIO, "the file has not the size that was written")
+                raise OSError(errno.EIO, "the file does not have the size that was written")
             return
         except OSError as error:
             if not flags or error.errno not in _NO_DIRECT_IO:

@@ -160,10 +160,10 @@ def decode(
     if kind == "scalar":
         return _numpy_scalar(_text(tree.get("dtype")), decode(value, tensor, raw))
     if not isinstance(value, list):
-        raise BadTree(f"a {kind!r} without its list")
+        raise BadTree(f"a {kind!r} without its list of items")
     if kind == "dict":
         if not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
-            raise BadTree("a dict that is not made of pairs")
+            raise BadTree("a dict that is not made of key-value pairs")
         pairs = {_hashable(decode(key, tensor, raw)): decode(item, tensor, raw) for key, item in value}
         return _dict_of(tree.get("of"), pairs)
     items = [decode(item, tensor, raw) for item in value]
@@ -175,12 +175,12 @@ def decode(
     if kind == "deque":
         most = tree.get("most")
         if most is not None and (type(most) is not int or not 0 <= most <= sys.maxsize):
-            raise BadTree("a deque without its length")
+            raise BadTree("a deque with an invalid maximum length")
         return deque(items, most)
     if kind in ("set", "frozenset"):
         members = {_hashable(item) for item in items}
         return members if kind == "set" else frozenset(members)
-    raise BadTree(f"an unknown kind of value, {kind!r}")
+    raise BadTree(f"an unknown type of value, {kind!r}")
 
 
 def _encode(value: object, path: tuple[str, ...], encoding: _Encoding) -> object:
@@ -194,11 +194,11 @@ def _encode(value: object, path: tuple[str, ...], encoding: _Encoding) -> object
     tensor = encoding.as_tensor(value)
     if tensor is not None:
         if tensor.dtype not in ITEM_BYTES:
-            raise _refused(path, f"is a tensor of {tensor.dtype}, for which safetensors has no word")
+            raise _refused(path, f"is a tensor of dtype {tensor.dtype}, which safetensors does not support")
         named_tensor = _tagged("tensor", encoding.tensor_name(path, tensor))
         return named_tensor if tensor.order is None else {**named_tensor, "order": list(tensor.order)}
     if len(path) > _DEEPEST:
-        raise _refused(path[:6], f"is nested more than {_DEEPEST} deep, or contains itself")
+        raise _refused(path[:6], f"is nested more than {_DEEPEST} levels deep, or contains itself")
     if isinstance(value, Mapping):
         return _encode_mapping(value, path, encoding)
     if isinstance(value, (list, tuple, deque)):
@@ -221,7 +221,7 @@ def _encode_mapping(value: Mapping[object, object], path: tuple[str, ...], encod
     pairs = []
     for key, item in value.items():
         if encoding.as_tensor(key) is not None:
-            raise _refused(path, "has a tensor for a key")
+            raise _refused(path, "has a tensor as a dict key")
         pairs.append([_encode(key, path, encoding), _encode(item, (*path, str(key)), encoding)])
     return _tagged("dict", pairs) if of is None else {**_tagged("dict", pairs), "of": of}
 
@@ -261,7 +261,7 @@ def _encode_numpy(value: object, path: tuple[str, ...], encoding: _Encoding) -> 
     shape, word = getattr(value, "shape", None), str(getattr(value, "dtype", type(value).__name__))
     if type(value).__name__ == "ndarray" and isinstance(shape, tuple):
         if word not in _NUMPY_TYPES:
-            raise _refused(path, f"is a numpy array of {word}, for which safetensors has no word")
+            raise _refused(path, f"is a numpy array of dtype {word}, which safetensors does not support")
 
         def copy_into(room: memoryview) -> None:
             room[:] = memoryview(value.reshape(-1).view("uint8"))  # type: ignore[attr-defined]
@@ -287,23 +287,23 @@ def _numpy_array(raw: Callable[[str], memoryview] | None, tree: Mapping[str, obj
 
     dtype, shape, data = _text(tree.get("dtype")), tree.get("shape"), _stored_bytes(raw, tree)
     if dtype not in _NUMPY_TYPES or not isinstance(shape, list):
-        raise BadTree("an array without its type and shape")
+        raise BadTree("a numpy array without a supported dtype and shape")
     try:
         # Its own, writable memory.
         return import_module("numpy").frombuffer(data, dtype=dtype).reshape(shape).copy()
     except (ValueError, TypeError, OverflowError) as error:
-        raise BadTree(f"an array that is none: {error}") from None
+        raise BadTree(f"an invalid numpy array: {error}") from None
 
 
 def _numpy_scalar(dtype: str, value: object) -> object:
     from importlib import import_module
 
     if dtype not in _NUMPY_TYPES or type(value) not in (bool, int, float, complex):
-        raise BadTree("a number of numpy's without its type")
+        raise BadTree("a numpy number without a supported dtype")
     try:
         return import_module("numpy").dtype(dtype).type(value)
     except (ValueError, TypeError, OverflowError) as error:
-        raise BadTree(f"a number of numpy's that is none: {error}") from None
+        raise BadTree(f"an invalid numpy number: {error}") from None
 
 
 def _named_tuple(named: object) -> type[tuple[object, ...]] | None:
@@ -349,7 +349,7 @@ def _dict_of(of: object, pairs: dict[Any, Any]) -> dict[Any, Any]:
 
 def _stored_bytes(raw: Callable[[str], memoryview] | None, tree: Mapping[str, object]) -> bytes:
     if raw is None:
-        raise BadTree("bytes kept as a tensor, where none can be")
+        raise BadTree("bytes stored as a tensor, where none is allowed")
     return bytes(raw(_text(tree.get("tensor"))))
 
 
@@ -357,14 +357,14 @@ def _number(kind: str, value: object) -> int | float:
     try:
         return int(_text(value), 16) if kind == "int" else struct.unpack(">d", _from_hex(value))[0]
     except (ValueError, struct.error):
-        raise BadTree(f"a {kind} that is none") from None
+        raise BadTree(f"not a valid {kind}") from None
 
 
 def _from_hex(value: object) -> bytes:
     try:
         return bytes.fromhex(_text(value))
     except ValueError:
-        raise BadTree("bytes that are none") from None
+        raise BadTree("bytes that are not valid hexadecimal") from None
 
 
 def _tagged(kind: str, value: object) -> dict[str, object]:
@@ -373,7 +373,7 @@ def _tagged(kind: str, value: object) -> dict[str, object]:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise BadTree("a text is missing")
+        raise BadTree("a string is missing")
     return value
 
 
@@ -381,15 +381,15 @@ def _hashable(value: object) -> Hashable:
     try:
         hash(value)
     except TypeError:
-        raise BadTree("a key that cannot be one") from None
+        raise BadTree("a dict key or set member that cannot be hashed") from None
     return value
 
 
 def _refused(path: tuple[str, ...], what: str) -> CannotSave:
     return CannotSave(
         f"{_shown(path)} {what}",
-        expected="tensors, numpy arrays, numbers, texts, and lists, tuples, deques, sets and dicts of them",
-        hint="track it under a name of its own, or keep it out: give its owner a state_dict() without it",
+        expected="tensors, numpy arrays, numbers, strings, and lists, tuples, deques, sets and dicts of them",
+        hint="track it under its own name, or leave it out: give its owner a state_dict() without it",
     )
 
 

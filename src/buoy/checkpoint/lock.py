@@ -190,8 +190,9 @@ def _take(
             moved = time.monotonic()
             who = f" ({in_words(pids)})" if pids else ""
             say(
-                f"the writer of the attempt before{who} is finishing its checkpoint; waiting for it, at most "
-                f"{format_duration(_PATIENCE_STILL if pids else patience)} while it does nothing"
+                f"the checkpoint writer of the previous attempt{who} is finishing its checkpoint; "
+                f"waiting for it, at most {format_duration(_PATIENCE_STILL if pids else patience)} "
+                "while it does nothing"
             )
         time.sleep(_POLL)
 
@@ -217,7 +218,9 @@ def _without_locks(
     started = time.monotonic()
     while living is False and _is_being_written(checkpoints) and time.monotonic() - started < _PATIENCE_DEAD:
         time.sleep(_POLL)
-    say(f"{checkpoints} is on a file system without locks: nothing keeps a second machine from writing there")
+    say(
+        f"{checkpoints} is on a file system without locks: buoy cannot stop a second machine from writing there"
+    )
 
 
 def _is_being_written(checkpoints: str) -> bool:
@@ -265,11 +268,11 @@ def _stuck(checkpoints: str, pids: list[int], waited: float) -> WriterBusy:
     """It has the run's lock, and may still commit what it was given: nobody else may write until it is gone."""
     many = " ".join(map(str, pids))
     return WriterBusy(
-        "the writer of the attempt before does not come to its end",
+        "the checkpoint writer of the previous attempt does not finish",
         received=f"{in_words(pids)}, waited for {format_duration(waited)}: {checkpoints}",
-        expected="a writer that finishes its last checkpoint and goes",
-        hint=f"is the disk there? `kill -9 {many}` ends it: what is committed stays, and this training resumes from "
-        "the newest of those",
+        expected="a writer that finishes its last checkpoint and exits",
+        hint=f"check that the disk responds; `kill -9 {many}` ends the writer: committed checkpoints "
+        "stay, and this training resumes from the newest of them",
     )
 
 
@@ -281,7 +284,7 @@ def _busy(
     pid = holder.get("pid")
     is_notebook = isinstance(pid, int) and _lives(holder) is True and is_kernel(_command_of(pid))
     kind = "a notebook's kernel, " if is_notebook else ""
-    who = f"{kind}process {pid} on {holder.get('host')}, for {age}" if pid else "a process that left no name"
+    who = f"{kind}process {pid} on {holder.get('host')}, for {age}" if pid else "an unknown process"
     done = finished_since(since) if isinstance(since, (int, float)) else None
     # What it holds in memory may be all that there is of somebody's work: nobody is advised to kill it.
     if done is not None:
@@ -292,9 +295,9 @@ def _busy(
         ways = [f"end it (`kill {pid}`)"] if pid else []
     ways += ["restart that kernel"] if is_notebook else []
     return WriterBusy(
-        f"another process writes the checkpoints of {os.path.dirname(checkpoints)}",
+        f"another process is writing the checkpoints of {os.path.dirname(checkpoints)}",
         received=who
         + (f"; it finished this training, at step {done}, and still has it open" if done else ""),
-        expected="one training for one run folder",
+        expected="one training per run folder",
         hint=", or ".join([*ways, "give this one a folder of its own"]),
     )

@@ -43,8 +43,8 @@ class DamagedCheckpoint(BuoyError):  # noqa: N818 - says what happened
         super().__init__(
             f"damaged checkpoint {folder}",
             received=where,
-            expected="every byte as it was written",
-            hint="`buoy ckpt list` shows the others; the newest good one is used when the run resumes",
+            expected="every byte as it was saved",
+            hint="`buoy ckpt list` shows the others; the run resumes from the newest good one",
         )
         self.folder, self.file, self.what, self.tensor = folder, file, what, tensor
 
@@ -63,7 +63,7 @@ def unseal(data: bytes, folder: str) -> dict[str, object]:
     """The fields of a manifest; `DamagedCheckpoint` if a single bit of it is not as written."""
     body, seal_line = data[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
     if seal_line != (_SEAL % zlib.crc32(body)).encode():
-        raise DamagedCheckpoint(folder, MANIFEST, "its checksum does not fit" if data else "it is empty")
+        raise DamagedCheckpoint(folder, MANIFEST, "its checksum does not match" if data else "it is empty")
     try:
         fields = loads(data)
     except ValueError as error:
@@ -74,12 +74,12 @@ def unseal(data: bytes, folder: str) -> dict[str, object]:
     if schema != SCHEMA:
         if isinstance(schema, str) and schema.startswith(FAMILY):
             raise NewerCheckpoint(
-                f"checkpoint {folder} is of a format this buoy does not know",
+                f"checkpoint {folder} has a format that this version of buoy cannot read",
                 received=schema[:80],
                 expected=SCHEMA,
-                hint="it was written by a newer buoy: install that one",
+                hint="a newer buoy wrote it: upgrade buoy",
             )
-        raise DamagedCheckpoint(folder, MANIFEST, "not a checkpoint of buoy", "schema")
+        raise DamagedCheckpoint(folder, MANIFEST, "not a buoy checkpoint", "schema")
     _check_fields(fields, folder)
     return fields
 
@@ -93,7 +93,7 @@ def loads(data: bytes) -> object:
 
 
 def _refuse(word: str) -> object:
-    raise ValueError(f"{word} is no number")
+    raise ValueError(f"{word} is not a valid number")
 
 
 def saved_at(about: dict[str, object]) -> float | None:
@@ -117,17 +117,19 @@ def _check_fields(fields: dict[str, object], folder: str) -> None:
     if not _is_count(fields.get("step")):
         raise DamagedCheckpoint(folder, MANIFEST, "no step number", "step")
     if not isinstance(fields.get("about"), dict):
-        raise DamagedCheckpoint(folder, MANIFEST, "nothing about it", "about")
+        raise DamagedCheckpoint(folder, MANIFEST, "its description is missing", "about")
     files = fields.get("files")
     # Exactly these names: a manifest can then never lead to a path of its own making.
     if not isinstance(files, dict) or set(files) != {STATE, VALUES}:
-        raise DamagedCheckpoint(folder, MANIFEST, f"its files are not {STATE} and {VALUES}", "files")
+        raise DamagedCheckpoint(folder, MANIFEST, f"its files must be {STATE} and {VALUES}", "files")
     for name, file in files.items():
         pieces = file.get("pieces") if isinstance(file, dict) else None
         if not isinstance(pieces, list) or not all(_is_piece(piece) for piece in pieces):
-            raise DamagedCheckpoint(folder, MANIFEST, f"no checksums of {name}", "files")
+            raise DamagedCheckpoint(folder, MANIFEST, f"the checksums of {name} are missing", "files")
         if file.get("size") != sum(length for length, _ in pieces):
-            raise DamagedCheckpoint(folder, MANIFEST, f"the pieces of {name} are not its size", "files")
+            raise DamagedCheckpoint(
+                folder, MANIFEST, f"the pieces of {name} do not add up to its size", "files"
+            )
 
 
 def _is_piece(piece: object) -> bool:

@@ -69,7 +69,7 @@ class Checkpoint:
     def __init__(self, folder: str, fields: dict[str, object], values: object, state: _State) -> None:
         about = decode_about(fields)
         if about is None:
-            raise DamagedCheckpoint(folder, MANIFEST, "nothing about it", "about")
+            raise DamagedCheckpoint(folder, MANIFEST, "its description is missing", "about")
         if not isinstance(values, dict):
             raise DamagedCheckpoint(folder, VALUES, "not a JSON object")
         self.folder = folder
@@ -117,7 +117,7 @@ class Checkpoint:
         try:
             yield
         except NOT_AS_WRITTEN as error:
-            words = f"{what} is not as buoy writes it ({type(error).__name__}: {error})"
+            words = f"{what} is not in the form that buoy writes ({type(error).__name__}: {error})"
             raise DamagedCheckpoint(self.folder, VALUES, words) from error
 
     def __repr__(self) -> str:
@@ -153,7 +153,9 @@ class _State:
                 at += block.pieces[-1][0]
             # Each begins a piece of its own: so each can be verified by itself.
             if block.size != end - start:
-                raise DamagedCheckpoint(folder, STATE, "lies elsewhere than its checksums", name)
+                raise DamagedCheckpoint(
+                    folder, STATE, "the tensor's offsets do not match its checksums", name
+                )
             self.places[name] = (dtype, shape, block)
 
     def __del__(self) -> None:
@@ -162,18 +164,18 @@ class _State:
     def stored(self, name: str, order: object = None) -> StoredTensor:
         """A tensor, to be read."""
         if name not in self.places:
-            raise DamagedCheckpoint(self._folder, STATE, "is named and not there", name)
+            raise DamagedCheckpoint(self._folder, STATE, "a tensor of the saved values is missing", name)
         dtype, shape, block = self.places[name]
 
         def read_into(room: memoryview) -> None:
             if _first_bad(self._descriptor, block, room, filled=True) is not None:
-                raise DamagedCheckpoint(self._folder, STATE, "it has changed while it was loaded", name)
+                raise DamagedCheckpoint(self._folder, STATE, "it changed while it was being loaded", name)
 
         if order is None:
             return StoredTensor(name, dtype, shape, block.size, read_into)
         places = [place for place in order if type(place) is int] if isinstance(order, list) else []
         if places != order or sorted(places) != [*range(len(shape))]:
-            raise BadTree(f"{name!r} lay in an order that its dimensions do not have")
+            raise BadTree(f"{name!r} has a memory order that does not match its dimensions")
         return StoredTensor(name, dtype, shape, block.size, read_into, tuple(places))
 
 
@@ -184,7 +186,7 @@ def read_manifest(folder: str) -> tuple[dict[str, object], int]:
         descriptor, size = _open_plain(folder, where, MANIFEST)
         try:
             if size > MOST_MANIFEST_BYTES:
-                raise DamagedCheckpoint(folder, MANIFEST, f"{size} bytes are too many for one")
+                raise DamagedCheckpoint(folder, MANIFEST, f"{size} bytes are too many for a manifest")
             return unseal(_read(descriptor, size), folder), size
         finally:
             os.close(descriptor)
@@ -244,14 +246,14 @@ def _read_values(folder: str, where: files.Folder, fields: dict[str, object]) ->
     try:
         _expect_size(folder, VALUES, size, fields)
         if size > _MOST_VALUES_BYTES:
-            raise DamagedCheckpoint(folder, VALUES, f"{size} bytes are too many")
+            raise DamagedCheckpoint(folder, VALUES, f"{size} bytes are too many for this file")
         data = _read(descriptor, size)
     finally:
         os.close(descriptor)
     at = 0
     for length, crc in pieces_of(fields, VALUES):
         if zlib.crc32(data[at : at + length]) != crc:
-            raise DamagedCheckpoint(folder, VALUES, "its checksum does not fit")
+            raise DamagedCheckpoint(folder, VALUES, "its checksum does not match")
         at += length
     try:
         return loads(data)
@@ -270,7 +272,7 @@ def _open_state(
         if size != size_of(fields, STATE) or bad is not None:
             at = size if bad is None else bad
             what = (
-                "its checksum does not fit" if size == size_of(fields, STATE) else _size_words(size, fields)
+                "its checksum does not match" if size == size_of(fields, STATE) else _size_words(size, fields)
             )
             raise DamagedCheckpoint(folder, STATE, what, _name_at(header, at))
         if header is None:
@@ -391,7 +393,7 @@ def _described(folder: str, name: str, entry: object) -> tuple[str, tuple[int, .
                 count *= side
             if span[1] - span[0] == count * known:
                 return str(dtype), tuple(shape), (span[0], span[1])
-    raise DamagedCheckpoint(folder, STATE, "is described wrongly", name)
+    raise DamagedCheckpoint(folder, STATE, "invalid entry in the header", name)
 
 
 def _are_counts(value: object) -> TypeGuard[list[int]]:
@@ -400,11 +402,11 @@ def _are_counts(value: object) -> TypeGuard[list[int]]:
 
 def _expect_size(folder: str, name: str, size: int, fields: dict[str, object]) -> None:
     if size != size_of(fields, name):
-        raise DamagedCheckpoint(folder, name, f"{size} of {size_of(fields, name)} bytes are there")
+        raise DamagedCheckpoint(folder, name, f"it has {size} bytes, expected {size_of(fields, name)}")
 
 
 def _size_words(size: int, fields: dict[str, object]) -> str:
-    return f"{size} of {size_of(fields, STATE)} bytes are there"
+    return f"it has {size} bytes, expected {size_of(fields, STATE)}"
 
 
 def _open_folder(folder: str) -> files.Folder:
@@ -425,8 +427,8 @@ def _open_plain(folder: str, where: files.Folder, name: str) -> tuple[int, int]:
 
 def _refusal(error: OSError) -> str:
     if error.errno in (errno.ELOOP, errno.EMLINK):
-        return "it is a link, which is not followed"
-    return "it is not there" if error.errno == errno.ENOENT else str(error.strerror)
+        return "it is a symlink, which buoy does not follow"
+    return "it is missing" if error.errno == errno.ENOENT else str(error.strerror)
 
 
 def _read(descriptor: int, size: int) -> bytes:
@@ -445,4 +447,4 @@ def _read_into(descriptor: int, room: memoryview, at: int) -> int:
 
 
 def _no_tensor(name: str, order: object = None) -> object:
-    raise BadTree(f"a tensor {name!r} where none can be")
+    raise BadTree(f"a tensor, {name!r}, where none is allowed")

@@ -55,7 +55,7 @@ class Keep:
     def __post_init__(self) -> None:
         if not isinstance(self.last, int) or isinstance(self.last, bool) or self.last < 1:
             raise UsageError(
-                "cannot keep so few checkpoints",
+                "too few checkpoints to keep",
                 received=f"last={self.last!r}",
                 expected="a number of at least 1",
                 hint="`buoy.Keep(last=3)`",
@@ -69,9 +69,9 @@ class Keep:
             )
         if self.every is not None and not self.seconds > 0:
             raise UsageError(
-                "cannot keep one every no time",
+                "the time between kept checkpoints must be more than 0",
                 received=f"every={self.every!r}",
-                expected="a time, more than 0",
+                expected="a time greater than 0",
                 hint='`every="6h"`',
             )
 
@@ -293,7 +293,7 @@ def plan(size: int, here: Room, keep: Keep, hours: float | None, finite: bool = 
     if fits == 0:
         return Plan(keep, 0, f"a checkpoint of {each} does not fit in {whole}")
     if fits == 1:
-        words = f"only one checkpoint of {each} fits in {whole}: it is kept, and no further one can be saved"
+        words = f"only one checkpoint of {each} fits in {whole}: it is kept, and buoy cannot save another"
         return Plan(replace(keep, last=1, best=None, every=None), 1, words)
     # The best one is worth more than a third of the last few; two slots are needed for the newest and the next.
     with_best = keep.best is not None and fits >= 3 + finite
@@ -408,9 +408,9 @@ class DiskBudget:
         most = left + sum(entry.bytes for entry in to_give_up(entries, self._keep, safe=1))
         is_given = self._allowed is not None and left != on_disk
         given = "" if self._allowed is None else f" of {format_bytes(self._allowed)}"
-        stays = " and the last good one" if any(entry.complete for entry in entries) else ""
+        stays = " beside the last good one" if any(entry.complete for entry in entries) else ""
         return (
-            f"{format_bytes(size)} do not fit{stays}, for which {format_bytes(most)}{given} can be had: "
+            f"{format_bytes(size)} do not fit{stays}: at most {format_bytes(most)}{given} can be made available, "
             f"{format_bytes(size - most)} more are needed"
             + (", which `disk=` does not allow" if is_given else "")
         )
@@ -454,13 +454,13 @@ class DiskBudget:
 
         stays = last_finite(self._store.list(), now=True)
         kept = (
-            f"step {stays.step}, the last one made before that, is kept until it is finite again (to go back to it: "
-            f"`{restore_command(self._store.folder, stays.step)}`, and train there)"
+            f"step {stays.step}, the last one before that, is kept until it is finite again (to go back to it: "
+            f"`{restore_command(self._store.folder, stays.step)}`, and train in that folder)"
             if stays is not None
-            else "none was made before that"
+            else "there is none from before that"
         )
         self._event("not-finite", step=step, kept=stays.step if stays is not None else None)
-        return f"the loss or a weight is not a finite number at step {step}; checkpoints are made as ever, and {kept}"
+        return f"the loss or a weight is not a finite number at step {step}; checkpoints are still saved, and {kept}"
 
     def newest_step(self) -> int | None:
         """The step of the newest that looks whole; None when there is none or it is not known."""
@@ -490,7 +490,7 @@ class DiskBudget:
         self._was_short = time.monotonic()
         self._trouble(
             "room",
-            f"there is no room for {SAFE + 1} checkpoints any more: step "
+            f"there is no longer room for {SAFE + 1} checkpoints: step "
             f"{', '.join(str(entry.step) for entry in going)} removed, step {good[0].step} is good and stays; "
             f"keeping {said(self._keep)} until there is room again",
         )
@@ -552,7 +552,7 @@ class BestMetric:
 
     def _tell(self) -> None:
         self._say(
-            f"no metric is called {self._awaited!r} (`Keep(best=...)`): reported so far are "
-            f"{', '.join(sorted(self._others))}; until it comes no best checkpoint is kept"
+            f"no metric is named {self._awaited!r} (`Keep(best=...)`): reported so far are "
+            f"{', '.join(sorted(self._others))}; until it is reported, no best checkpoint is kept"
         )
         self._awaited = None

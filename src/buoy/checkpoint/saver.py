@@ -39,7 +39,7 @@ class WriterLink:
     def __init__(self, lock: int) -> None:
         """`lock`: the run's lock, which the writer holds too, until all it was given is on disk."""
         if not sys.executable:
-            raise OSError("this Python does not know its own program")
+            raise OSError("Python does not know its own executable (sys.executable is empty)")
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         descriptors = (theirs.fileno(), lock)
         try:
@@ -52,7 +52,7 @@ class WriterLink:
                 start_new_session=True,
             )
             if launcher.wait(_START_SECONDS):  # it forks at once: the writer is nobody's child
-                raise OSError(f"the writer did not start (exit code {launcher.returncode})")
+                raise OSError(f"the checkpoint writer did not start (exit code {launcher.returncode})")
         except (OSError, subprocess.SubprocessError) as error:
             self._ours.close()
             raise OSError(str(error)) from error
@@ -81,7 +81,7 @@ class WriterLink:
             return None
         data = self._ours.recv(_MOST_REPLY)
         if not data:
-            raise OSError("the writer process has died")
+            raise OSError("the checkpoint writer has died")
         reply = json.loads(data)
         return reply if isinstance(reply, dict) else {}
 
@@ -206,9 +206,9 @@ class Saver:
         """
         started = time.perf_counter()
         if self._lock < 0 or self._pid != os.getpid():
-            raise BuoyError("this run's checkpoints are closed here", received=self._checkpoints,
-                            expected="one open Run for one folder, in one process",
-                            hint="make a new Run to continue")  # fmt: skip
+            raise BuoyError("this Run is closed and saves nothing more", received=self._checkpoints,
+                            expected="one open Run per folder, in one process",
+                            hint="create a new Run to continue")  # fmt: skip
         step = about["step"]
         assert isinstance(step, int)
         if self._in_flight is not None and self._settle(self._patience(most)) is None:
@@ -316,16 +316,14 @@ class Saver:
                 if self._given_up:
                     return False
                 self._say_once(
-                    f"no memory for a copy of the state ({format_bytes(layout.size)}, {format_bytes(memory_room())} "
-                    "are left): checkpoints are written while the training waits"
+                    f"not enough memory for a copy of the state ({format_bytes(layout.size)}, "
+                    f"{format_bytes(memory_room())} left): training waits while checkpoints are written"
                 )
                 return False
             try:
                 self._arena = Arena(layout.size)
             except OSError as error:
-                self._say_once(
-                    f"no shared memory ({error}): checkpoints are written while the training waits"
-                )
+                self._say_once(f"no shared memory ({error}): training waits while checkpoints are written")
                 return False
             self._arena.touch()
         return self._started()
@@ -335,7 +333,7 @@ class Saver:
             try:
                 self._link = WriterLink(self._lock)
             except OSError as error:
-                self._say_once(f"{error}: checkpoints are written while the training waits")
+                self._say_once(f"{error}: training waits while checkpoints are written")
                 return False
         return True
 
@@ -392,7 +390,9 @@ class Saver:
         assert isinstance(step, int)
         if self._given_up:  # writing here and now would hang as they do, and the training with it
             who = holders.in_words(holders.writers_of(self._checkpoints))
-            return self._failed(step, started, f"the writer ({who or 'n/a'}) does not answer", errno.EBUSY)
+            return self._failed(
+                step, started, f"the checkpoint writer ({who or 'n/a'}) does not respond", errno.EBUSY
+            )
 
         def parts() -> Iterator[memoryview]:
             yield memoryview(layout.header)
@@ -437,7 +437,7 @@ class Saver:
         self._link = self._arena = self._in_flight = self._request = None
         who = holders.in_words(holders.writers_of(self._checkpoints))
         waited = format_duration(time.monotonic() - self._asked)
-        text = f"the writer ({who or 'n/a'}) has not answered for {waited} about step {asked.step}"
+        text = f"the checkpoint writer ({who or 'n/a'}) has not responded for {waited} while saving step {asked.step}"
         self._event("trouble", what=text)
         return text
 

@@ -138,7 +138,7 @@ def _by_place(unusable: list[Unusable]) -> dict[str, list[int]]:
 
 
 def _in_words(unusable: list[Unusable]) -> str:
-    """All of them in one line: `step 40: state.safetensors: 512 of 4096 bytes are there; and 2 more`."""
+    """All of them in one line: `step 40: state.safetensors: it has 512 bytes, expected 4096; and 2 more`."""
     words = [f"step {one.step}: {one.what}" for one in unusable[:_MOST_LINES]]
     if len(unusable) > _MOST_LINES:
         words.append(f"and {len(unusable) - _MOST_LINES} more")
@@ -191,7 +191,7 @@ class Store:
         """A checkpoint with every byte verified; `DamagedCheckpoint` names the file and the tensor."""
         checkpoint = open_checkpoint(entry.folder, progress)
         if checkpoint.step != entry.step:
-            raise DamagedCheckpoint(entry.folder, MANIFEST, f"it is of step {checkpoint.step}", "step")
+            raise DamagedCheckpoint(entry.folder, MANIFEST, f"it belongs to step {checkpoint.step}", "step")
         self._good.add(entry.folder)
         if not entry.complete:
             _unlink_quietly(os.path.join(entry.folder, _MARK))  # its bytes are right again
@@ -251,7 +251,7 @@ class Store:
         if not self._another_good(entry):
             raise BuoyError(
                 f"{entry.folder} is the last good checkpoint of this run",
-                expected="another one whose every byte is as written",
+                expected="another intact checkpoint",
                 hint="`buoy ckpt verify` says which are good",
             )
         name = os.path.basename(entry.folder)
@@ -368,19 +368,21 @@ def _start_over_or_refuse(
     damaged = [one for one in unusable if one.was_whole]
     places = store.checkpoints if mirror is None else f"{store.checkpoints} and the mirror {mirror.shown}"
     if not damaged:
-        say(f"nothing in the mirror was ever whole ({len(unusable)} begun): the training starts at step 0")
+        say(
+            f"no checkpoint in the mirror was ever complete ({len(unusable)} begun): the training starts at step 0"
+        )
         return
     if any(one.fault == NEWER for one in damaged):
         raise RunFolderError(
-            "no checkpoint of this run can be read by this buoy",
+            "this version of buoy cannot read any checkpoint of this run",
             received=_in_words(damaged),
-            expected="one of a format that it knows",
-            hint="it was written by a newer buoy: install that one",
+            expected="a checkpoint in a format that this version can read",
+            hint="a newer buoy wrote it: upgrade buoy",
         )
     raise RunFolderError(
         f"no good checkpoint of this run is left ({len(damaged)} damaged)",
         received=_in_words(damaged),
-        expected="one whose every byte is as written, here or in the mirror",
+        expected="an intact checkpoint, here or in the mirror",
         hint=f"the damaged ones are kept in {places}; bring a good one back (`buoy ckpt restore`), or start over "
         "at step 0 by naming another run folder",
     )

@@ -75,7 +75,7 @@ def refuse(name: str, thing: object, *, expected: str, owner: str) -> NoReturn:
     raise CannotTrack(
         f"{name} cannot be saved: it has no state_dict() and load_state_dict()",
         received=f"{type(thing).__module__}.{type(thing).__qualname__}",
-        expected=f"{expected}, anything with both methods, a dict, list, set or deque, a numpy array, a generator",
+        expected=f"{expected}, anything with both methods, a dict, list, set or deque, a numpy array, an RNG",
         hint=hint,
     )
 
@@ -116,7 +116,7 @@ class Container:
         kind = next(kind for kind in _KINDS if isinstance(self._container, kind))
         if isinstance(state, kind):
             return []
-        return [f"is a {kind.__name__}, in the checkpoint a {type(state).__name__}"]
+        return [f"is a {kind.__name__} here, but in the checkpoint a {type(state).__name__}"]
 
     def load(self, state: Any) -> None:
         """Fill it and the containers in it."""
@@ -156,7 +156,7 @@ class Container:
         """What was there, filled with what is stored; or that itself, where another kind of thing was there."""
         if isinstance(stored, dict) and set(stored) == {_GENERATOR}:
             if self._read(old) is None:
-                raise ValueError(f"a generator was saved here, now it is a {type(old).__name__}")
+                raise ValueError(f"an RNG was saved here, now it is a {type(old).__name__}")
             self._write(old, stored[_GENERATOR])
             return old
         if type(old) is tuple and type(stored) is tuple and len(old) == len(stored):
@@ -183,11 +183,11 @@ class Array:
     def mismatches(self, state: Any) -> list[str]:
         """Shape and type."""
         if type(state) is not type(self._array):
-            return [f"is a numpy array, in the checkpoint a {type(state).__name__}"]
+            return [f"is a numpy array here, but in the checkpoint a {type(state).__name__}"]
         if state.shape != self._array.shape:
-            return [f"is {shape_of(state)} in the checkpoint, {shape_of(self._array)} here"]
+            return [f"is {shape_of(state)} in the checkpoint, but {shape_of(self._array)} here"]
         if state.dtype != self._array.dtype:
-            return [f"is {state.dtype} in the checkpoint, {self._array.dtype} here"]
+            return [f"is {state.dtype} in the checkpoint, but {self._array.dtype} here"]
         return []
 
     def load(self, state: Any) -> None:

@@ -206,7 +206,7 @@ def _prune(options: argparse.Namespace) -> ExitCode:
     entries = store.list()
     keep = 3 if options.keep is None else options.keep
     if keep < 1:
-        raise UsageError("cannot keep so few checkpoints", received=f"--keep {keep}", expected="1 or more",
+        raise UsageError("too few checkpoints to keep", received=f"--keep {keep}", expected="1 or more",
                          hint="`--keep 3`")  # fmt: skip
     wish = Keep(last=keep, best=options.best, every=options.every)
     if entries and wish.best is not None and best_of(entries, wish) is None:
@@ -320,7 +320,8 @@ def _restore(options: argparse.Namespace) -> ExitCode:
         if not os.path.isdir(os.path.join(full, "checkpoints")):
             raise RunFolderError("no checkpoints in this mirror", received=words[0],
                                  expected="the folder of a run in a mirror, with checkpoints/ in it",
-                                 hint=_runs_in(full) or _runs_in(where) or "is the drive mounted?")  # fmt: skip
+                                 hint=_runs_in(full) or _runs_in(where)
+                                 or "check that the drive is mounted")  # fmt: skip
     elif not where.partition("://")[2]:
         raise UsageError("which run of this mirror?", received=words[0], expected="MIRROR/RUN",
                          hint=f"`buoy ckpt restore {shlex.quote(words[0].rstrip('/') + '/cats')}`")  # fmt: skip
@@ -428,7 +429,7 @@ def _run_alone(action: str, words: list[str]) -> str:
     run, step = _run_and_step(words)
     if step is not None:
         raise UsageError(
-            f"`buoy ckpt {action}` is about all checkpoints of a run",
+            f"`buoy ckpt {action}` covers all checkpoints of a run",
             received=" ".join(words),
             expected="[RUN]",
             hint="`--keep N` says how many stay"

@@ -78,10 +78,10 @@ LEAST_MEMORY = 2 << 30
 # Written by the child next to its result: the parts of its error, and the traceback for `-v`.
 REFUSED = ".refused"
 _CRASHES = {
-    "SIGSEGV": "native code used memory that is not its own",
-    "SIGBUS": "native code used memory that is not there",
-    "SIGABRT": "native code gave up",
-    "SIGILL": "native code for another processor",
+    "SIGSEGV": "native code accessed memory that is not its own",
+    "SIGBUS": "native code accessed memory that does not exist",
+    "SIGABRT": "native code aborted",
+    "SIGILL": "native code was built for another processor",
     "SIGFPE": "native code divided by zero",
 }
 _MAIN = "from buoy.estimate.child import main; main()"
@@ -122,8 +122,8 @@ def failure(code: int | None, result: str, said: str, *, limit: int, timeout: fl
     last = last_words(said)
     if code is None:
         return EstimateError(
-            "the code to be traced did not come to its end",
-            received=f"no result after {format_duration(timeout)}; it said last: {last}",
+            "the traced code did not finish",
+            received=f"no result after {format_duration(timeout)}; its last output: {last}",
             expected="a build function that returns a model and a batch, and a step that ends",
             hint="let build() return only what one step needs: no training, no download, no server; "
             "or give it longer with --timeout",
@@ -141,8 +141,8 @@ def failure(code: int | None, result: str, said: str, *, limit: int, timeout: fl
     name = signal.Signals(-code).name if code < 0 else ""
     if name in _CRASHES:
         return EstimateError(
-            "the code to be traced crashed",
-            received=f"{name}: {_CRASHES[name]}; it said last: {last}",
+            "the traced code crashed",
+            received=f"{name}: {_CRASHES[name]}; its last output: {last}",
             expected="code that runs on a CPU",
             hint="run it yourself with `python -X faulthandler`: it names the line",
         )
@@ -150,13 +150,13 @@ def failure(code: int | None, result: str, said: str, *, limit: int, timeout: fl
         return EstimateError(
             "the tracing process was killed",
             received=f"{name}, by its own code or from outside (where memory runs out, by the "
-            f"system); it said last: {last}",
+            f"system); its last output: {last}",
             expected=f"a step that can be traced within {format_bytes(limit)} of memory",
             hint="build the model without loading weights or data; or trace a smaller batch",
         )
     return EstimateError(
-        "the code to be traced ended the process",
-        received=f"exit code {code}; it said last: {last}",
+        "the traced code ended the process",
+        received=f"exit code {code}; its last output: {last}",
         expected="a build function that returns",
         hint="remove sys.exit() and os._exit() from what build() calls",
     )
@@ -304,9 +304,9 @@ def in_time(seconds: float, step: str) -> Iterator[None]:
 
     def late(*_: object) -> None:
         raise EstimateError(
-            f"the script did not come to its first {step}",
+            f"the script did not reach its first {step}",
             received=f"still running after {seconds:.0f} s",
-            expected="a script that trains soon",
+            expected="a script that starts training soon",
             hint="give it longer with --timeout, or a function: `buoy plan train.py:build`",
         )
 
@@ -332,11 +332,11 @@ def explain(error: BaseException, request: Request) -> EstimateError:
     ]
     said = raised + _where(error, request)
     if isinstance(error, (EOFError, KeyboardInterrupt)):
-        return EstimateError("the code to be traced asks for input", received=said,
-                             expected="a build function that asks nothing",
+        return EstimateError("the traced code asks for input", received=said,
+                             expected="a build function that asks for no input",
                              hint="pass what it asks for as a default")  # fmt: skip
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return EstimateError("the code to be traced needs more memory than tracing may take", received=said,
+        return EstimateError("the traced code needs more memory than tracing may take", received=said,
                              expected="models without weights and small batches",
                              hint="plan with a smaller batch" if request.is_of_live_objects
                              else "let build() load no data set; trace with a smaller batch")  # fmt: skip
@@ -346,22 +346,22 @@ def explain(error: BaseException, request: Request) -> EstimateError:
                              hint="register one with torch.library.register_fake, or plan without that operation",
                              )  # fmt: skip
     if isinstance(error, SystemExit):
-        return EstimateError("the code to be traced ends the process", received=said,
+        return EstimateError("the traced code ends the process", received=said,
                              expected="a build function that returns",
                              hint="remove sys.exit() from what build() calls")  # fmt: skip
     if isinstance(error, ModuleNotFoundError):
-        return EstimateError("the code to be traced needs a library that is not installed here", received=said,
+        return EstimateError("the traced code needs a library that is not installed here", received=said,
                              expected="an environment in which the code runs",
                              hint=f"pip install {(error.name or '').partition('.')[0]}")  # fmt: skip
     if _wants_network(error):
-        return EstimateError("the code to be traced wants to download something", received=said,
+        return EstimateError("the traced code tries to download something", received=said,
                              expected="a build function that needs no network",
                              hint="build the model from its config, weights are not needed; download data once before "
                              "planning")  # fmt: skip
     if type(error).__name__ == "FakeTensorDeviceMismatchError" or "found two different devices" in str(error):
-        return EstimateError("the step mixes tensors of the CPU with the GPU's", received=said,
+        return EstimateError("the step mixes CPU tensors with GPU tensors", received=said,
                              expected="tensors on the device of the model",
-                             hint="make it there: `torch.zeros(n, device=x.device)`; plan a training on the CPU with "
+                             hint="create it there: `torch.zeros(n, device=x.device)`; plan a training on the CPU with "
                              "`--on this`")  # fmt: skip
     if isinstance(error, TypeError) and "argument: 'closure'" in str(error):
         return EstimateError("the optimizer computes the loss again inside its step, which cannot be traced",
@@ -370,12 +370,12 @@ def explain(error: BaseException, request: Request) -> EstimateError:
                              "copies of the weights on top of that")  # fmt: skip
     said += "".join(f"; {note}" for note in getattr(error, "__notes__", []))  # the batch's shapes
     if request.is_of_live_objects:
-        return EstimateError("the step to be traced failed", received=said, expected="a step that runs",
+        return EstimateError("the traced step failed", received=said, expected="a step that runs",
                              hint="run one step on the CPU yourself")  # fmt: skip
     script = str(request.source.get("build", "")).endswith(":")
     return EstimateError(
-        "the code to be traced failed", received=said,
-        expected="a script that comes to its first step" if script else "a build function and a step that run",
+        "the traced code failed", received=said,
+        expected="a script that reaches its first step" if script else "a build function and a step that run",
         hint="run the script on the CPU yourself" if script else "run build() and one step on the CPU yourself",
     )  # fmt: skip
 

@@ -220,7 +220,7 @@ def _bring(run_folder: str) -> str:
     lost = lost_recording(run_folder)
     if lost is not None and read_json(os.path.join(run_folder, "run.json")) is not None:
         return f"bring {lost} here too; if that was removed, only its checkpoints are left: `buoy ckpt list`"
-    return f"make it readable, or bring {run_folder} here whole"
+    return f"make it readable, or copy {run_folder} here whole"
 
 
 def lost_recording(run_folder: str) -> str | None:

@@ -225,7 +225,7 @@ class Guarding:
         theirs = self.place.get("library", "buoy.Run")
         if self.place and theirs != self._library:
             raise BuoyError(
-                "the newest checkpoint is of another kind of training",
+                "the newest checkpoint belongs to another kind of training",
                 received=f"{self.keeper.folder}: made under {theirs}",
                 expected=f"one that was made under {self._library}",
                 hint="use a folder of its own for each training",

@@ -65,8 +65,9 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
         self.profiling = Profiling(say)
         self._why_not = _teach_fit()
         if self._why_not is not None:
-            say(f"buoy.keras.Guard steps aside: {self._why_not}. The training runs without checkpoints: it cannot be "
-                "resumed, nor split when memory runs out; hint: another version of Keras, or of buoy")  # fmt: skip
+            say(f"buoy.keras.Guard is off: {self._why_not}. The training runs without checkpoints: it cannot be "
+                "resumed, and steps are not split when memory runs out; hint: use another version of "
+                "Keras, or of buoy")  # fmt: skip
         elif is_newer():
             say(f"{version_words()}; everything that a Guard needs is there")
 
@@ -114,7 +115,7 @@ class Guard(keras.callbacks.Callback):  # type: ignore[misc]
             return
         if self._fit is None:
             raise UsageError(
-                "buoy.keras.Guard was not asked by `model.fit`",
+                "`model.fit` did not use buoy.keras.Guard",
                 received="a training loop of its own, or a `fit` that was replaced",
                 expected="`model.fit(..., callbacks=[guard])`",
                 hint="make the guard before `fit` is called; in a loop of your own use `buoy.keras.Loop`",
@@ -186,7 +187,7 @@ def _teach_fit() -> str | None:
             bound.apply_defaults()
             guards = [each for each in flat(bound.arguments.get("callbacks")) if isinstance(each, Guard)]
             if len(guards) > 1:
-                raise UsageError("one training has one guard", received=f"{len(guards)} in `callbacks`")
+                raise UsageError("one guard per training", received=f"{len(guards)} in `callbacks`")
             try:
                 if not guards or not bound.arguments["self"].compiled:
                     return original(*args, **kwargs)

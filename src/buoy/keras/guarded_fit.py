@@ -338,7 +338,7 @@ class GuardedFit:
         data = stored["data"]
         if data["kind"] != type(self._feed).__name__:
             raise UsageError(
-                "the run was fed with another kind of data",
+                "this run was trained on another kind of data",
                 received=_FEEDS.get(type(self._feed).__name__, type(self._feed).__name__),
                 expected=_FEEDS.get(data["kind"], str(data["kind"])) + ", as in the checkpoint",
                 hint="give this training a folder of its own",
@@ -454,8 +454,8 @@ class GuardedFit:
         if stored["finished"] and not position.batch:
             return (
                 f"{folder} is finished: {_epochs(position.epoch)}, {position.step:,} steps; the model has its "
-                "final weights, this `fit` trains nothing. More epochs train on; another training needs a folder "
-                "of its own"
+                "final weights, this `fit` trains nothing. Ask for more epochs to train further; "
+                "another training needs a folder of its own"
             )
         return (
             f"{_listed(self._arguments['initial_epoch'], self._arguments['epochs'])} done already, this `fit` "

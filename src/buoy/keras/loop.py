@@ -119,7 +119,9 @@ class Loop:
             for name, thing in new.items():
                 thing.load(stored[name])
                 if isinstance(thing, Beside) and not thing.is_in(stored[name]):
-                    say(f"{name} is not in the checkpoint of step {self.step}: it starts as built")
+                    say(
+                        f"{name} is missing from the checkpoint of step {self.step}: it starts as the script built it"
+                    )
         self._tracked.update(new)
         self._objects += objects.values()
         for name, step in steps.items():

@@ -284,7 +284,7 @@ def open_regular(path: str, *, follow: bool = False, folder: Folder | None = Non
         raise OSError(errno.EINVAL, str(error), path) from None
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK) and not follow:
-            raise OSError(error.errno, "it is a link, which is not followed", path) from None
+            raise OSError(error.errno, "it is a symlink, which buoy does not follow", path) from None
         if error.errno == errno.ENXIO:  # a socket
             raise OSError(error.errno, "it is not a plain file", path) from None
         raise

@@ -124,7 +124,7 @@ class PartError(Exception):
     @property
     def words(self) -> str:
         """Its first line."""
-        return f"a part of the batch fails: {str(self.error).partition(chr(10))[0]}"
+        return f"a micro-batch fails: {str(self.error).partition(chr(10))[0]}"
 
 
 def parts_of(samples: int) -> list[int]:

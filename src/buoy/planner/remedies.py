@@ -35,7 +35,7 @@ NOT_APPLICABLE = {
     "no layers to prune",
 }
 # The step itself ran before: what fails now fails by what the remedy did to it.
-_OF_OUR_CHANGE = {"the code to be traced failed", "the step to be traced failed"}
+_OF_OUR_CHANGE = {"the traced code failed", "the traced step failed"}
 _LATE = "left out, as trying took long: `--remedies` tries all"
 # These make it another training altogether: the last resort.
 _ANOTHER = {"smaller-model", "smaller-input"}

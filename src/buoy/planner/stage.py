@@ -162,7 +162,7 @@ def _run_script(order: dict[str, Any], framework: str, said: str) -> dict[str, A
                 found = first_step.run(order["script"], order["arguments"], order["timeout"])
             except EstimateError as error:
                 sys.stdout.flush()
-                error.received = f"{error.received}; it said last: {last_words(said)}"
+                error.received = f"{error.received}; its last output: {last_words(said)}"
                 raise
     except SystemExit as error:
         return {"code": error.code}

@@ -147,7 +147,7 @@ def _why_not_again(
     if restarts >= order.restart:
         return f"it was restarted {'once' if restarts == 1 else f'{restarts} times'} already"
     if best_step is not None and not saved and (step or 0) <= best_step:
-        return f"it got no further than step {best_step} of the attempt before"
+        return f"it got no further than step {best_step} of the previous attempt"
     return None
 
 

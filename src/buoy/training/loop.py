@@ -237,8 +237,8 @@ class TrainingLoop:
                 self._save("exit")
             if not self.saves.was_stopped:
                 self.say(
-                    f"the loop was left before its end, at step {self.step}: started again, the training resumes "
-                    "there. If it is done, `with buoy.Run(...) as run:` around the loop says so"
+                    f"the loop ended early, at step {self.step}: if you start it again, the training resumes "
+                    "there. If the training is done, put the loop into `with buoy.Run(...) as run:`"
                 )
         elif not self.position.has_open_loops and self.saves.finished_step != self.step:
             self._save("finished", epoch_done=self.in_epochs, finished=True)

@@ -333,14 +333,14 @@ class CheckpointManager:
         error = f"{receipt.error}{room}"
         stands = f"step {newest} is the newest that is safe" if newest is not None else "nothing is saved yet"
         if self._ending:  # there is no next try, and nobody looks at the log of what ended well
-            words = f"the end of the training, step {receipt.step}, is not saved: {error}; {stands}"
+            words = f"the end of the training, step {receipt.step}, was not saved: {error}; {stands}"
             self.recorder.event("trouble", what=words)
             say(words)
             return
         self._trouble(
             "save",
-            f"step {receipt.step} is not saved: {error}; {stands}; "
-            f"training continues; the next try is in {format_duration(pause)}",
+            f"step {receipt.step} was not saved: {error}; {stands}; training continues; next try in "
+            f"{format_duration(pause)}",
         )
 
     def _event(self, kind: str, **values: object) -> None:

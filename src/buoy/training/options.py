@@ -147,7 +147,7 @@ class Options:
         words = _words(self.inexact)
         if words is None or set(words) - {"batchnorm"}:
             raise UsageError(
-                "unknown word in inexact",
+                "unknown name in inexact",
                 received=f"inexact={self.inexact!r}",
                 expected='("batchnorm",)',
                 hint='`inexact=("batchnorm",)` accepts batch statistics per micro-batch',
@@ -185,7 +185,7 @@ class Options:
         planner = sys.modules.get("buoy.planner.result")  # where there is a plan, it is loaded already
         if self.plan is not None and (planner is None or not isinstance(self.plan, planner.Plan)):
             raise UsageError(
-                "this is no plan",
+                "this is not a plan",
                 received=f"plan={self.plan!r}",
                 expected="what `buoy.plan` returned",
                 hint="`plan = buoy.plan(model, batch)`; leave it out and buoy finds what fits",
@@ -201,7 +201,7 @@ def folder_name(folder: object) -> str:
     name = os.fspath(folder) if isinstance(folder, str | os.PathLike) else None
     if not isinstance(name, str) or not name.strip() or "\0" in name:
         raise UsageError(
-            "cannot read which folder the run has",
+            "the run folder must be a path",
             received=repr(folder),
             expected="the name of a folder",
             hint='`buoy.Run("runs/cats")`',

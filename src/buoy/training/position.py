@@ -342,7 +342,8 @@ class Again:
         if self._folder is not None and not self._is_said:
             self._is_said = True
             self._say(
-                f"this Run was finished, at step {step}: it saves nothing any more. To train on, make the Run again"
+                f"this Run is finished, at step {step}: it saves nothing more. To continue training, "
+                "create the Run again"
             )
 
     def epoch_trains_on(self, epoch: int, saved: int | None) -> None:
@@ -350,8 +351,8 @@ class Again:
         if self._folder is not None and not self._said_epoch:
             self._said_epoch = True
             self._say(
-                f"epoch {epoch + 1} trains on after `run.save()` at step {saved}, which was taken for its end: a "
-                "training that resumes from that checkpoint leaves the rest of this epoch out; hint: save inside "
+                f"epoch {epoch + 1} continues after `run.save()` at step {saved}, which buoy took for its end: a "
+                "training that resumes from that checkpoint skips the rest of this epoch; hint: save inside "
                 "`for batch in run.batches(loader):`, or after the epoch's last step"
             )
 
@@ -360,7 +361,7 @@ class Again:
         if not self._said_draws:
             self._said_draws = True
             self._say(
-                "random numbers continue from `run.track` as they were saved, which is right for a loop of its own: "
-                "what is drawn between `run.track` and the loop (a split of the data) is another one than at first; "
+                "the RNG continues from `run.track` as it was saved, which is right for a loop of your own: "
+                "what is drawn between `run.track` and the loop (such as a data split) differs from the first start; "
                 "hint: draw it before `run.track`"
             )

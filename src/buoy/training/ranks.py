@@ -96,8 +96,8 @@ class Saves:
             self._waiting_since = now
         elif now - self._waiting_since > _PATIENCE:
             self._say(
-                f"a checkpoint is due since {format_duration(now - self._waiting_since)}, but no tracked optimizer "
-                "stepped between two batches; is the optimizer that steps the one that is tracked?"
+                f"a checkpoint has been due for {format_duration(now - self._waiting_since)}, but no tracked optimizer "
+                "stepped between two batches; check that you track the optimizer that steps"
             )
             self._waiting_since = now + _SELDOM
 
@@ -109,9 +109,10 @@ class Saves:
         elif now - self._outside_since > _PATIENCE and not self._said_outside:
             self._said_outside = True
             self._say(
-                f"nothing was saved for {format_duration(now - self._outside_since)}: these steps are in no loop over "
-                "`run.batches`, and outside of it a run saves by itself only where an epoch of `run.epochs` ends; "
-                "hint: `for batch in run.batches(loader):`, or `run.save()` after a step"
+                f"nothing was saved for {format_duration(now - self._outside_since)}: these steps are "
+                "outside every loop over `run.batches`, and there a run saves by itself only when an "
+                "epoch of `run.epochs` ends; hint: `for batch in run.batches(loader):`, or "
+                "`run.save()` after a step"
             )
 
     def save(self, tracked: Mapping[str, Any], mine: dict[str, Any], **about: Any) -> Receipt | None:
@@ -122,7 +123,7 @@ class Saves:
         if not self.is_alone and not self._ranks.is_up():
             if self.step != about["step"]:
                 self._trouble(
-                    f"step {about['step']} is not saved: the process group is gone; call `run.save()` before "
+                    f"step {about['step']} was not saved: the process group is gone; call `run.save()` before "
                     "`destroy_process_group()`, or put the loop into `with buoy.Run(...) as run:`"
                 )
             return None

@@ -73,8 +73,8 @@ class Resumption:
             near = os.path.relpath(folder)
             name = folder if near.startswith("..") else near
             self._say(
-                f"{name} is finished at step {self.step}: what was done is not done again. More epochs train on; "
-                "a new training needs a folder of its own"
+                f"{name} is finished at step {self.step}: nothing is trained again. Ask for more epochs "
+                "to train further; a new training needs a folder of its own"
             )
             return
         epoch = checkpoint.about.get("epoch")  # from 0; in messages it counts from 1, as Keras does
@@ -85,7 +85,7 @@ class Resumption:
     def say_missed(self) -> None:
         """The script has ended, and its loops were not those of the checkpoint."""
         self._say(
-            f"NOTHING WAS TRAINED: the script did not come back to its place at step {self.step}. It began other loops "
+            f"NOTHING WAS TRAINED: the script did not get back to its position at step {self.step}. It ran other loops "
             "over batches than the one that was saved; hint: `for epoch in run.epochs(n):` keeps them apart"
         )
 
@@ -108,13 +108,15 @@ class Resumption:
             if changed and name not in self._said_new:
                 self._said_new.add(name)
                 self._say(
-                    f"{name} keeps what it was saved with; the script now says {', '.join(changed)}. To change "
+                    f"{name} keeps its saved settings; the script now says {', '.join(changed)}. To change "
                     f"it, set it after `run.track`: `for group in {name}.param_groups: group['lr'] = ...`"
                 )
         for name in things:
             if name not in checkpoint.names and name not in self._said_new:
                 self._said_new.add(name)
-                self._say(f"{name} is not in the checkpoint of step {self.step}: it starts as built")
+                self._say(
+                    f"{name} is missing from the checkpoint of step {self.step}: it starts as the script built it"
+                )
 
     def name_what_is_left(self, tracked: Iterable[str]) -> None:
         """Say which saved names nobody tracks any more."""
@@ -163,7 +165,7 @@ class Resumption:
 
         if OURS not in checkpoint.names:
             raise BuoyError(
-                "the newest checkpoint is not of a buoy.Run",
+                "the newest checkpoint was not saved by a buoy.Run",
                 received=f"{checkpoint.folder}: {', '.join(checkpoint.names)}",
                 expected="a checkpoint with the place of a PyTorch run",
                 hint="use a folder of its own for each training",
@@ -172,7 +174,7 @@ class Resumption:
         ranks = len(whole["ranks"])
         if ranks != self._world:
             raise BuoyError(
-                "the checkpoint is of another number of processes",
+                "the checkpoint was saved with another number of processes",
                 received=f"{ranks} in the checkpoint, {self._world} now",
                 expected="the same number: each rank has a place in the data of its own",
                 hint=f"start {ranks} processes, or a new run in another folder",

@@ -157,7 +157,7 @@ class Run:
             loop.random.return_to_place()  # what comes after the loop draws as it did the first time
         to_train = range(max(before, first), before + count)
         if loop.start.finished and to_train:
-            loop.say(f"training on from step {self.step}, epoch {to_train[0] + 1} of {before + count}")
+            loop.say(f"training continues from step {self.step}, epoch {to_train[0] + 1} of {before + count}")
         if not was_interrupted and not loop.is_finished:
             loop.again.epochs_begin(count, len(to_train), self.step)
         try:

@@ -220,7 +220,7 @@ def parse_rule(save: str | int | None) -> Rule:
             return Rule(seconds=seconds)
     if steps is None or steps <= 0:
         raise UsageError(
-            "cannot read when to save",
+            "cannot read how often to save",
             received=f"save={save!r}",
             expected="a time or a number of steps, more than 0",
             hint='`save="10min"` or `save=500`; leave it out and buoy chooses from the measured cost',

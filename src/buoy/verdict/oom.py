@@ -179,7 +179,7 @@ def _counted_in_group(evidence: Evidence, death: ProcessDeath, group: _Delta) ->
         return OomFinding("oom", grade, (group.reading, *([reading] if reading else [])))
     return OomFinding(
         "open", "possible", (group.reading, Reading(foreign, "death.json")),
-        "a process was OOM-killed in this memory group at that time, but another than this one may be meant",
+        "a process was OOM-killed in this memory group at that time, but it may have been another one",
     )  # fmt: skip
 
 
@@ -192,7 +192,7 @@ def _counted_on_machine(
             if before is not None and after is not None and after > before:
                 return OomFinding(
                     "open", "possible", (group.reading, host.reading),
-                    "a group above its own counted an OOM kill, which may be meant for a neighbour",
+                    "a parent memory group counted an OOM kill, which may have hit another process",
                 )  # fmt: skip
         # Killed in another group: a neighbour's, unless the process had been moved there unseen.
         return OomFinding("not-oom", "likely", (group.reading, host.reading))

@@ -10,7 +10,7 @@ _ORDERLY = expect(
     "exit-code",
     old_kernel="exit-code unknown clean-exit<=possible",
     notes_only="exit-code recorder-lost unknown clean-exit<=possible",
-    why="the note says that the interpreter shut down in order, not with which code",
+    why="the note says that the interpreter shut down cleanly, not with which code",
 )
 _SUDDEN = expect(
     "exit-code",

@@ -116,7 +116,7 @@ KINDS = (
         expect(
             "exit-code interrupted",
             notes_only="exit-code clean-exit<=likely interrupted recorder-lost",
-            why="the note says that it ended in order, not with which code",
+            why="the note says that it shut down cleanly, not with which code",
         ),
     ),
     Kind(

@@ -181,7 +181,7 @@ KINDS = (
             "killed",
             old_kernel="unknown killed<=likely clean-exit<=likely",
             notes_only="recorder-lost clean-exit<=likely",
-            why="the interpreter had already said that it was shutting down in order",
+            why="the interpreter had already said that it was shutting down normally",
         ),
     ),
     Kind(

@@ -104,7 +104,7 @@ class Mirror:
             return None
         return (
             f"the mirror {self.where} is on the same disk as the run folder, so it does not survive this machine; "
-            "is the drive mounted, and its name right?"
+            "check that the drive is mounted and its name is right"
         )
 
     @property
@@ -139,7 +139,7 @@ class Mirror:
             return
         self._look = now + _LOOK_SECONDS
         if self._is_gone and not self._start_again(say):
-            trouble("mirror", f"nothing more is copied to the mirror {self.shown}: {self._end}")
+            trouble("mirror", f"copying to the mirror {self.shown} has stopped: {self._end}")
             return
         status = self._status()
         problem = status.get("trouble")
@@ -150,11 +150,13 @@ class Mirror:
             self._in_trouble = True
             newest = status.get("newest")
             there = (
-                f"step {newest} is the newest there" if newest is not None else "it has none of this training"
+                f"step {newest} is the newest there"
+                if newest is not None
+                else "it has no checkpoint of this training"
             )
             trouble(
                 "mirror",
-                f"the mirror {self.shown} takes no checkpoint: {problem}; {there}; training continues",
+                f"the mirror {self.shown} cannot take a checkpoint: {problem}; {there}; training continues",
             )
         elif status.get("damaged_here") is not None:
             trouble("mirror source", f"{status['damaged_here']}: it is not copied to the mirror {self.shown}")
@@ -181,7 +183,7 @@ class Mirror:
         if status.get("not_ours"):
             then = "it is not copied"
         elif self._is_gone:
-            then = f"nothing copies it any more: {self._end}"
+            then = f"copying has stopped: {self._end}"
         else:
             then = "copying continues in the background"
         why = f" ({problem})" if problem else ""
@@ -337,8 +339,8 @@ class Mirror:
         return MirrorFailed(
             "the mirror cannot be read",
             received=f"{self.shown}: {words}",
-            expected="a folder or a store that answers",
-            hint="look whether it is mounted and belongs to this user, or its credentials are set",
+            expected="a folder or a store that responds",
+            hint="check that it is mounted and belongs to this user, or that its credentials are set",
         )
 
     def _spawn(self, mode: str, **orders: object) -> subprocess.Popen[bytes]:
@@ -386,7 +388,7 @@ def _check_folder(where: str, run: str, name: str) -> None:
             "the mirror cannot be written",
             received=f"mirror={where!r} ({error.strerror})",
             expected="a folder that can be made, or a URL such as s3://bucket/runs",
-            hint="look whether the drive is mounted",
+            hint="check that the drive is mounted",
         ) from None
     here, there = os.path.realpath(run), os.path.realpath(os.path.join(where, name))
     if os.path.commonpath([here, there]) == here:  # a copy there would be lost with it
@@ -402,7 +404,7 @@ def _check_url(where: str) -> None:
     protocol = where.partition("://")[0]
     if protocol == "memory":
         raise UsageError(
-            "a mirror in memory is none",
+            "the mirror cannot be in memory",
             received=f"mirror={where!r}",
             expected="a place that outlives this machine",
             hint="`s3://bucket/runs` or a mounted folder",
@@ -453,7 +455,7 @@ def lag_in_words(status: dict[str, Any], newest_here: int | None, now: float) ->
     copying = status.get("copying")
     if status.get("running") is False and (copying or is_behind):
         words += (
-            "; nobody copies any more: its process has ended; the next start of the training copies the rest"
+            "; copying has stopped: its process has ended; the next start of the training copies the rest"
         )
     elif isinstance(copying, dict):
         done, size = copying.get("done"), copying.get("bytes")

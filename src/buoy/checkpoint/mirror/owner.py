@@ -86,7 +86,7 @@ def refuse_two_machines(storage: Storage, life: str, place: str, say: Callable[[
     longest = 1.5 * BEAT_SECONDS
     say(
         f"{seen.get('run')} was trained on another machine {format_duration(max(0.0, age))} ago; "
-        f"looking for {format_duration(longest)} whether it still is"
+        f"checking for {format_duration(longest)} whether it still is"
     )
     until = time.monotonic() + longest
     while time.monotonic() < until:

@@ -72,7 +72,7 @@ def place_of(where: str) -> str:
         return where
     if is_named and not rest.startswith("/"):
         raise UsageError(
-            "cannot tell which folder the mirror is",
+            "cannot tell which folder is the mirror",
             received=f"mirror={where!r}",
             expected="a folder's path, or file:// before one that begins with /",
             hint=f"`mirror={os.path.abspath(rest)!r}`",
@@ -286,7 +286,7 @@ class UrlStorage:
             is_other = found.hexdigest() != md5
             self._etag_is_md5 = is_other
         if is_other:
-            raise OSError(errno.EIO, f"{file} arrived with another checksum")
+            raise OSError(errno.EIO, f"{file} arrived with a different checksum")
 
 
 Storage = FolderStorage | UrlStorage
@@ -313,7 +313,7 @@ def _as_written(reading: IO[bytes], pieces: Pieces, file: str) -> Iterator[bytes
     for length, crc in pieces:
         piece = reading.read(length)
         if zlib.crc32(piece) != crc:
-            raise DamagedSource(errno.EIO, f"{file}: its checksum does not fit")
+            raise DamagedSource(errno.EIO, f"{file}: its checksum does not match")
         yield piece
 
 
@@ -385,20 +385,20 @@ def step_of(name: str) -> int:
 def _look_at(storage: Storage, name: str, sizes: dict[str, int]) -> Entry | Unusable:
     step, fault = step_of(name), DAMAGED
     if is_half(sizes):
-        return Unusable(step, name, f"{MANIFEST} is not there: its copying was not finished", HALF)
+        return Unusable(step, name, f"{MANIFEST} is missing: the copy was not finished", HALF)
     try:
         fields = unseal(storage.read(name, MANIFEST, MOST_MANIFEST_BYTES), name)
         if fields["step"] != step:
-            raise ValueError(f"it is of step {fields['step']}")
+            raise ValueError(f"it belongs to step {fields['step']}")
         for file in (STATE, VALUES):
             found, expected = sizes.get(file), size_of(fields, file)
             if found is None:
-                return Unusable(step, name, f"{file}: it is not there")
+                return Unusable(step, name, f"{file}: it is missing")
             if found != expected:
-                return Unusable(step, name, f"{file}: {found} of {expected} bytes are there")
+                return Unusable(step, name, f"{file}: it has {found} bytes, expected {expected}")
         about = decode_about(fields)
         if about is None:
-            raise ValueError("nothing about it")
+            raise ValueError("its description is missing")
         return Entry(step, name, saved_at(about), sum(sizes.values()), about, True, fields)
     except NewerCheckpoint as error:
         what, fault = f"{MANIFEST}: {error.received}", NEWER

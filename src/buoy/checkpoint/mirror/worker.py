@@ -220,7 +220,7 @@ class Worker:
                 storage.put(os.path.join(folder, file), copy.name, file, pieces, progress)
             storage.write(copy.name, MANIFEST, manifest)
             if storage.read(copy.name, MANIFEST, len(manifest) + 1) != manifest:
-                raise OSError(errno.EIO, "the manifest did not read back as it was written")
+                raise OSError(errno.EIO, "the manifest read back differently from what was written")
         except (FileNotFoundError, BuoyError):
             if os.path.isdir(folder):
                 raise
@@ -468,7 +468,7 @@ def _bring(storage: Storage, copy: Entry, run: str) -> str:
     except OSError as error:
         files.remove_folder(part)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OSError(error.errno, f"no room here for its {format_bytes(copy.bytes)}") from error
+            raise OSError(error.errno, f"not enough space here for its {format_bytes(copy.bytes)}") from error
         raise
     return final
 

@@ -191,13 +191,13 @@ def _refuse_what_is_neither(optimizer: Any, loss: Any) -> None:
     """What cannot be one would be left out, or replaced by what is assumed without it."""
     if optimizer is not None and not _is_optimizer(optimizer) and not _is_function(optimizer):
         raise EstimateError(
-            "what was given as the optimizer is none", received=_describe(optimizer),
+            "the given optimizer is not an optimizer", received=_describe(optimizer),
             expected="an optimizer, its class, or a function of the weights that returns one",
             hint="a script with several optimizers is planned whole: `buoy plan train.py`",
         )  # fmt: skip
     if loss is not None and (_is_optimizer(loss) or not callable(loss)):
         raise EstimateError(
-            "what was given as the loss is none", received=_describe(loss),
+            "the given loss is not a loss function", received=_describe(loss),
             expected="a module or function of (output, target), or a function of (model, batch)",
             hint="a script with several optimizers is planned whole: `buoy plan train.py`"
             if _is_optimizer(loss) else "for example `nn.CrossEntropyLoss()`",
@@ -389,7 +389,9 @@ def _with_head(config: Any, named: str | None, notes: list[str]) -> Any:
             hint=WRITE_BUILD,
         ) from None
     if named is not None:
-        notes.append(f"the config names {named}, which has no loss of its own: a language model in its stead")
+        notes.append(
+            f"the config names {named}, which has no loss of its own: planned as a language model instead"
+        )
     return model
 
 
@@ -420,7 +422,7 @@ def _sample_of(model: Any, config: Any, length: int, notes: list[str]) -> tuple[
         words = f"{frames} frames of sound"
     else:
         raise EstimateError(
-            "what this model takes is not known from its config",
+            "the config does not say which inputs this model takes",
             received=f"{type(model).__name__} with `{name}`",
             expected="`input_ids`, `pixel_values` or `input_features`",
             hint=WRITE_BUILD,

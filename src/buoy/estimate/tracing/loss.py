@@ -117,7 +117,9 @@ def _why_not(
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return error
     return (
-        None if isinstance(found, torch.Tensor) else TypeError(f"returned {type(found).__name__}, no tensor")
+        None
+        if isinstance(found, torch.Tensor)
+        else TypeError(f"returned {type(found).__name__}, not a tensor")
     )
 
 

@@ -116,7 +116,7 @@ def feed_for(x: Any, y: Any, sample_weight: Any, seed: int, say: Say, **options:
 
 def _not_ours(x: Any) -> UsageError:
     return UsageError(
-        "this kind of data has no position that buoy could return to",
+        "buoy cannot restore the position in this kind of data",
         received=f"{type(x).__module__}.{type(x).__qualname__}",
         expected="numpy arrays, tensors, a tf.data.Dataset, a PyDataset, a generator or a torch DataLoader",
         hint="wrap it in a keras.utils.PyDataset, whose batches have numbers",

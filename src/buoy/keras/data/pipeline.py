@@ -55,7 +55,7 @@ def examine(dataset: Any) -> Exactness:
     if not reads_pipelines():
         return Exactness(
             APPROXIMATE,
-            f"TensorFlow {tf.__version__} hides how pipelines are made: nobody knows whether this one shuffles",
+            f"TensorFlow {tf.__version__} hides how pipelines are built: buoy cannot tell whether this one shuffles",
             "another version of TensorFlow, or a keras.utils.PyDataset",
         )
     nodes = list(nodes_of(dataset))
@@ -160,7 +160,7 @@ def _why_other_numbers(operations: list[Any], parallel: bool) -> Exactness | Non
         return Exactness(
             SAME_DATA,
             f"a parallel map draws random numbers ({drawing[0].op}) in the order of its threads: the same samples "
-            "in the same order, with other augmentation",
+            "in the same order, with different augmentation",
             "use tf.random.stateless_* with a seed from the sample, augment in the model, or leave out "
             "num_parallel_calls",
         )
@@ -171,7 +171,7 @@ def _why_other_numbers(operations: list[Any], parallel: bool) -> Exactness | Non
         return Exactness(
             SAME_DATA,
             f"the pipeline draws random numbers ({unseeded[0].op}) without a seed: the same samples in the same "
-            "order, with other augmentation",
+            "order, with different augmentation",
             _SET_SEED,
         )
     if any(op.op in _PYTHON_OPS for op in operations):
@@ -344,7 +344,7 @@ class PipelineFeed(Feed):
         if state["seeds"] != self._seeds and self.exactness.grade != APPROXIMATE:
             self.exactness = Exactness(
                 APPROXIMATE,
-                "the pipeline shuffles with other seeds than in the last attempt",
+                "the pipeline shuffles with different seeds than in the last attempt",
                 "call keras.utils.set_random_seed(...) before the pipeline is made, and change nothing above it",
             )
 

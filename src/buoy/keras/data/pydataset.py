@@ -177,8 +177,8 @@ def _generators_in(dataset: Any) -> list[Any]:
 def _hidden(dataset: Any) -> Exactness:
     return Exactness(
         SAME_DATA,
-        f"{type(dataset).__name__} gives another batch for the same number and seed: it draws with tf.random, or from "
-        "an RNG that it does not keep as an attribute",
+        f"{type(dataset).__name__} gives a different batch for the same number and seed: it draws with "
+        "tf.random, or from an RNG that it does not keep as an attribute",
         "draw with numpy.random, or with tf.random.stateless_* and a seed from numpy.random; keep RNGs and layers that "
         "augment as attributes of the dataset",
     )

@@ -32,7 +32,7 @@ class Replay:
         self._began = 0.0
 
     def __enter__(self) -> None:
-        self._say(f"reading again {self._words} to reach the place where the last attempt was")
+        self._say(f"reading {self._words} again, to reach the position of the last attempt")
         self._began = time.monotonic()
 
     def __exit__(self, *error: object) -> None:
@@ -112,10 +112,10 @@ class ReplayedFeed(Feed):
         if self._read.fingerprint(offset) != fingerprint:
             self.exactness = Exactness(
                 APPROXIMATE,
-                f"{self._what} gave other batches than in the last attempt",
+                f"{self._what} gave different batches than in the last attempt",
                 "use a keras.utils.PyDataset, or draw its random numbers from python's or numpy's global RNG",
             )
-            self._say(f"{self.exactness.reason}: the training continues, but not as it would have")
+            self._say(f"{self.exactness.reason}: training continues, but differs from an uninterrupted run")
 
 
 class _Read:

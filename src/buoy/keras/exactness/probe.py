@@ -130,7 +130,7 @@ def probe(
     short, fewer samples do, unless it was asked before.
     """
     if are_copies(few):
-        raise _untried("samples that are all alike")
+        raise _untried("samples that are all the same")
     try:
         with randomness.same_for_every_sample(), norms_at_rest(model):
             return _found(attempt, few, model, unknown)
@@ -201,12 +201,13 @@ def _asked(ask: Callable[[], Answer]) -> Answer:
 
 def _refusal(answer: Answer, added: bool) -> CannotSplit:
     if answer is Answer.NOT_SHOWN:
-        return _untried("a gradient of zero, of rounding alone, or that is not finite, for its samples")
+        return _untried("a gradient that is zero, only rounding error, or not finite, for its samples")
     return CannotSplit(
         "splitting this batch would change the gradient",
-        received="the same samples give another gradient each time: something other than batch and weights is at work"
+        received="the same samples give a different gradient each time: it depends on more than the "
+                 "batch and the weights"
         if answer is Answer.NOT_AGAIN
-        else "the gradient of the batch is not that of its parts together: samples depend on each other",
+        else "the gradient of the batch differs from that of its micro-batches: samples depend on each other",
         expected="a gradient that is a sum over samples",
         hint="what compares samples with each other, or mixes them, needs the whole batch: use a smaller one; for a "
              "loss divided by the number of tokens or of positives, or by the sum of class weights, give "
@@ -219,7 +220,7 @@ def _refusal(answer: Answer, added: bool) -> CannotSplit:
 
 def _untried(received: str) -> Untried:
     return Untried(
-        "nothing shows that this batch can be split with the same gradient",
+        "buoy cannot verify that splitting this batch keeps its gradient",
         received=received,
         expected="samples that differ, with a gradient to compare",
         hint="shuffle the data, or use a smaller batch",

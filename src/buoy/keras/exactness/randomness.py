@@ -200,7 +200,7 @@ def refuse_others(drawn: set[str]) -> None:
     for name in sorted(drawn):
         if name.rpartition("_")[2].rpartition(".")[2] in _OTHERS:
             raise CannotSplit(
-                "nothing shows that this batch can be split with the same gradient",
+                "buoy cannot verify that splitting this batch keeps its gradient",
                 received=f"the model draws with {name}",
                 expected="draws of keras.random or tf.random that are uniform, normal, whole numbers or a dropout",
                 hint="one of these in its place, or a smaller batch",

@@ -73,7 +73,7 @@ def run(path: str, arguments: list[str], timeout: float) -> dict[str, Any]:
             expected="a training", hint="pass its arguments after `--`: `buoy plan train.py -- --data d`",
         ) from None  # fmt: skip
     raise EstimateError(
-        "the script came to its end without a training step",
+        "the script ended without a training step",
         received="no `model.fit`, `train_on_batch` or `optimizer.apply_gradients`",
         expected="a Keras training",
         hint=WRITE_BUILD,

@@ -26,16 +26,18 @@ def state_of(value: Any) -> dict[str, Any]:
 
 def check(here: Mapping[str, Any], stored: Mapping[str, Any], owner: str) -> list[str]:
     """What keeps stored tensors from fitting these variables, in words; empty when all fit. Loads nothing."""
-    problems = [f"{owner}.{name} is not in the checkpoint" for name in here if name not in stored]
-    problems += [f"{owner}.{name} is in the checkpoint and not here" for name in stored if name not in here]
+    problems = [f"{owner}.{name} is missing from the checkpoint" for name in here if name not in stored]
+    problems += [f"{owner}.{name} is in the checkpoint, but not here" for name in stored if name not in here]
     for name, variable in here.items():
         found = stored.get(name)
         if found is None:
             continue
         if tuple(found.shape) != tuple(variable.shape):
-            problems.append(f"{owner}.{name} has shape {_shape(variable)}, {_shape(found)} in the checkpoint")
+            problems.append(
+                f"{owner}.{name} has shape {_shape(variable)}, but {_shape(found)} in the checkpoint"
+            )
         elif found.dtype != variable.dtype.as_numpy_dtype:
-            problems.append(f"{owner}.{name} is {variable.dtype.name}, {found.dtype} in the checkpoint")
+            problems.append(f"{owner}.{name} is {variable.dtype.name}, but {found.dtype} in the checkpoint")
     return problems
 
 
@@ -57,7 +59,7 @@ def _variables(value: Any) -> list[Any]:
         found = [state]  # a SeedGenerator, a tf.random.Generator
     if not found and not getattr(value, "built", True):
         raise UsageError(
-            "what has no variables yet cannot be saved or restored",
+            "an object without variables cannot be saved or restored yet",
             received=f"an unbuilt {type(value).__name__}",
             expected="a built one",
             hint="call the model once on a batch, and `optimizer.build(model.trainable_variables)`",

@@ -121,7 +121,7 @@ class Holdings:
             state_dict.assign(variables, stored[name])
         where = {
             "not in the checkpoint": here_only,
-            "in the checkpoint and not here yet": alone - here_only,
+            "in the checkpoint, but not here yet": alone - here_only,
         }
         return [f"{_listed(names)} start over: {words}" for words, names in where.items() if names]
 
@@ -251,7 +251,7 @@ def refuse_others(differences: Iterable[str]) -> None:
         return
     shown = problems[:10] + ([f"and {len(problems) - 10} more"] if len(problems) > 10 else [])
     raise OtherModel(
-        "the checkpoint is of another model; nothing was loaded",
+        "the checkpoint belongs to another model; nothing was loaded",
         received=f"{len(problems)} difference{'s' if len(problems) > 1 else ''}",
         details=shown,
         expected="the model, optimizer and metrics that were saved",
@@ -328,7 +328,7 @@ def tracked(name: str, thing: Any) -> Tracked:
     with_variables = [leaf for leaf in found if state_dict.has_variables(leaf)]
     if with_variables and (len(with_variables) < len(found) or isinstance(thing, dict)):
         raise CannotTrack(
-            f"{name} cannot be restored: Keras objects lie among other values in it",
+            f"{name} cannot be restored: it mixes Keras objects with other values",
             received=f"a {type(thing).__name__} with a {type(with_variables[0]).__name__} in it",
             expected="a model, an optimizer, a list of variables, or a container of plain values",
             hint=f"name them one by one: `loop.track({name}_model=..., {name}=...)`",

@@ -55,11 +55,11 @@ def _hint(held: int, activations: int | None) -> str:
     if activations is None:
         remedies = [mixed, optimizer, "smaller samples"]
     elif activations > held:
-        remedies = [f"activations own the memory: {mixed}" if mixed else "activations own the memory",
+        remedies = [f"activations fill the memory: {mixed}" if mixed else "activations fill the memory",
                     "smaller or shorter samples"]  # fmt: skip
     else:
         remedies = [
-            f"weights own the memory: {optimizer}",
+            f"weights fill the memory: {optimizer}",
             "fewer trained weights (`layer.trainable = False`)",
         ]
     return "; ".join(each for each in remedies if each) + "; `buoy plan` compares them in bytes and time"
@@ -161,7 +161,8 @@ def refuse_state(model: Any, written: Iterable[Any]) -> None:
     for variable in without_norms(model, written):
         if id(variable) not in metrics:
             raise CannotSplit(
-                "the batch cannot be split: the forward pass writes a variable that may end otherwise in micro-batches",
+                "the batch cannot be split: the forward pass writes a variable that may end up "
+                "different in micro-batches",
                 received=str(variable.path),
                 expected="only the optimizer, metrics, seeds and BatchNormalization write during a step",
                 hint="write it in a callback (`on_train_batch_end`) or after the step; or use a smaller batch",

@@ -103,7 +103,7 @@ class _Step(CompiledStep):
         """The error in words, where it is the check inside the graph."""
         if isinstance(error, tf.errors.InvalidArgumentError) and _NO_WEIGHT in str(error):
             return BadLoss(
-                "the loss of this batch has no weight",
+                "the loss of this batch has no positive weight",
                 received="(sum, weight) with a weight of 0 or less",
                 expected="a number above 0: of tokens, or of samples that are not ignored",
                 hint="nothing of the step was done; leave out batches in which everything is ignored",
@@ -144,7 +144,7 @@ class _Step(CompiledStep):
         if not finding.metrics_add_up:
             metrics = without_norms(self.model, self._shape.carried)
             raise CannotSplit(
-                "the batch cannot be split: what the loss function updates ends otherwise in micro-batches",
+                "the batch cannot be split: what the loss function updates would end up different in micro-batches",
                 received=", ".join(str(variable.path) for variable in metrics[:3]),
                 expected="metrics that add up over samples, such as an accuracy",
                 hint="update it after the step: a mean of losses with the loss that the step returns",
@@ -245,7 +245,7 @@ def _checked(loss: Any) -> Any:
             else f"shape {value.shape}, {value.dtype.name}"
         )
         raise BadLoss(
-            "the loss function gave no loss", received=received[:200], expected="a scalar tensor, or (sum, weight)",
+            "the loss function returned no loss", received=received[:200], expected="a scalar tensor, or (sum, weight)",
             hint="keras.ops.mean(...) of the losses of the samples",
         )  # fmt: skip
     return value

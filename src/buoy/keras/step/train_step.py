@@ -408,7 +408,7 @@ class FitStep(CompiledStep):
         """The error in words, where it is one of the checks inside the graph."""
         if isinstance(error, tf.errors.InvalidArgumentError) and UNEVEN in str(error):
             return CannotSplit(
-                "the loss does not give every sample the same number of values",
+                "the loss does not return the same number of values for every sample",
                 received="a loss function that drops or repeats samples before its mean",
                 expected="one value (or one row of values) per sample",
                 hint="give the dropped samples a sample_weight of 0 instead, or use a Keras mask",

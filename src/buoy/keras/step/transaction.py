@@ -131,7 +131,7 @@ class Retry:
             undo.restore()
             return
         raise TornStep(
-            "the optimizer's update failed half-way, although there had been room for it",
+            "the optimizer's update failed half-way, although there was enough memory before",
             received=f"step {self.steps}",
             expected="an update that happens whole",
             hint="the weights are partly updated: run again, buoy resumes from the last checkpoint",
@@ -297,7 +297,7 @@ def _refuse(model: Any) -> None:
         )
     if not model.compiled:
         raise CannotSplit(
-            "the model is not compiled", received="no loss, no optimizer", expected="model.compile(...)"
+            "the model is not compiled", received="neither loss nor optimizer", expected="model.compile(...)"
         )
     if type(model).train_step is not keras.Model.train_step or "train_step" in vars(model):
         raise CannotSplit(

@@ -165,7 +165,7 @@ class Feeds:
             object.__setattr__(twin, name, value)  # a DataLoader refuses this, to protect one that is in use
         forget_workers(twin)
         if not getattr(twin, "in_order", True):
-            self._say("in_order=False is not used: batches that come in any order cannot be resumed")
+            self._say("in_order=False is ignored: buoy cannot resume batches that come in any order")
             object.__setattr__(twin, "in_order", True)
         self._twins[loader] = (twin, order)
         return twin, order

@@ -414,9 +414,9 @@ def compare(batch: Any, known: dict[str, Any], number: int, say: Callable[[str],
     """Tell it where the batch that was made again is another one."""
     if known["print"] is not None and fingerprint(batch) != known["print"]:
         say(
-            f"this resume is not bit for bit: batch {number} of this pass, made again, is not what it was before. The "
-            "data depends on something that is not saved: an order shuffled in place, a count, a generator; hint: "
-            "shuffle a copy in each epoch; track counts and generators"
+            f"this resume is not bit for bit: batch {number} of this pass, made again, differs from the "
+            "one before. The data depends on something that is not saved: an order shuffled in place, "
+            "a count, an RNG; hint: shuffle a copy in each epoch; track counts and RNGs"
         )
 
 

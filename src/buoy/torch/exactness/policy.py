@@ -118,8 +118,9 @@ class SplitPolicy:
             failed = self._probe.failed
             if isinstance(failed, StepError):
                 return failed  # of this loss or batch, split or not
-            return CannotSplit("nothing shows that this batch can be split with the same gradient",
-                               received=_alone(failed), expected="a comparison of whole and parts",
+            return CannotSplit("buoy cannot verify that splitting this batch keeps its gradient",
+                               received=_alone(failed), expected="a comparison of the whole batch and "
+                                                                 "its micro-batches",
                                hint="a smaller batch; `split=` where samples are not the first dimension; a state of "
                                     "the last batch, such as a hidden state: put it into the batch")  # fmt: skip
         if self.finding.reason is None:
@@ -204,7 +205,7 @@ def _alone(failed: BaseException | None) -> str:
     words = str(failed).partition("\n")[0]  # of a kernel that is missing torch lists a hundred others
     words = words if len(words) <= _WORDS else f"{words[:_WORDS]}..."
     why = f": {type(failed).__name__}: {words}" if failed is not None else ""
-    return f"a few of its samples cannot be computed alone{why}"
+    return f"buoy cannot compute a few of its samples alone{why}"
 
 
 _LARGE = 1 << 20  # elements: masks are mostly smaller, and images not

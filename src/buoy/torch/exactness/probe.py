@@ -52,19 +52,21 @@ from buoy.torch.step.gradient import (
 )
 from buoy.torch.step.snapshot import Rollback
 
-STATE = "the same samples give another gradient the second time: the loss function keeps a state from call to call"
+STATE = (
+    "the same samples give a different gradient the second time: the loss function keeps state between calls"
+)
 STATE_HINT = (
     "put the state into the batch (`(x, y, hidden)`, with one row per sample) or into a buffer of a tracked module; "
     "draw with torch, not with a generator of your own; read files and count before run.backward(...)"
 )
-DEPENDS = "the gradient of the batch is not that of its parts together: samples depend on each other"
+DEPENDS = "the gradient of the batch differs from that of its micro-batches: samples depend on each other"
 _DEPENDS_HINT = (
     "a mean over tokens, boxes, positives or what is not ignored: return (sum of the losses, how many); "
     "where the first dimension is not the samples (time first): `split=`; a loss that compares samples of a "
     "batch (contrastive) cannot be split: use a smaller batch"
 )
 _FROM_BEFORE = Refused(
-    "the loss function reads what was computed with gradients before it",
+    "the loss function uses tensors that were computed with gradients before it ran",
     "compute it in the loss function, or pass it as the batch",
 )
 _LOSS_ALIKE = 1e-3  # far beyond rounding: what differs is said, not refused
@@ -428,9 +430,9 @@ class Probe:
             return Finding(STATE, STATE_HINT, repeats=False, leaves_state=True)
         if answer is Answer.DIFFERENT:
             return Finding(*self._explained(backend, few), repeats=True)
-        raise CannotSplit("nothing shows that this batch can be split with the same gradient",
+        raise CannotSplit("buoy cannot verify that splitting this batch keeps its gradient",
                           received="a gradient of a few samples that is zero, not finite or mostly rounding",
-                          expected="one that can be compared, of whole and parts",
+                          expected="one that can be compared between the whole batch and its micro-batches",
                           hint="a smaller batch; a mean over tokens or boxes: return (sum of the losses, how "
                                "many)")  # fmt: skip
 
@@ -440,12 +442,13 @@ class Probe:
             name, inside = next(iter(backend.moved.items()))
             if inside:
                 return (
-                    f"{name} is changed inside the backward pass (in a gradient hook): each part would change it",
+                    f"{name} is changed inside the backward pass (in a gradient hook): each micro-batch "
+                    "would change it",
                     "change weights after run.backward(...): what a hook does there cannot be split or rolled back",
                 )
             return (
-                f"the loss function changes the weight {name}: each part would change it once more",
-                "let a teacher follow after `optimizer.step()`, outside the loss function",
+                f"the loss function changes the weight {name}: each micro-batch would change it again",
+                "update the teacher model after `optimizer.step()`, outside the loss function",
             )
         backend.check_pair()
         right = "sum" if backend.reduction == "mean" else "mean"
@@ -454,7 +457,8 @@ class Probe:
         if backend.written:
             name = backend.written[0]
             return (
-                f"{name} changes with each forward pass: parts see and leave another than the whole",
+                f"{name} changes with each forward pass: micro-batches would see and leave a different "
+                "one than the whole batch",
                 "track_running_stats=False, whose gradient is the same; or a smaller batch"
                 if name.endswith(("running_mean", "running_var"))
                 else "a smaller batch; or do not change it while training",
@@ -462,7 +466,7 @@ class Probe:
         with compat.without_gradient_hooks(self._parameters) as had_any:
             if had_any and self._is_same(self._backend(backend.loss_fn, backend.reduction), few):
                 return (
-                    "gradient hooks of parameters see the gradient of each part, not that of the batch",
+                    "gradient hooks of parameters see the gradient of each micro-batch, not that of the batch",
                     "clamp or clip once the gradient of the batch is there, before `optimizer.step()`",
                 )
         return DEPENDS, _DEPENDS_HINT
@@ -509,7 +513,7 @@ def _of_few(error: Exception) -> Exception:
             f"{error.received} for a few samples of the batch, computed to see whether it can be split"
         )
         error.hint = (
-            "where none of a few samples counts, their mean is 0 / 0: return (sum of the losses, how many); "
+            "if all of a few samples are ignored, their mean is 0 / 0: return (sum of the losses, how many); "
             f"otherwise: {error.hint}"
         )
     return error

@@ -72,7 +72,7 @@ class FixedRandomness(compat.TorchDispatchMode):  # type: ignore[no-untyped-call
         known = [] if own is None else [*self.restored, *_defaults()]
         if own is not None and not any(compat.is_same_generator(own, each) for each in known):
             raise Refused(
-                "the loss function draws from a torch.Generator of its own, which nobody restores",
+                "the loss function draws from its own torch.Generator, which buoy cannot restore",
                 "draw with torch itself, or keep the generator as an attribute of a tracked module",
             )
         name = compat.schema_of(func).name.removeprefix("aten::").rstrip("_")
@@ -134,7 +134,7 @@ class ExchangedInside(Refused):
 
     def __init__(self) -> None:
         super().__init__(
-            "the loss function exchanges numbers with other processes: each part would be one more exchange",
+            "the loss function communicates with other processes: each micro-batch would do so again",
             "gather and log after run.backward(...); a loss over the samples of all processes cannot be split: "
             "use a smaller batch",
         )
@@ -203,7 +203,7 @@ def same_random(loss_fn: LossFunction) -> LossFunction:
         made = loss_fn(part)
         if _other_states() != before:
             raise Refused(
-                "the loss function draws from Python's or numpy's RNG: parts would draw other numbers",
+                "the loss function draws from Python's or numpy's RNG: micro-batches would draw different numbers",
                 "draw with torch; or before run.backward(...), into the batch",
             )
         return made

@@ -26,7 +26,7 @@ class SteppedInside(Refused):
             "inside the backward pass (in a gradient hook)" if is_in_backward() else "in the loss function"
         )
         super().__init__(
-            f"an optimizer steps {where}: each part would be a step",
+            f"an optimizer steps {where}: each micro-batch would be a step",
             "one `optimizer.step()` after run.backward(...); such a step can neither be split nor rolled back",
         )
 

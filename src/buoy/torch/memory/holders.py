@@ -103,15 +103,15 @@ def _hint(own: int, others: int, needed: int | None, has_state: bool, applied: t
         return f"{', '.join(remedies)}; {_COMPARE}"
     if others > max(own, needed):
         return (
-            "tensors outside this training own the memory, such as results kept in a list or another model: "
+            "tensors outside this training fill the memory, such as results kept in a list or another model: "
             "`buoy.torch.memory.holders.holders()` lists them"
         )
     if own <= needed:
-        return f"activations own the memory: {', '.join(remedies)}; {_COMPARE}"
+        return f"activations fill the memory: {', '.join(remedies)}; {_COMPARE}"
     smaller = ["SGD or Adafactor as the optimizer"] if has_state else []
     smaller += ["the optimizer's step inside backward", "LoRA", "a smaller model"]
     what = "parameters, gradients and the optimizer's state" if has_state else "parameters and gradients"
-    return f"{what} own the memory: {', '.join(smaller)}; {_COMPARE}"
+    return f"{what} fill the memory: {', '.join(smaller)}; {_COMPARE}"
 
 
 def _total(tensors: Iterable[torch.Tensor]) -> int:

@@ -179,7 +179,7 @@ def run(path: str, arguments: list[str], timeout: float) -> dict[str, Any]:
                 ) from None  # fmt: skip
     if script.optimizer is None or script.loss is None:
         raise EstimateError(
-            "the script came to its end without an optimizer step on a loss",
+            "the script ended without an optimizer step on a loss",
             received="no call of `optimizer.step` after `loss.backward`",
             expected="a PyTorch training loop with an optimizer that steps",
             hint=WRITE_BUILD,

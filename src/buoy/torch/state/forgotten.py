@@ -186,16 +186,18 @@ class Forgotten:
             if new:
                 self._warn(
                     f"parameters of {name}",
-                    f"{name} got parameters in training: {_some(new)}. A restarted script must make them before it "
-                    "resumes, or this checkpoint does not fit; hint: make them all at the start, use them later",
+                    f"{name} gained parameters during training: {_some(new)}. A restarted script must "
+                    "create them before it resumes, or this checkpoint will not load; hint: create "
+                    "them all at the start, use them later",
                 )
             groups = thing.added_groups() if hasattr(thing, "added_groups") else 0
             if groups:
                 self._warn(
                     f"groups of {name}",
-                    f"{name} got {groups} parameter group{'s' if groups > 1 else ''} in training. A restarted script "
-                    "must add them before it resumes, or this checkpoint does not fit; hint: make all groups at the "
-                    "start, parameters with requires_grad=False are not stepped",
+                    f"{name} gained {groups} parameter group{'s' if groups > 1 else ''} during "
+                    "training. A restarted script must add them before it resumes, or this checkpoint "
+                    "will not load; hint: create all groups at the start, parameters with "
+                    "requires_grad=False are not stepped",
                 )
 
     def look(self, objects: Mapping[str, object]) -> None:

@@ -95,7 +95,7 @@ def load_all(states: dict[str, Any], things: dict[str, Tracked]) -> None:
     wrong = [f"{name}: {words}" for name, thing in things.items() for words in thing.mismatches(states[name])]
     if wrong:
         raise BuoyError(
-            "the checkpoint is of another training; nothing was loaded",
+            "the checkpoint belongs to another training; nothing was loaded",
             received=f"{len(wrong)} difference{'s' if len(wrong) > 1 else ''}",
             details=wrong[:10] + ([f"and {len(wrong) - 10} more"] if len(wrong) > 10 else []),
             expected="the same names, shapes and types as in the checkpoint",
@@ -218,10 +218,12 @@ class _Module:
 
     def mismatches(self, state: Any) -> list[str]:
         mine: dict[str, Any] = self.state()  # type: ignore[assignment]
-        wrong = [f"{key} is missing in the checkpoint" for key in mine if key not in state]
+        wrong = [f"{key} is missing from the checkpoint" for key in mine if key not in state]
         reshaped = self.beside.reshaped
         wrong += [
-            f"{key} is in the checkpoint only" for key in state if key not in mine and key not in reshaped
+            f"{key} is in the checkpoint, but not here"
+            for key in state
+            if key not in mine and key not in reshaped
         ]
         for key, value in mine.items():
             other = state.get(key) if key not in reshaped else None
@@ -393,9 +395,9 @@ def _refuse_shard(name: str, key: str, tensor: torch.Tensor, owner: object) -> N
 
 def _differences(name: str, mine: torch.Tensor, theirs: torch.Tensor) -> list[str]:
     if mine.shape != theirs.shape:
-        return [f"{name} is {shape_of(theirs)} in the checkpoint, {shape_of(mine)} here"]
+        return [f"{name} is {shape_of(theirs)} in the checkpoint, but {shape_of(mine)} here"]
     if mine.dtype != theirs.dtype:
-        return [f"{name} is {theirs.dtype} in the checkpoint, {mine.dtype} here"]
+        return [f"{name} is {theirs.dtype} in the checkpoint, but {mine.dtype} here"]
     return []
 
 

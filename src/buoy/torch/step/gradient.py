@@ -96,15 +96,15 @@ def read_loss(made: Any, reduction: str) -> tuple[torch.Tensor, Any]:
     weight = None
     if isinstance(made, tuple):
         if len(made) != 2:
-            raise _bad("the loss function gave a tuple", made)
+            raise _bad("the loss function returned a tuple", made)
         made, weight = made
         if isinstance(weight, torch.Tensor):
             if weight.numel() != 1:
                 raise _bad("the weight of the loss is not one number", weight)
             if weight.requires_grad:
-                raise BadLoss("the weight of the loss depends on what is trained",
+                raise BadLoss("the weight of the loss depends on trained parameters",
                               received="(sum, weight) with a weight that requires a gradient",
-                              expected="a number that the batch alone decides",
+                              expected="a number that depends on the batch alone",
                               hint="`weight.detach()` if it is to count as a constant; otherwise return the quotient, "
                                    "which is computed whole as long as it fits")  # fmt: skip
             weight = weight.detach().reshape(())
@@ -132,15 +132,15 @@ def _check(loss: torch.Tensor, scaler: Any, fresh: list[torch.Tensor], part: int
     # Reading a number from an accelerator would stop its queue at every step.
     if scaler is None and loss.is_cpu and math.isnan(loss.item()):
         if part is not None:
-            raise CannotSplit("the loss of a part of this batch is not a number (NaN)",
+            raise CannotSplit("the loss of a micro-batch is not a number (NaN)",
                               received=f"{loss.detach()} for {part} samples of it",
-                              expected="a finite loss for every part",
-                              hint="where all labels of a part are ignored, their mean is 0 / 0: return (sum of the "
-                                   "losses, how many); a `.std()` or `.var()` over samples has no value for one: "
-                                   "normalise before run.backward(...); the step was not taken, weights are as before "
-                                   "it")  # fmt: skip
+                              expected="a finite loss for every micro-batch",
+                              hint="if all labels of a micro-batch are ignored, their mean is 0 / 0: "
+                                   "return (sum of the losses, how many); a `.std()` or `.var()` over samples has "
+                                   "no value for one: normalise before run.backward(...); the step "
+                                   "was not taken, the weights are unchanged")  # fmt: skip
         raise BadLoss("the loss is not a number (NaN)", received=str(loss.detach()), expected="a finite loss",
-                      hint="the step was not taken, weights are as before it; look at this batch, lower the learning "
+                      hint="the step was not taken, the weights are unchanged; look at this batch, lower the learning "
                            "rate, or catch buoy.BuoyError to continue with the next batch")  # fmt: skip
     for parameter in fresh:
         if parameter.grad is not None:
@@ -151,7 +151,7 @@ def _check(loss: torch.Tensor, scaler: Any, fresh: list[torch.Tensor], part: int
 def _check_weight(weight: Any) -> None:
     """Of the whole batch; a part of it may well have none."""
     if _is_read(weight) and not weight > 0:
-        raise _no_weight("the loss of this batch has no weight", weight)
+        raise _no_weight("the loss of this batch has no positive weight", weight)
 
 
 def _is_read(weight: Any) -> bool:
@@ -286,10 +286,10 @@ class Upstream:
         except Exception as error:
             if not is_oom(error):
                 raise
-            raise OutOfMemory("out of memory in the backward pass of what the batch was computed by",
+            raise OutOfMemory("out of memory in the backward pass of the code that computed the batch",
                               received=str(error).split("\n")[0], expected="room for it besides the step",
                               hint="compute it in the loss function, where it can be split and retried; the step was "
-                                   "not done, weights are as before it") from None  # fmt: skip
+                                   "not taken, the weights are unchanged") from None  # fmt: skip
 
     def _leaf(self, array: Any) -> Any:
         if not isinstance(array, torch.Tensor) or not array.requires_grad:

@@ -261,7 +261,9 @@ class _AtomicStep:
                 error = caught
             if is_unmarked or versions != compat.versions_of(tensors):
                 room = (
-                    "although there was room before" if is_roomy else "without room for a copy to go back to"
+                    "although there was room before"
+                    if is_roomy
+                    else "without room for a copy to roll back to"
                 )
                 raise TornStep(
                     f"{type(optimizer).__name__}.step() ran out of memory half-way, {room}",

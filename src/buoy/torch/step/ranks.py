@@ -53,7 +53,7 @@ class Vote:
                         raise CannotSplit(
                             "DistributedDataParallel with static_graph=True cannot be recovered",
                             received="static_graph=True",
-                            expected="a graph that may be gone through more often than once per step",
+                            expected="a graph that allows more than one backward pass per step",
                             hint="leave it out: DDP counts the backward passes of its first step and would exchange no "
                                  "gradients; with activation checkpointing use_reentrant=False; or call "
                                  "loss.backward() yourself, checkpoints work as before",
@@ -96,7 +96,7 @@ class Vote:
                 raise CannotSplit(
                     "DistributedDataParallel cannot be recovered inside `join()`",
                     received="model.join(), in which ranks that are done answer for DDP's exchanges only",
-                    expected="as many batches on every rank",
+                    expected="the same number of batches on every rank",
                     hint="`drop_last=True` in the loader and its DistributedSampler, and no `join()`; or call "
                          "loss.backward() yourself, checkpoints work as before",
                 )  # fmt: skip

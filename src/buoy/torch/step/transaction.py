@@ -70,7 +70,7 @@ class Transaction:
         self._micro_batch = micro_batch
         inexact = (inexact,) if isinstance(inexact, str) else tuple(inexact)
         if set(inexact) - {"batchnorm"}:
-            raise UsageError("unknown word in inexact", received=repr(inexact), expected='"batchnorm"')
+            raise UsageError("unknown name in inexact", received=repr(inexact), expected='"batchnorm"')
         if memory_cap is not None:
             set_cap(memory_cap, say, gpu=torch.cuda.is_available())
         self._switches = Switches(remedies, say, event)
@@ -156,7 +156,7 @@ class Transaction:
         if self._expected is not None:
             self.take_hold()
         if not self._trained.all:
-            raise UsageError("nothing to train is known", received="run.backward before run.track",
+            raise UsageError("buoy does not know what to train", received="run.backward before run.track",
                              expected="run.track(model=model, optimizer=optimizer)")  # fmt: skip
         self._trained.look()
         is_first = self._rollback.begin(loss_fn)
@@ -284,7 +284,7 @@ class Transaction:
             if versions != list(map(compat.VERSION, tensors)):
                 raise BadLoss("the loss function changed the batch in place",
                               received="an in-place operation on its input",
-                              expected="an input that a second try finds as it was",
+                              expected="an input that stays unchanged, so that the step can be retried",
                               hint="`x = x * 2` instead of `x.mul_(2)`, or clone it first")  # fmt: skip
             loss = sums.loss()  # may not fit either
             rollback.gradients.commit()
@@ -459,14 +459,14 @@ class Transaction:
             smaller = self._smaller(whole, size, failure, may_repeat)
             smaller = min(smaller, self._tell_peers(smaller))
         if smaller == GIVE_UP:
-            raise PeerFailed("another process could not do this step", received="its vote",
+            raise PeerFailed("another process could not run this step", received="its vote",
                              expected="every rank ready", hint="its own error says why") from failure  # fmt: skip
         return smaller
 
     def _smaller(self, whole: Batch, size: int, error: BaseException, may_repeat: bool) -> int:
         """The size that this rank would use next."""
         if self._vote.is_group and self._voted:
-            raise OutOfMemory("out of memory while ranks exchange numbers", received=str(error).split("\n")[0],
+            raise OutOfMemory("out of memory while ranks communicate", received=str(error).split("\n")[0],
                               expected="room for the exchange besides the step", hint="resume from the last "
                               "checkpoint, with micro_batch= or smaller batches") from error  # fmt: skip
         policy = self._ask()
@@ -528,8 +528,8 @@ class Transaction:
                 self._say(whole.doubt)
             if (found := self._ask().finding) is not None and found.loss_differs:
                 self._say(
-                    "the gradient is that of the whole batch, but its loss is not that of its parts together: where a "
-                    "batch is split, the loss that comes back differs"
+                    "the gradient is that of the whole batch, but its loss differs from that of its "
+                    "micro-batches: where a batch is split, the returned loss differs"
                 )
 
     def _say_retry(self, words: str, size: int, smaller: int) -> None:
@@ -579,10 +579,10 @@ class Transaction:
 
 
 def _torn(error: BaseException) -> TornStep:
-    return TornStep("the step failed after weights had been changed in it", received=str(error).split("\n")[0],
-                    expected="weights that nothing has changed yet",
-                    hint="resume from the last checkpoint; let an optimizer step, and a teacher follow, after "
-                         "run.backward(...), so that a failed step can be retried")  # fmt: skip
+    return TornStep("the step failed after it had changed weights", received=str(error).split("\n")[0],
+                    expected="weights that are still unchanged",
+                    hint="resume from the last checkpoint; step optimizers and update teacher models after "
+                         "run.backward(...), so that buoy can retry a failed step")  # fmt: skip
 
 
 class _FirstPair(Exception):  # noqa: N818 - never leaves this module

@@ -38,7 +38,7 @@ def judge_clean_exit(evidence: Evidence) -> Cause | None:
     if evidence.status.exit_code == 0:
         readings = [status_reading(evidence)]
         if speaker and speaker.left_in_order:
-            readings.append(Reading("the interpreter shut down in order", speaker.source))
+            readings.append(Reading("the interpreter shut down cleanly", speaker.source))
         return Cause(
             "clean-exit",
             Claim("It ended with exit code 0", "certain", tuple(readings)),
@@ -47,7 +47,7 @@ def judge_clean_exit(evidence: Evidence) -> Cause | None:
         )
     if evidence.status.known or speaker is None or not speaker.note or speaker.note.get("kind") != "exit":
         return None
-    reading = Reading("the interpreter shut down in order; the exit code was not read", speaker.source)
+    reading = Reading("the interpreter shut down cleanly; the exit code was not read", speaker.source)
     return Cause("clean-exit", _without_a_code(speaker.note.get("finished"), reading), None, _left(evidence))
 
 
@@ -55,8 +55,12 @@ def _without_a_code(finished: object, reading: Reading) -> Claim:
     """`sys.exit(3)` shuts the interpreter down in order too; only a script that came to its end surely ended well."""
     if finished is True:
         last = Reading("the script came to its last line", reading.source)
-        return Claim("It ended in order, at the end of the script", "likely", (last, reading))
-    how = "by `sys.exit` or the like, before the end of the script" if finished is False else "in order"
+        return Claim("It ended normally, at the end of the script", "likely", (last, reading))
+    how = (
+        "by `sys.exit` or the like, before the end of the script"
+        if finished is False
+        else "with a clean shutdown"
+    )
     return Claim(
         f"It ended by itself, {how}; its exit code was not read, so it may have failed",
         "possible",
@@ -104,10 +108,10 @@ def judge_exit_code(evidence: Evidence) -> Cause | None:
             words += f"; no signal killed it, though {code} is what a shell shows after {name}"
     elif code == 124 and program == "timeout":
         grade = "likely"
-        words = "`timeout` ended it: its time was over (exit code 124)"
+        words = "`timeout` ended it: its time was up (exit code 124)"
         limit = time_command(evidence.attempt.get("command"))
         if limit is not None:
-            words = f"`timeout {limit.word}` ended it: its time was over (exit code 124)"
+            words = f"`timeout {limit.word}` ended it: its time was up (exit code 124)"
         return Cause(
             "exit-code", Claim(words, grade, (status_reading(evidence),)), next=after_timeout(evidence, limit)
         )
@@ -148,7 +152,7 @@ def _from_its_checkpoint(evidence: Evidence) -> tuple[str, ...]:
 def _in_a_cell(evidence: Evidence) -> Cause:
     """Code 0 says that all went well; a cell that did not come to its end says that it did not."""
     assert evidence.main is not None
-    busy = Reading("a cell ran, and the interpreter did not shut down in order", evidence.main.source)
+    busy = Reading("a cell ran, and the interpreter did not shut down cleanly", evidence.main.source)
     words = "It ended with exit code 0 in the middle of a cell"
     return Cause("exit-code", Claim(words, "certain", (status_reading(evidence), busy)), next=(
         how_to_resume(evidence),
@@ -213,8 +217,8 @@ _HINTS = {
     "SyntaxError": "fix the line; `python -m py_compile FILE` checks it without running",
     "RecursionError": "end the recursion; raising `sys.setrecursionlimit` risks a crash instead",
     "FileNotFoundError": "check the path and the working directory",
-    "BrokenPipeError": "what read its output was gone (`| head`, a pager that was closed, a connection that ended): "
-    "write to a file instead, or let the reader read to the end",
+    "BrokenPipeError": "the reader of its output was gone (`| head`, a pager that was closed, a "
+    "connection that ended): write to a file instead, or let the reader read to the end",
     "CalledProcessError": "the command that it ran failed: read that command's own last lines",
     "PermissionError": "check the owner and mode of that file, or write elsewhere",
     "KeyError": "print the available keys just before that line",

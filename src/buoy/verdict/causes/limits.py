@@ -272,9 +272,7 @@ def judge_shm_full(evidence: Evidence) -> Cause | None:
     if free is not None and free >= NO_PAGE:  # "full" beside this much room would be a contradiction
         is_small = total is not None and free > total / 2
         state = (
-            "is too small for what was requested"
-            if is_small
-            else "had too little room left for what was asked"
+            "is too small for what was requested" if is_small else "had too little space left for the request"
         )
     return Cause(
         id="shm-full",

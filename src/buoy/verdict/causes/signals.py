@@ -149,7 +149,7 @@ def judge_terminated(evidence: Evidence) -> Cause | None:
         # Both signals are certain; that the second followed from the first is, once the kernel is ruled out.
         oom = examine(evidence, evidence.own_death)
         grade: Grade = "certain" if oom.answer == "not-oom" and oom.grade == "certain" else "likely"
-        words = f"It received SIGTERM and killed (SIGKILL) {after} later"
+        words = f"It received SIGTERM and was killed (SIGKILL) {after} later"
         return _cause(evidence, Claim(words, grade, (*readings, *oom.evidence)))
     if status.signal is not None:
         return None
@@ -157,7 +157,7 @@ def judge_terminated(evidence: Evidence) -> Cause | None:
         if evidence.speaker and evidence.speaker.left_in_order:
             return _cause(
                 evidence,
-                Claim(f"It received SIGTERM and ended in order {after} later", "likely", readings),
+                Claim(f"It received SIGTERM and shut down cleanly {after} later", "likely", readings),
             )
         return _cause(
             evidence, Claim("It received SIGTERM; nothing is known of what followed", "likely", readings)
@@ -200,7 +200,7 @@ def judge_killed(evidence: Evidence) -> Cause | None:
     if finding.answer != "not-oom":
         return None
     done = (
-        ", while it was shutting down in order" if evidence.speaker and evidence.speaker.left_in_order else ""
+        ", while it was shutting down normally" if evidence.speaker and evidence.speaker.left_in_order else ""
     )
     limit, peak = describe_limit(evidence)
     high = (
@@ -215,7 +215,7 @@ def judge_killed(evidence: Evidence) -> Cause | None:
     )
     timer = timeout_that_killed(evidence)
     if timer is not None:
-        actor = Claim(f"`timeout {timer.word}` itself: its time was over", "likely")
+        actor = Claim(f"`timeout {timer.word}` itself: its time was up", "likely")
         return Cause("killed", claim, actor, next=after_timeout(evidence, timer), survivable=True)
     return Cause(
         id="killed",
@@ -305,7 +305,7 @@ def printable_command(evidence: Evidence) -> str:
 
 WORDS = {
     11: "a bad memory access in native code (SIGSEGV)",
-    6: "native code gave up (SIGABRT: a failed assertion, a C++ exception, damaged memory)",
+    6: "native code aborted (SIGABRT: a failed assertion, a C++ exception, damaged memory)",
     8: "an impossible calculation in native code (SIGFPE: integer division by zero)",
     4: "an instruction this CPU does not have (SIGILL): often a package built for a newer CPU",
     5: "a trap in native code (SIGTRAP)",
@@ -398,7 +398,7 @@ def advice(evidence: Evidence, speaker: ProcessNotes | None, signal: int) -> tup
     elif signal == 4:
         steps.append("reinstall the package named in the stack for this CPU, or take an older build of it")
     elif signal == 6:
-        steps.append("read the last lines on stderr: native code says there why it gave up")
+        steps.append("read the last lines on stderr: native code says there why it aborted")
     if speaker and speaker.fault.text:
         path = f"{evidence.folder}/process-{speaker.pid}/fault.txt"
         steps.append(f"see which call crashed: `cat {typed(path)}`")

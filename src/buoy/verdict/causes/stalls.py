@@ -124,7 +124,7 @@ def _readings(event: dict[str, object], state: str) -> list[Reading]:
         found.append(f"its CPU quota is {quota:.2g} cores")
     if state == "blocked" and event.get("is_certain") is True:
         found.append(
-            "no thread of it ran between two looks; each waits for another of them, with no time limit"
+            "none of its threads ran between two checks; each waits for another of them, with no timeout"
         )
     return [Reading(words, "events.jsonl", wall) for words in found]
 
