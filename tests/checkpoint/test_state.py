@@ -245,7 +245,7 @@ def test_names_that_would_collide_stay_apart() -> None:
         ({"lr_lambdas": [lambda epoch: 1]}, "scheduler.lr_lambdas[0] is a function"),
         ({"a": {"b": object()}}, "scheduler.a.b is an object"),
         ({"rng": numpy.random.default_rng(0)}, "scheduler.rng is a numpy.random._generator.Generator"),
-        ({"x": numpy.array(["a"])}, "scheduler.x is a numpy array of <U1"),
+        ({"x": numpy.array(["a"])}, "scheduler.x is a numpy array of dtype <U1"),
         ({"x": numpy.datetime64("2020-01-01")}, "scheduler.x is a numpy"),
         ([1, (range,)], "scheduler[1][0] is a class"),
     ],
@@ -267,7 +267,7 @@ def test_a_value_that_contains_itself_is_refused() -> None:
 
 
 def test_a_type_without_a_word_in_safetensors_is_refused() -> None:
-    with pytest.raises(CannotSave, match=r"model\.w is a tensor of C128"):
+    with pytest.raises(CannotSave, match=r"model\.w is a tensor of dtype C128"):
         encode("model", {"w": Array(b"", "C128", (0,))}, as_tensor)
 
 
