@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -r fEs
 
 help:
 	@echo "make demo    set up, then watch a training die and hear why, and the same one guarded live on"
-	@echo "make test    set up, then lint and every test that is not slow (about 12 minutes on 2 cores; JOBS=1: one at a time)"
+	@echo "make test    set up, then lint and every test that is not slow (about 9 minutes on 2 cores; JOBS=1: one at a time)"
 	@echo "make test-all  the slow ones too; make test-share SHARE=2/3: one third of the slow ones, the second"
 	@echo "             TESTS=tests/machine, for each of these: some of them"
 	@echo "make test-plain  the demo and every test without privileges: as an ordinary user, or as root (RUN_AS=0)"
